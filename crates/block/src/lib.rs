@@ -41,6 +41,7 @@ pub use coverage::Mark;
 pub use engine::{
     Asked, CheckpointStep, Engine, Filled, Idleness, Receiving, SnapshotOf, VolumeState,
 };
+pub use engine::keys::{change_keys, erase_keys, identified};
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
     stream::{
@@ -51,7 +52,7 @@ pub use format::{
 pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
-pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
+pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{
     BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
     StoreExports, VolumeStatus, receives,

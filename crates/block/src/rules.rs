@@ -226,12 +226,42 @@ pub enum Rule {
     SnapshotsLimited,
     /// No more moments wait for their checkpoints than their limit.
     MomentsLimited,
+    /// The counters of a sealed raw block begin with the prefix of its fingerprint. Otherwise two
+    /// contents of one address have one key stream, and whoever has both images reads both.
+    CountersHavePrefix,
+    /// The counters of a sealed raw block have its address. Otherwise the disk shows which blocks are
+    /// equal.
+    CountersHaveAddress,
+    /// Nothing is written to a sealed store that was not sealed. Otherwise whoever has its disk reads
+    /// it.
+    BlocksSealed,
+    /// What was compressed is sealed with GCM-SIV. Otherwise two compressed forms of a content, or it
+    /// and the content itself, have one key stream.
+    CompressedHasNoCounter,
+    /// The tag of a sealed page is compared when the page is read. Otherwise a changed page gives wrong
+    /// mappings.
+    SealedPagesProven,
+    /// The tag of a sealed carrier is compared. Otherwise a block that looks like one changes mappings.
+    SealedCarriersProven,
+    /// The key area of a sealed store counts only when its code agrees. Otherwise whoever holds the
+    /// disk brings a removed slot back.
+    KeyAreaProven,
+    /// The higher whole copy of the key area counts. Otherwise a removed slot opens the store again.
+    HigherKeyAreaCounts,
+    /// A change of keys writes both copies of the key area. Otherwise a removed slot opens the other.
+    BothKeyAreasWritten,
+    /// A key area counts only when no superblock bears a higher number. Otherwise an old one that was
+    /// put back brings a removed slot back.
+    KeyAreaNumberCompared,
+    /// A copy of the key area is written like the other one only after the code of that one agreed.
+    /// Otherwise a forged copy replaces the good one.
+    CodeBeforeCopying,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 73] = [
+    pub const BUGS: [(&'static str, Rule); 84] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -305,5 +335,16 @@ impl Rule {
         ("many-falls", Rule::ManyStays),
         ("snapshots-unlimited", Rule::SnapshotsLimited),
         ("moments-unlimited", Rule::MomentsLimited),
+        ("counters-without-prefix", Rule::CountersHavePrefix),
+        ("counters-without-address", Rule::CountersHaveAddress),
+        ("plaintext-written", Rule::BlocksSealed),
+        ("compressed-under-counters", Rule::CompressedHasNoCounter),
+        ("page-tag-ignored", Rule::SealedPagesProven),
+        ("carrier-tag-ignored", Rule::SealedCarriersProven),
+        ("key-area-unproven", Rule::KeyAreaProven),
+        ("lower-key-area", Rule::HigherKeyAreaCounts),
+        ("one-key-area", Rule::BothKeyAreasWritten),
+        ("older-keys-taken", Rule::KeyAreaNumberCompared),
+        ("keys-copied-unproven", Rule::CodeBeforeCopying),
     ];
 }

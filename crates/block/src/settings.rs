@@ -1,8 +1,9 @@
 //! The choices of a store's creation, and of its opening.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use onefold_core::{Algorithm, Error, Kind, Result};
+use onefold_seal::Opener;
 
 use crate::{
     format::{
@@ -11,6 +12,7 @@ use crate::{
         geometry::{Geometry, ZONE_BLOCKS_MAX},
         page::ReferenceEntry,
         record::WindowNumber,
+        sealing::Sealing,
         superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
     },
     rules::Rule,
@@ -218,6 +220,28 @@ impl Default for Limits {
     }
 }
 
+/// Who is asked for the key of a sealed store; by default nobody.
+#[derive(Clone, Default)]
+pub struct KeySource(Option<Arc<dyn Opener>>);
+
+impl KeySource {
+    /// This one.
+    #[must_use]
+    pub fn new(opener: Arc<dyn Opener>) -> KeySource {
+        KeySource(Some(opener))
+    }
+
+    pub(crate) fn of(&self) -> Option<&dyn Opener> {
+        self.0.as_deref()
+    }
+}
+
+impl fmt::Debug for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_none() { "nobody" } else { "somebody" })
+    }
+}
+
 /// The choices of a store's opening.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -241,6 +265,8 @@ pub struct Settings {
     pub accept_loss: bool,
     /// How full tables may get.
     pub limits: Limits,
+    /// Who is asked for the key of a sealed store.
+    pub keys: KeySource,
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with
     /// comparison of bytes.
     #[cfg(feature = "planted-bugs")]
@@ -270,6 +296,7 @@ impl Settings {
             delay: DELAY,
             accept_loss: false,
             limits: Limits::default(),
+            keys: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]
@@ -292,8 +319,8 @@ impl Settings {
     }
 
     /// The identity of the store whose fixed part this is.
-    pub(crate) fn identity(&self, fixed: &Fixed) -> Identity {
-        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+    pub(crate) fn identity(&self, fixed: &Fixed, sealing: Option<Arc<Sealing>>) -> Identity {
+        let identity = fixed.identity(sealing);
         #[cfg(feature = "planted-bugs")]
         if let Some(bits) = self.weak_fingerprint {
             assert!(fixed.compares_bytes(), "a weak fingerprint needs the comparison of bytes");

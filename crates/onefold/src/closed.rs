@@ -6,7 +6,7 @@ use onefold_archive::READER_BYTES;
 use onefold_backend::MonotonicClock;
 use onefold_block::{
     MEMORY_MIN, Settings as Blocks,
-    check::{check_within, look, repair_within},
+    check::{check_with, look_with, repair_within},
 };
 use onefold_cluster::{Report, Scrub, Settings as Clustering};
 use onefold_core::{BLOCK_BYTES, Result};
@@ -17,6 +17,7 @@ use crate::{
     parts::{
         archive_care::{self, Depth, Extent, Outcome},
         cluster_store::{Opened, Url},
+        keys::of_block_stores,
         store_file::StoreFile,
     },
 };
@@ -61,7 +62,8 @@ pub struct Repair {
 pub fn check(path: impl AsRef<Path>) -> Result<Findings> {
     match Found::at(path.as_ref())? {
         Found::Block(file) => {
-            let report = check_within(&file.open_for_reading()?, COMPARING_BYTES, &mut |_| {})?;
+            let (disk, keys) = (file.open_for_reading()?, of_block_stores());
+            let report = check_with(&disk, &keys, COMPARING_BYTES, &mut |_| {})?;
             let problems = report.problems.iter().map(ToString::to_string).collect();
             Ok(Findings { problems, found: report.problems_found })
         }
@@ -113,10 +115,12 @@ pub fn repair(path: impl AsRef<Path>) -> Result<Repair> {
 fn repair_block(file: &StoreFile) -> Result<Repair> {
     let keeper = file.claim()?;
     let disk = keeper.disk();
-    let settings = Blocks::for_memory(MEMORY_MIN.max(COMPARING_BYTES));
+    let keys = of_block_stores();
+    let settings =
+        Blocks { keys: keys.clone(), ..Blocks::for_memory(MEMORY_MIN.max(COMPARING_BYTES)) };
     let clock = Arc::new(MonotonicClock::new());
     let repaired = repair_within(&disk, clock, &settings, COMPARING_BYTES, &mut |_| {})?;
-    let names = look(&disk).map(|engine| engine.volumes()).unwrap_or_default();
+    let names = look_with(&disk, &keys).map(|engine| engine.volumes()).unwrap_or_default();
     let lost = repaired.lost.iter().map(|&(id, lba, blocks)| {
         let name = names.iter().find(|(named, _)| *named == id).map_or_else(
             || format!("number {id}"),

@@ -39,6 +39,9 @@ impl Use {
     /// Superblock, carriers, pages and lists of a block store, from the store key.
     pub const BLOCK_STORE: Use = Use("onefold 2026-11-26 metadata of a block store, 1");
 
+    /// Numbers by which a block store tells its own from others, from the store key.
+    pub const BLOCK_NUMBERS: Use = Use("onefold 2026-11-27 numbers of a block store, 1");
+
     /// The sentence.
     pub(crate) fn context(self) -> &'static str {
         self.0
@@ -69,6 +72,7 @@ mod tests {
             Use::BLOCKS,
             Use::PAYLOADS,
             Use::BLOCK_STORE,
+            Use::BLOCK_NUMBERS,
         ];
         let from = Secret::take(&mut [7; 32]);
         let keys: BTreeSet<_> = all.iter().map(|&one| *from.derive(one).expose()).collect();

@@ -58,7 +58,7 @@ pub enum Checker {
     DuplicatesFound,
     /// The same seed gives the same run.
     Deterministic,
-    /// Nobody without a key reads a sealed archive, opens it, or changes it unnoticed.
+    /// Nobody without a key reads a sealed archive or store, opens it, or changes it unnoticed.
     Secrecy,
     /// Cluster: a map names a chunk only while that chunk has its reference.
     NoChunkLost,

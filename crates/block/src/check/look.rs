@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     engine::Engine,
-    settings::{MEMORY_MIN, Settings},
+    settings::{KeySource, MEMORY_MIN, Settings},
 };
 
 /// The store on a disk that is only read: what its recovery writes stays in memory, and is gone
@@ -19,9 +19,17 @@ use crate::{
 /// # Errors
 /// As [`Engine::open`].
 pub fn look(disk: &Arc<dyn Disk>) -> Result<Engine> {
+    look_with(disk, &KeySource::default())
+}
+
+/// As [`look`], of a store that may be sealed: `keys` is asked for its key.
+///
+/// # Errors
+/// As [`Engine::open`].
+pub fn look_with(disk: &Arc<dyn Disk>, keys: &KeySource) -> Result<Engine> {
     Engine::open(
         Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES)),
         Arc::new(Still),
-        Settings::for_memory(MEMORY_MIN),
+        Settings { keys: keys.clone(), ..Settings::for_memory(MEMORY_MIN) },
     )
 }

@@ -42,17 +42,17 @@ mod walk;
 use std::sync::Arc;
 
 pub use exclusive::{Exclusive, VolumeSpace, exclusive, volume_space};
-pub use inspect::{What, inspect};
-pub use look::look;
+pub use inspect::{What, inspect, inspect_with};
+pub use look::{look, look_with};
 use onefold_core::{Disk, Result};
 pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
-pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open};
-pub use scrub_map::{Lost, MapScrub, scrub_map, scrub_only};
+pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open, scrub_with};
+pub use scrub_map::{Lost, MapScrub, scrub_map, scrub_only, scrub_only_with};
 use tables::Checker;
 use usage::BlockSet;
 
-use crate::format::Identity;
+use crate::{engine::keys::unlock_to_look, format::sealing::Sealing, settings::KeySource};
 
 /// Memory that a check takes to compare blocks: enough for 64 GiB of data in one pass over the
 /// maps; larger stores take several.
@@ -76,6 +76,22 @@ pub fn check(disk: &Arc<dyn Disk>, progress: &mut dyn FnMut(Progress)) -> Result
     check_within(disk, MEMORY, progress)
 }
 
+/// As [`check_within`], of a store that may be sealed: `keys` is asked for its key. Blocks of a sealed
+/// store say nothing of themselves, so a damaged carrier in a zone that takes more of them is told by
+/// the window that misses it.
+///
+/// # Errors
+/// As [`check`]; those of asking for the key.
+pub fn check_with(
+    disk: &Arc<dyn Disk>,
+    keys: &KeySource,
+    memory: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
+    let sealing = unlock_to_look(&**disk, keys)?;
+    check_by(disk, keys, sealing, memory, progress)
+}
+
 /// As [`check`], with `memory` bytes instead of [`MEMORY`].
 ///
 /// # Errors
@@ -85,17 +101,27 @@ pub fn check_within(
     memory: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Report> {
+    check_with(disk, &KeySource::default(), memory, progress)
+}
+
+fn check_by(
+    disk: &Arc<dyn Disk>,
+    keys: &KeySource,
+    sealing: Option<Arc<Sealing>>,
+    memory: u64,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Report> {
     let mut report = Report::default();
-    let superblock = places::superblocks(&**disk, &mut report)?;
+    let superblock = places::superblocks(&**disk, sealing.as_deref(), &mut report)?;
     places::whole(&**disk, &superblock)?;
-    let identity =
-        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let identity = superblock.fixed.identity(sealing);
     places::zone_list(&**disk, &identity, &superblock, &mut report);
     let mut proven = BlockSet::new(superblock.fixed.geometry);
     Checker::new(&**disk, &identity, &superblock, &mut report, progress)
         .run(memory, &mut |pba| !proven.insert(pba));
     if !superblock.state.clean {
-        recovered::check(disk, &superblock, &identity, memory, &proven, &mut report, progress);
+        let of = recovered::Of { keys, superblock: &superblock, identity: &identity };
+        recovered::check(disk, &of, memory, &proven, &mut report, progress);
     }
     Ok(report)
 }

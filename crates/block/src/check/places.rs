@@ -17,6 +17,7 @@ use super::{
 use crate::format::{
     Identity,
     geometry::SUPERBLOCKS,
+    sealing::Sealing,
     superblock::{Found, Superblock},
     zone_list::{Entry, Page},
 };
@@ -34,24 +35,30 @@ pub(crate) fn read_blocks(disk: &dyn Disk, places: &[Pba]) -> Vec<(Block, Result
 ///
 /// # Errors
 /// As opening the store: there is none, or it is not ours.
-pub(crate) fn superblocks(disk: &dyn Disk, report: &mut Report) -> Result<Superblock> {
+pub(crate) fn superblocks(
+    disk: &dyn Disk,
+    sealing: Option<&Sealing>,
+    report: &mut Report,
+) -> Result<Superblock> {
     let blocks = read_blocks(disk, &SUPERBLOCKS);
-    let found: Vec<Found> =
-        (0..).zip(&blocks).map(|(place, (block, _))| Superblock::decode(block, place)).collect();
+    let found: Vec<Found> = (0..)
+        .zip(&blocks)
+        .map(|(place, (block, _))| Superblock::open(block, place, sealing))
+        .collect();
     let best = found.iter().filter_map(|found| {
         if let Found::Good(superblock) = found { Some(superblock) } else { None }
     });
     let Some(best) =
         best.max_by_key(|superblock| superblock.state.sequence).map(|best| Superblock::clone(best))
     else {
-        return crate::engine::opening::read_superblock(disk);
+        return crate::engine::opening::read_superblock(disk, sealing);
     };
     report.clean = best.state.clean;
     for ((place, found), (block, read)) in (0..).zip(&found).zip(&blocks) {
         if let Found::Good(found) = found {
             judge_whole(report, place, found, &best);
         } else {
-            judge_damaged(report, place, found, block, read, &best);
+            judge_damaged(report, place, (found, sealing), block, read, &best);
         }
     }
     let state = &best.state;
@@ -102,7 +109,7 @@ fn judge_whole(report: &mut Report, place: u32, found: &Superblock, best: &Super
 fn judge_damaged(
     report: &mut Report,
     place: u32,
-    found: &Found,
+    (found, sealing): (&Found, Option<&Sealing>),
     block: &Block,
     read: &Result<()>,
     best: &Superblock,
@@ -111,7 +118,7 @@ fn judge_damaged(
     if let Err(e) = read {
         return report.problem(at, format!("it can't be read: {e}"));
     }
-    if let Some(bit) = rot::rotten_bit(block, |block| is_superblock(block, place)) {
+    if let Some(bit) = rot::rotten_bit(block, |block| is_superblock(block, place, sealing)) {
         return report.problem(at, format!("it is damaged: bit {bit} is flipped"));
     }
     match found {
@@ -129,13 +136,13 @@ fn judge_damaged(
             format!("it says that it has features {features:#x}, unlike the other one"),
         ),
         Found::Foreign => report.problem(at, "it is no superblock, unlike the other one"),
-        Found::Damaged | Found::Good(_) => report.problem(at, "it is damaged"),
+        Found::Damaged | Found::Good(_) | Found::Sealed(_) => report.problem(at, "it is damaged"),
     }
 }
 
 /// True for a whole superblock of the given place.
-pub(crate) fn is_superblock(block: &Block, place: u32) -> bool {
-    matches!(Superblock::decode(block, place), Found::Good(_))
+pub(crate) fn is_superblock(block: &Block, place: u32, sealing: Option<&Sealing>) -> bool {
+    matches!(Superblock::open(block, place, sealing), Found::Good(_))
 }
 
 /// Judges both copies of every page of the zone list.

@@ -49,11 +49,17 @@ impl Clock for Still {
     }
 }
 
+/// The store that is judged.
+pub(crate) struct Of<'a> {
+    pub(crate) keys: &'a KeySource,
+    pub(crate) superblock: &'a Superblock,
+    pub(crate) identity: &'a Identity,
+}
+
 /// Judges what an opening would make of an unclean store. Carriers in `proven` were read before.
 pub(crate) fn check(
     disk: &Arc<dyn Disk>,
-    superblock: &Superblock,
-    identity: &Identity,
+    &Of { keys, superblock, identity }: &Of<'_>,
     memory: u64,
     proven: &BlockSet,
     report: &mut Report,
@@ -73,7 +79,8 @@ pub(crate) fn check(
         );
     }
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
-    let opened = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN));
+    let settings = Settings { keys: keys.clone(), ..Settings::for_memory(MEMORY_MIN) };
+    let opened = Engine::open(overlay.clone(), Arc::new(Still), settings);
     let engine = match opened {
         Ok(engine) => engine,
         Err(_) if overlay.overflowed() => {
@@ -94,7 +101,7 @@ pub(crate) fn check(
         }
     }
     drop(engine);
-    match crate::engine::opening::read_superblock(&*overlay) {
+    match crate::engine::opening::read_superblock(&*overlay, identity.sealing.as_deref()) {
         Err(e) => report.problem(Place::Store, format!("after its recovery: {e}")),
         Ok(after) => {
             let leaked = report.leaked_blocks;
@@ -116,6 +123,8 @@ pub(crate) fn rotten_carriers(
     identity: &Identity,
 ) -> Vec<(Pba, usize, Box<Block>)> {
     let geometry = superblock.fixed.geometry;
+    // Where a sealed store has its carriers, only the zone list tells.
+    let sealed = identity.sealing.is_some();
     let mut suspects: Vec<(Pba, u64, Box<Block>)> = Vec::new();
     for entry in places::listed(disk, identity, superblock) {
         let start = geometry.start_of(entry.zone);
@@ -125,7 +134,7 @@ pub(crate) fn rotten_carriers(
         read_each(disk, &blocks, &mut |pba, block| {
             if let Ok(block) = block
                 && suspects.len() < SUSPECTS_MAX
-                && near_carrier(identity, block, pba)
+                && (near_carrier(identity, block, pba) || sealed && entry.carriers.is_some())
                 && Carrier::proven(identity, block, pba).is_none()
             {
                 suspects.push((pba, entry.generation, Box::new(block.clone())));

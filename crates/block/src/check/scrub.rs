@@ -31,7 +31,7 @@ use crate::{
     kernel::Kernel,
     overlay::Tables,
     scheme::verbs::CountRule,
-    settings::{MEMORY_MIN, Settings},
+    settings::{KeySource, MEMORY_MIN, Settings},
 };
 
 /// Leaves of references whose blocks are read while one checkpoint is held: 2,016 blocks, some
@@ -196,8 +196,8 @@ fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport)
         let (expected, carried) = expected[&pba];
         let read = block.map_err(|e| format!("can't be read: {e}"));
         let content = read.and_then(|block| match carried {
-            false => Ok((block.clone(), true)),
-            true => carried_by(kernel, block, pba),
+            false => opened(kernel, block, pba, &expected).map(|block| (block, true)),
+            true => carried_by(kernel, block, pba, &expected),
         });
         match content {
             Ok((content, proven)) => pending.push(Pending { pba, expected, content, proven }),
@@ -210,14 +210,34 @@ fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport)
     compare_hashes(kernel, &mut pending, report);
 }
 
+/// A raw block as clients see it.
+fn opened(
+    kernel: &Kernel,
+    block: &Block,
+    pba: Pba,
+    fingerprint: &Fingerprint,
+) -> Result<Block, String> {
+    let mut block = block.clone();
+    if let Some(sealing) = &kernel.identity.sealing {
+        let prefix = fingerprint.prefix();
+        sealing.open_raw(prefix, pba, &mut block).map_err(|e| e.to_string())?;
+    }
+    Ok(block)
+}
+
 /// The data in a carrier, and whether all bytes of the carrier are as they were written. A reader
 /// needs no more than the data.
-fn carried_by(kernel: &Kernel, block: &Block, pba: Pba) -> Result<(Block, bool), String> {
-    let carrier = Carrier::shape(&kernel.identity, block)
+fn carried_by(
+    kernel: &Kernel,
+    block: &Block,
+    pba: Pba,
+    fingerprint: &Fingerprint,
+) -> Result<(Block, bool), String> {
+    let carrier = Carrier::shape(&kernel.identity, block, pba)
         .filter(|carrier| carrier.header.address == pba)
         .ok_or(BAD_CARRIER)?;
     let mut expanded = Block::zeroed();
-    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+    carrier.expand(fingerprint.prefix(), &mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
     Ok((*expanded, Carrier::proven(&kernel.identity, block, pba).is_some()))
 }
 
@@ -319,13 +339,27 @@ pub fn scrub(
     progress: &mut dyn FnMut(Progress),
     cancel: &mut dyn FnMut() -> bool,
 ) -> Result<ScrubReport> {
-    Ok(scrub_open(&over_a_copy(disk)?, progress, cancel))
+    scrub_with(disk, &KeySource::default(), progress, cancel)
+}
+
+/// As [`scrub`], of a store that may be sealed: `keys` is asked for its key.
+///
+/// # Errors
+/// As opening the store.
+pub fn scrub_with(
+    disk: &Arc<dyn Disk>,
+    keys: &KeySource,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> Result<ScrubReport> {
+    Ok(scrub_open(&over_a_copy(disk, keys)?, progress, cancel))
 }
 
 /// A store that nobody serves, with what no checkpoint holds recovered in memory.
-pub(super) fn over_a_copy(disk: &Arc<dyn Disk>) -> Result<Engine> {
+pub(super) fn over_a_copy(disk: &Arc<dyn Disk>, keys: &KeySource) -> Result<Engine> {
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
-    let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
+    let settings = Settings { keys: keys.clone(), ..Settings::for_memory(MEMORY_MIN) };
+    let engine = Engine::open(overlay.clone(), Arc::new(Still), settings)?;
     match engine.checkpoint() {
         Err(e) if !overlay.overflowed() => Err(e),
         _ => Ok(engine),

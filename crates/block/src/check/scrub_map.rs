@@ -13,6 +13,7 @@ use super::{
 use crate::{
     engine::{Engine, read::is_lost},
     format::page::Table,
+    settings::KeySource,
 };
 
 /// Blocks that are read at once.
@@ -156,5 +157,19 @@ pub fn scrub_only(
     progress: &mut dyn FnMut(Progress),
     cancel: &mut dyn FnMut() -> bool,
 ) -> Result<MapScrub> {
-    scrub_map(&over_a_copy(disk)?, name, progress, cancel)
+    scrub_only_with(disk, &KeySource::default(), name, progress, cancel)
+}
+
+/// As [`scrub_only`], of a store that may be sealed: `keys` is asked for its key.
+///
+/// # Errors
+/// As [`scrub_only`].
+pub fn scrub_only_with(
+    disk: &Arc<dyn Disk>,
+    keys: &KeySource,
+    name: &str,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> Result<MapScrub> {
+    scrub_map(&over_a_copy(disk, keys)?, name, progress, cancel)
 }

@@ -259,7 +259,7 @@ impl SharedPass<'_, '_, '_> {
         walker.disk.read(&mut reads);
         let [read] = reads;
         read.result.ok()?;
-        let named = page::header(walker.identity, &blocks[0].0)?;
+        let named = page::header(walker.identity, at, &mut blocks[0].0)?;
         (named.0.table == Table::Map && named.1.address == at).then_some(named)
     }
 }

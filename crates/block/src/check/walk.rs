@@ -92,7 +92,7 @@ impl Walker<'_> {
                     block.0 = *in_place::decode(self.identity, *id, pointer, block)?;
                     return Ok(());
                 }
-                page::differs(self.identity, *id, pointer, block).map_or(Ok(()), |what| {
+                page::differs(self.identity, *id, pointer, &mut block.0).map_or(Ok(()), |what| {
                     Err(Error::new(Kind::Corrupt, format!("it is damaged: {what}")))
                 })
             })

@@ -149,7 +149,7 @@ fn copy_list(kernel: &Kernel, scheme: &dyn Scheme, geometry: &Geometry) -> Resul
     }
     let copies: Vec<DuePage> = {
         let mut state = kernel.state.lock();
-        state.allocator.list.copies(geometry, &kernel.identity)
+        state.allocator.list.copies(geometry, &kernel.identity)?
     };
     let refs = list_refs(&copies);
     let runs: Vec<Run<'_>> = list_runs(&copies, &refs).collect();

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Block, Clock, Disk, Error, Kind, Read, Result};
 use parking_lot::Mutex;
 
-use super::zone_list::{newest_entries, recover_zone_list};
+use super::{
+    keys::{Access, unlock},
+    zone_list::{newest_entries, recover_zone_list},
+};
 use crate::{
     counters::Counters,
     coverage::{Coverage, Mark},
@@ -16,6 +19,7 @@ use crate::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
         page::Table,
+        sealing::Sealing,
         superblock::{self, Superblock},
         zone_list::Entry,
     },
@@ -40,8 +44,8 @@ use crate::{
 
 /// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a
 /// version, nothing of the one before is released.
-pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
-    choose_superblock(disk).map(|(superblock, _)| superblock)
+pub(crate) fn read_superblock(disk: &dyn Disk, sealing: Option<&Sealing>) -> Result<Superblock> {
+    choose_superblock(disk, sealing).map(|(superblock, _)| superblock)
 }
 
 /// How it stands with the superblock that was not chosen.
@@ -54,7 +58,7 @@ enum Other {
 }
 
 /// As [`read_superblock`]; and how it stands with the other one.
-fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, Other)> {
+fn choose_superblock(disk: &dyn Disk, sealing: Option<&Sealing>) -> Result<(Superblock, Other)> {
     let mut found = Vec::new();
     let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
@@ -67,7 +71,7 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, Other)> {
         disk.read(&mut read);
         let [read] = read;
         found.push(match read.result {
-            Ok(()) => Superblock::decode(&buffer[0], place),
+            Ok(()) => Superblock::open(&buffer[0], place, sealing),
             Err(e) => {
                 failed = Some(e);
                 superblock::Found::Damaged
@@ -106,7 +110,8 @@ pub(crate) fn open(
     if settings.keeps(Rule::FlushBeforeRecovery) {
         disk.flush()?;
     }
-    let (superblock, other) = choose_superblock(&*disk)?;
+    let sealing = unlock(&*disk, Access::Writes, &settings)?;
+    let (mut superblock, other) = choose_superblock(&*disk, sealing.as_deref())?;
     superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
         let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
         Error::new(
@@ -114,8 +119,12 @@ pub(crate) fn open(
             format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"),
         )
     })?;
+    if let Some(sealing) = &sealing {
+        // Both copies of the key area are durable.
+        superblock.state.keys = superblock.state.keys.max(sealing.area());
+    }
     let scheme = scheme(superblock.fixed.scheme);
-    let kernel = unrecovered(disk, clock, settings, superblock)?;
+    let kernel = unrecovered(disk, clock, settings, superblock, sealing)?;
     kernel.coverage.add(Mark::SuperblockDamaged, usize::from(other == Other::Damaged));
     kernel.coverage.add(Mark::GrownInOneSuperblock, usize::from(other == Other::Smaller));
     if other != Other::Whole {
@@ -148,11 +157,12 @@ fn unrecovered(
     clock: Arc<dyn Clock>,
     settings: Settings,
     superblock: Superblock,
+    sealing: Option<Arc<Sealing>>,
 ) -> Result<Kernel> {
     let Superblock { fixed, state } = superblock;
     let settings = crate::scheme::settings(&fixed, settings);
     let index_entries = state.index_entries;
-    let identity = settings.identity(&fixed);
+    let identity = settings.identity(&fixed, sealing);
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let tables = load_tables(&pages, state)?;
@@ -200,6 +210,7 @@ fn unrecovered(
         counters: Counters::default(),
         coverage: Coverage::default(),
         lost: Mutex::default(),
+        sealed: Mutex::default(),
         index_cursor: std::sync::atomic::AtomicU64::new(0),
         filter_cursor: std::sync::atomic::AtomicU64::new(0),
     })

@@ -67,7 +67,7 @@ fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
         }
         let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
         drop(state);
-        scheme.seal(kernel, &mut plan, &decision.arrangement, header);
+        scheme.seal(kernel, &mut plan, &decision.arrangement, header)?;
         return Ok(plan);
     }
 }
@@ -133,6 +133,10 @@ fn place(
     for &n in order {
         let (pba, role) = (addresses[n], roles[n]);
         let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
+        if kernel.identity.sealing.is_some() {
+            let change = || arrangement.changes.get(n.checked_sub(new.len())?).copied();
+            plan.prefixes.push(fingerprint.or_else(change).map_or(0, |found| found.prefix()));
+        }
         let carrier = !matches!(role, Role::Raw);
         state.allocator.note(pba, window.number, carrier, fingerprint);
         if let Some(fingerprint) = &fingerprint {
@@ -269,7 +273,8 @@ fn look_up(
     for (&(n, pba), entry) in candidates.iter().zip(entries) {
         let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
         if Some(&fingerprint) == wanted[n]
-            && (!kernel.fixed.compares_bytes() || has_bytes(kernel, pba, carried, blocks[n])?)
+            && (!kernel.fixed.compares_bytes()
+                || has_bytes(kernel, Placed { pba, carried }, &fingerprint, blocks[n])?)
         {
             stored[n] = Some(Placed { pba, carried });
         }
@@ -322,12 +327,18 @@ pub(crate) fn find(
 
 /// True when a stored block has exactly these bytes. One that can't be read or expanded has
 /// not.
-fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
+fn has_bytes(
+    kernel: &Kernel,
+    Placed { pba, carried }: Placed,
+    fingerprint: &Fingerprint,
+    block: &Block,
+) -> Result<bool> {
     let in_flight = {
         let state = kernel.state.lock();
         state.windows.content_of(pba).map(|block| Box::new(block.clone()))
     };
     let raw = match in_flight {
+        // A raw block is in memory as the client wrote it.
         Some(raw) => raw,
         None => {
             let mut buffer = Block::zeroed_vec(1);
@@ -337,15 +348,19 @@ fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<
             if read.result.is_err() {
                 return Ok(false);
             }
-            Box::new(buffer.swap_remove(0))
+            let mut raw = Box::new(buffer.swap_remove(0));
+            if let Some(sealing) = kernel.identity.sealing.as_ref().filter(|_| !carried) {
+                sealing.open_raw(fingerprint.prefix(), pba, &mut raw)?;
+            }
+            raw
         }
     };
     if !carried {
         return Ok(raw.0 == block.0);
     }
     let mut expanded = Block::zeroed();
-    let whole = Carrier::shape(&kernel.identity, &raw)
-        .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok());
+    let whole = Carrier::shape(&kernel.identity, &raw, pba)
+        .is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut expanded).is_ok());
     Ok(whole && expanded.0 == block.0)
 }
 

@@ -259,13 +259,20 @@ fn verify(
         )
     };
     for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
-        if let Step::Disk(Wanted { pba, carried: true, .. }) = *step {
+        if let (Step::Disk(Wanted { pba, carried: false, prefix }), Some(sealing)) =
+            (*step, &kernel.identity.sealing)
+        {
+            sealing.open_raw(prefix, pba, block)?;
+        }
+        if let Step::Disk(Wanted { pba, carried: true, prefix }) = *step {
             let raw = block.clone();
-            let carrier = Carrier::shape(&kernel.identity, &raw)
+            let carrier = Carrier::shape(&kernel.identity, &raw, pba)
                 .filter(|carrier| carrier.header.address == pba);
             let carrier =
                 carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
-            carrier.expand(block).map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
+            carrier
+                .expand(prefix, block)
+                .map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
         }
     }
     let from_disk: Vec<(usize, Wanted)> = steps

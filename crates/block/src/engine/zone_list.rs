@@ -47,7 +47,7 @@ pub(crate) fn recover_zone_list(kernel: &Kernel) -> Result<Vec<Page>> {
             });
             page.sequence = page.sequence.wrapping_add(1);
             let at = kernel.geometry().list_page(number)[(page.sequence % 2) as usize];
-            let block = page.encode(&kernel.identity, number, at.0);
+            let block = page.encode(&kernel.identity, number, at.0)?;
             kernel
                 .disk
                 .write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Table }] }])?;

@@ -3,6 +3,11 @@
 //! Header (80 bytes), records (40 bytes each), then the compressed block. The checksum covers all
 //! 4096 bytes and is made with the store's secret: a client that writes a block that looks like a
 //! carrier can't make one that recovery believes.
+//!
+//! In a sealed store all of it is sealed, and the tag stands in the checksum's place; the compressed
+//! block was sealed before, with its own tag in front.
+
+use std::ops::Deref;
 
 use onefold_core::{Block, Error, Kind, Pba, Result, checksum, compress};
 use zerocopy::{
@@ -13,12 +18,16 @@ use zerocopy::{
 use super::{
     Identity,
     record::{self, Record, WindowNumber},
+    sealing::What,
 };
 
 const MAGIC: u32 = 0x3163_464f; // "OFc1"
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 80;
+
+/// Where the checksum is, or the tag.
+const CHECKSUM_AT: usize = 64;
 
 /// Records in a carrier without a compressed block.
 pub const RECORDS_MAX: usize = (4096 - HEADER_BYTES) / record::BYTES;
@@ -71,20 +80,26 @@ pub struct Header {
     pub durable: WindowNumber,
 }
 
-/// Builds a carrier in `into` from its records and its compressed block, which may be empty.
+/// Builds a carrier in `into` from its records and its compressed block, which may be empty, with the
+/// prefix of its fingerprint as maps keep it.
+///
+/// # Errors
+/// `Io`: the library of ciphers refuses.
 pub fn encode(
     identity: &Identity,
     header: &Header,
     records: &[Record],
-    payload: &[u8],
+    (payload, prefix): (&[u8], u64),
     into: &mut Block,
-) {
-    assert!(records.len() <= room_beside(payload.len()), "records and payload fit");
+) -> Result<()> {
+    let extra = if payload.is_empty() { 0 } else { identity.payload_extra() };
+    let payload_bytes = payload.len() + extra;
+    assert!(records.len() <= room_beside(payload_bytes), "records and payload fit");
     into.0.fill(0);
     let mut raw = Raw {
         magic: U32::new(MAGIC),
         records: U16::new(records.len() as u16),
-        payload: U16::new(payload.len() as u16),
+        payload: U16::new(payload_bytes as u16),
         store: U64::new(identity.id),
         epoch: U32::new(header.epoch),
         position: U16::new(header.position),
@@ -101,23 +116,69 @@ pub fn encode(
         at.copy_from_slice(&record.encode());
     }
     into.0[4096 - payload.len()..].copy_from_slice(payload);
+    if let Some(sealing) = &identity.sealing {
+        if extra > 0 {
+            sealing.seal_payload(prefix, header.address, &mut into.0[4096 - payload_bytes..])?;
+        }
+        return sealing
+            .seal_block(What::Carrier, header.address, CHECKSUM_AT, &mut into.0)
+            .map(drop);
+    }
     raw.checksum = checksum::forgery_proof(&identity.secret, &into.0);
     into.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    Ok(())
+}
+
+/// The block of a carrier: as it was read, or opened.
+enum Opened<'a> {
+    AsRead(&'a Block),
+    Opened(Box<Block>),
+}
+
+impl Deref for Opened<'_> {
+    type Target = Block;
+
+    fn deref(&self) -> &Block {
+        match self {
+            Opened::AsRead(block) => block,
+            Opened::Opened(block) => block,
+        }
+    }
 }
 
 /// A carrier as it was read.
 pub struct Carrier<'a> {
     /// Its header.
     pub header: Header,
-    records: &'a [u8],
-    payload: &'a [u8],
+    block: Opened<'a>,
+    identity: &'a Identity,
+    /// Bytes of its records, and of what it carries.
+    records: usize,
+    payload: usize,
 }
 
 impl<'a> Carrier<'a> {
-    /// The carrier in a block, by its shape alone: magic, store, lengths. Its content still has to
-    /// hash to a fingerprint, or its checksum to be compared.
+    /// The carrier in a block that was read at `address`, by its shape alone: magic, store, lengths.
+    /// Its content still has to hash to a fingerprint, or its checksum to be compared. One of a sealed
+    /// store is proven by its tag.
     #[must_use]
-    pub fn shape(identity: &Identity, block: &'a Block) -> Option<Carrier<'a>> {
+    pub fn shape(
+        identity: &'a Identity,
+        block: &'a Block,
+        address: Pba,
+    ) -> Option<Carrier<'a>> {
+        let Some(sealing) = &identity.sealing else {
+            return Carrier::shaped(identity, Opened::AsRead(block));
+        };
+        let mut opened = Box::new(block.clone());
+        if !sealing.open_block(What::Carrier, address, CHECKSUM_AT, &mut opened.0) {
+            return None;
+        }
+        let carrier = Carrier::shaped(identity, Opened::Opened(opened))?;
+        (carrier.header.address == address).then_some(carrier)
+    }
+
+    fn shaped(identity: &'a Identity, block: Opened<'a>) -> Option<Carrier<'a>> {
         let (raw, rest) = Raw::ref_from_prefix(&block.0).ok()?;
         if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
             return None;
@@ -140,13 +201,20 @@ impl<'a> Carrier<'a> {
             carriers: raw.carriers.get(),
             durable: WindowNumber(raw.durable.get()),
         };
-        Some(Carrier { header, records: &rest[..records], payload: &rest[rest.len() - payload..] })
+        Some(Carrier { header, block, identity, records, payload })
     }
 
     /// The carrier in a block read at `address`, with its checksum compared.
     #[must_use]
-    pub fn proven(identity: &Identity, block: &'a Block, address: Pba) -> Option<Carrier<'a>> {
-        let carrier = Carrier::shape(identity, block)?;
+    pub fn proven(
+        identity: &'a Identity,
+        block: &'a Block,
+        address: Pba,
+    ) -> Option<Carrier<'a>> {
+        let carrier = Carrier::shape(identity, block, address)?;
+        if identity.sealing.is_some() {
+            return Some(carrier);
+        }
         let mut zeroed = block.clone();
         let (raw, _) = Raw::mut_from_prefix(&mut zeroed.0).ok()?;
         let found = std::mem::take(&mut raw.checksum);
@@ -160,9 +228,15 @@ impl<'a> Carrier<'a> {
     /// in the blocks are gone after that.
     #[must_use]
     pub fn proven_among(
-        identity: &Identity,
+        identity: &'a Identity,
         blocks: &'a mut [(&mut Block, Pba)],
     ) -> Vec<(usize, Carrier<'a>)> {
+        if identity.sealing.is_some() {
+            let opened = blocks.iter().enumerate().filter_map(|(n, (block, address))| {
+                Some((n, Carrier::shape(identity, block, *address)?))
+            });
+            return opened.collect();
+        }
         let mut told = Vec::with_capacity(blocks.len());
         for (block, _) in blocks.iter_mut() {
             told.push(
@@ -181,7 +255,7 @@ impl<'a> Carrier<'a> {
             .map(|(place, _)| place);
         places
             .filter_map(|(n, (block, address))| {
-                Some((n, Carrier::shape(identity, block)?))
+                Some((n, Carrier::shape(identity, block, *address)?))
                     .filter(|found| found.1.header.address == *address)
             })
             .collect()
@@ -189,27 +263,40 @@ impl<'a> Carrier<'a> {
 
     /// Its records. `None` stands for one that can't be read, which a checksum that agrees rules
     /// out.
-    pub fn records(&self) -> impl Iterator<Item = Option<Record>> + 'a {
-        let (records, _) = self.records.as_chunks();
+    pub fn records(&self) -> impl Iterator<Item = Option<Record>> + '_ {
+        let (records, _) = self.block.0[HEADER_BYTES..HEADER_BYTES + self.records].as_chunks();
         records.iter().map(Record::decode)
     }
 
-    /// Expands the block that it carries.
+    /// Expands the block that it carries, which has the fingerprint that maps keep with this prefix. A
+    /// plain store does not compare it here.
     ///
     /// # Errors
     /// `Corrupt` when there is none, or it is damaged.
-    pub fn expand(&self, into: &mut Block) -> Result<()> {
-        if self.payload.is_empty() {
+    pub fn expand(&self, prefix: u64, into: &mut Block) -> Result<()> {
+        if self.payload == 0 {
             return Err(Error::new(Kind::Corrupt, "the carrier holds no block"));
         }
-        compress::expand(self.payload, into)
+        let payload = &self.block.0[4096 - self.payload..];
+        let Some(sealing) = &self.identity.sealing else {
+            return compress::expand(payload, into);
+        };
+        let mut copy = [0; 4096];
+        let copy = &mut copy[..payload.len()];
+        copy.copy_from_slice(payload);
+        let opened = sealing.open_payload(prefix, self.header.address, copy);
+        let changed = || Error::new(Kind::Corrupt, "what the carrier holds was changed");
+        compress::expand(opened.ok_or_else(changed)?, into)
     }
 }
 
 /// True when a block says, but for one flipped bit, that it is a carrier of this store at this
-/// address.
+/// address. A block of a sealed store says nothing.
 #[must_use]
 pub(crate) fn near_carrier(identity: &Identity, block: &Block, address: Pba) -> bool {
+    if identity.sealing.is_some() {
+        return false;
+    }
     let Ok((raw, _)) = Raw::ref_from_prefix(&block.0) else { return false };
     let bits = (raw.magic.get() ^ MAGIC).count_ones()
         + (raw.store.get() ^ identity.id).count_ones()
@@ -254,12 +341,12 @@ mod tests {
         let mut lz4 = compress::Lz4::default();
         let payload = lz4.compress(&content, 2000).unwrap();
         let mut block = Block::zeroed();
-        encode(&identity, &header, &records, payload, &mut block);
+        encode(&identity, &header, &records, (payload, 0), &mut block).unwrap();
         let carrier = Carrier::proven(&identity, &block, Pba(4242)).unwrap();
         assert_eq!(carrier.header, header);
         assert_eq!(carrier.records().collect::<Option<Vec<_>>>().unwrap(), records);
         let mut expanded = Block::zeroed();
-        carrier.expand(&mut expanded).unwrap();
+        carrier.expand(0, &mut expanded).unwrap();
         assert!(expanded.0 == content.0);
     }
 
@@ -267,7 +354,7 @@ mod tests {
     fn any_flipped_bit_another_place_and_another_secret_are_noticed() {
         let (identity, header, records, _) = example();
         let mut block = Block::zeroed();
-        encode(&identity, &header, &records, &[], &mut block);
+        encode(&identity, &header, &records, (&[], 0), &mut block).unwrap();
         assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
         let foreign = Identity::new([3; 16], [8; 32], Algorithm::Blake3);
         assert!(Carrier::proven(&foreign, &block, Pba(4242)).is_none());
@@ -281,6 +368,35 @@ mod tests {
             [(1, header)]
         );
         for bit in 0..4096 * 8 {
+            block.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(Carrier::proven(&identity, &block, Pba(4242)).is_none(), "bit {bit}");
+            block.0[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn rule_29_a_sealed_carrier_shows_nothing_and_gives_back_its_records_and_its_block() {
+        let (plain, header, records, content) = example();
+        let identity = crate::format::sealing::tests::identity();
+        let mut lz4 = compress::Lz4::default();
+        let payload = lz4.compress(&content, 2000).unwrap().to_vec();
+        let (mut block, mut open) = (Block::zeroed(), Block::zeroed());
+        encode(&identity, &header, &records, (&payload, 9), &mut block).unwrap();
+        encode(&plain, &header, &records, (&payload, 9), &mut open).unwrap();
+        let shows = |sealed: &Block| {
+            let parts: std::collections::BTreeSet<_> = open.0.chunks(8).collect();
+            sealed.0.windows(8).any(|part| parts.contains(part))
+        };
+        assert!(!shows(&block));
+        let carrier = Carrier::proven(&identity, &block, Pba(4242)).unwrap();
+        assert_eq!(carrier.header, header);
+        assert_eq!(carrier.records().collect::<Option<Vec<_>>>().unwrap(), records);
+        let mut expanded = Block::zeroed();
+        carrier.expand(9, &mut expanded).unwrap();
+        assert!(expanded.0 == content.0);
+        assert!(carrier.expand(8, &mut expanded).is_err(), "another prefix");
+        assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
+        for bit in (0..4096 * 8).step_by(61) {
             block.0[bit / 8] ^= 1 << (bit % 8);
             assert!(Carrier::proven(&identity, &block, Pba(4242)).is_none(), "bit {bit}");
             block.0[bit / 8] ^= 1 << (bit % 8);

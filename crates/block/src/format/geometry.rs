@@ -20,6 +20,9 @@ use super::choices::Leftover;
 /// The two places of the superblock.
 pub const SUPERBLOCKS: [Pba; 2] = [Pba(0), Pba(8)];
 
+/// The first blocks of the two copies of a sealed store's key area, of three blocks each.
+pub const KEY_AREAS: [Pba; 2] = [Pba(1), Pba(9)];
+
 /// First block of the zone list.
 const LIST_AT: u64 = 16;
 

@@ -13,13 +13,19 @@ pub mod in_place;
 pub mod leftover;
 pub mod page;
 pub mod record;
+pub(crate) mod sealing;
 pub mod share;
 pub(crate) mod stream;
 pub mod superblock;
 pub mod zone_bitmap;
 pub mod zone_list;
 
-use onefold_core::{Fingerprinter, checksum};
+use std::sync::Arc;
+
+use onefold_core::{Algorithm, Fingerprinter, Result, checksum};
+use onefold_seal::{Keys, TAG_BYTES};
+
+use sealing::Sealing;
 
 /// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -44,12 +50,14 @@ pub struct Identity {
     pub secret: [u8; 32],
     /// Computes fingerprints with the store's algorithm.
     pub fingerprinter: Fingerprinter,
+    /// What seals the store, if it is sealed.
+    pub(crate) sealing: Option<Arc<Sealing>>,
 }
 
 impl Identity {
     /// The identity that a store's id, secret and algorithm give.
     #[must_use]
-    pub fn new(id: [u8; 16], secret: [u8; 32], algorithm: onefold_core::Algorithm) -> Identity {
+    pub fn new(id: [u8; 16], secret: [u8; 32], algorithm: Algorithm) -> Identity {
         let [a, b, c, d, e, f, g, h, ..] = id;
         let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         Identity {
@@ -57,6 +65,28 @@ impl Identity {
             key: checksum::fast(id, &secret),
             secret,
             fingerprinter: Fingerprinter::new(algorithm, secret),
+            sealing: None,
         }
+    }
+
+    /// The identity of the sealed store with these keys.
+    ///
+    /// # Errors
+    /// `Denied`: its domain was erased. `Io`: the library of ciphers refuses.
+    pub fn by_keys(keys: &Keys, algorithm: Algorithm) -> Result<Identity> {
+        let sealing = Sealing::new(keys, sealing::Flaws::default())?;
+        Ok(Identity::sealed(*keys.id(), Arc::new(sealing), algorithm))
+    }
+
+    /// The identity of a sealed store.
+    pub(crate) fn sealed(id: [u8; 16], sealing: Arc<Sealing>, algorithm: Algorithm) -> Identity {
+        let fingerprinter = Fingerprinter::new(algorithm, *sealing.fingerprints().expose());
+        let plain = Identity::new(id, *sealing.numbers().expose(), algorithm);
+        Identity { fingerprinter, sealing: Some(sealing), ..plain }
+    }
+
+    /// Bytes that a compressed block takes in a carrier besides itself.
+    pub(crate) fn payload_extra(&self) -> usize {
+        if self.sealing.is_some() { TAG_BYTES } else { 0 }
     }
 }

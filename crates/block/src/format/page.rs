@@ -10,6 +10,7 @@ use zerocopy::{
 use super::{
     Identity,
     record::{WindowNumber, from_low_bytes, low_bytes},
+    sealing::What,
     zone_bitmap::ZoneBitmap,
 };
 
@@ -206,14 +207,21 @@ const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 /// must lie on a boundary, as a [`Block`] does.
 pub type Page = [u8; 4096];
 
-/// Completes the header of a page whose body is filled, and gives the pointer to it.
+/// Where the tag of a sealed page is; a pointer keeps its first 8 bytes, in place of the checksum.
+const TAG_AT: usize = 48;
+
+/// Completes the header of a page whose body is filled, and gives the pointer to it. In a sealed store
+/// the page is sealed then.
+///
+/// # Errors
+/// `Io`: the library of ciphers refuses.
 pub fn seal(
     identity: &Identity,
     id: PageId,
     address: Pba,
     birth: WindowNumber,
     page: &mut Block,
-) -> Pointer {
+) -> Result<Pointer> {
     let mut raw = Raw {
         magic: U32::new(MAGIC),
         table: id.table as u8,
@@ -229,17 +237,30 @@ pub fn seal(
         reserved_three: U64::new(0),
     };
     page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+    if let Some(sealing) = &identity.sealing {
+        let tag = sealing.seal_block(What::Page, address, TAG_AT, &mut page.0)?;
+        let checksum = from_low_bytes(&tag[..8]);
+        return Ok(Pointer { address, in_place: false, birth, checksum });
+    }
     let checksum = checksum::fast(identity.key, &page.0);
     raw.checksum = U64::new(checksum);
     page.0[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
-    Pointer { address, in_place: false, birth, checksum }
+    Ok(Pointer { address, in_place: false, birth, checksum })
 }
 
-/// Compares a page that was read with what its parent says of it.
+/// Opens a page of a sealed store that was read at `at`; the tag stays where it is. False when it is
+/// none. A plain page stays as it is.
+#[must_use]
+pub fn open(identity: &Identity, at: Pba, page: &mut Page) -> bool {
+    let sealing = identity.sealing.as_ref();
+    sealing.is_none_or(|sealing| sealing.open_block(What::Page, at, TAG_AT, page))
+}
+
+/// Compares a page that was read with what its parent says of it. One of a sealed store is opened.
 ///
 /// # Errors
 /// `Corrupt` with what differs.
-pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -> Result<()> {
+pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &mut Page) -> Result<()> {
     match differs(identity, id, pointer, page) {
         None => Ok(()),
         Some(what) => Err(Error::new(
@@ -250,22 +271,29 @@ pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -
 }
 
 /// The first difference of a page that was read from its parent's account of it. `None` without
-/// one.
+/// one. A page of a sealed store is opened.
 #[must_use]
 pub fn differs(
     identity: &Identity,
     id: PageId,
     pointer: &Pointer,
-    page: &Page,
+    page: &mut Page,
 ) -> Option<&'static str> {
-    let Ok((raw, _)) = Raw::read_from_prefix(page) else { return Some("too short") };
+    const OTHER: &str =
+        "is not the version that its parent names; a write was lost or went elsewhere";
+    let tag = from_low_bytes(&page[TAG_AT..TAG_AT + 8]);
+    if identity.sealing.is_some() && tag != pointer.checksum {
+        return Some(OTHER);
+    }
+    if !open(identity, pointer.address, page) {
+        return Some("its tag differs: it was changed, or is another block");
+    }
+    let Ok((raw, _)) = Raw::read_from_prefix(page.as_slice()) else { return Some("too short") };
     if raw.magic.get() != MAGIC || raw.store.get() != identity.id {
         return Some("is not a page of this store");
     }
     if raw.checksum.get() != pointer.checksum || raw.birth.get() != pointer.birth.0 {
-        return Some(
-            "is not the version that its parent names; a write was lost or went elsewhere",
-        );
+        return Some(OTHER);
     }
     if raw.table != id.table as u8
         || raw.level != id.level
@@ -275,7 +303,8 @@ pub fn differs(
     {
         return Some("belongs elsewhere");
     }
-    (checksum_of(identity, raw, page) != pointer.checksum).then_some("its checksum differs")
+    (identity.sealing.is_none() && checksum_of(identity, raw, page) != pointer.checksum)
+        .then_some("its checksum differs")
 }
 
 fn checksum_of(identity: &Identity, mut raw: Raw, page: &Page) -> u64 {
@@ -285,11 +314,14 @@ fn checksum_of(identity: &Identity, mut raw: Raw, page: &Page) -> u64 {
     checksum::fast(identity.key, &copy)
 }
 
-/// The header of a page whose own checksum agrees; whether it is still the current one
-/// only its parent knows.
+/// The header of a page that was read at `at` and whose own checksum agrees; whether it is still the
+/// current one only its parent knows. A page of a sealed store is opened.
 #[must_use]
-pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
-    let (raw, _) = Raw::read_from_prefix(page).ok()?;
+pub fn header(identity: &Identity, at: Pba, page: &mut Page) -> Option<(PageId, Pointer)> {
+    if !open(identity, at, page) {
+        return None;
+    }
+    let (raw, _) = Raw::read_from_prefix(page.as_slice()).ok()?;
     let table = Table::ALL.into_iter().find(|&table| table as u8 == raw.table)?;
     let ours = raw.magic.get() == MAGIC
         && raw.store.get() == identity.id
@@ -297,8 +329,9 @@ pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
     let (birth, checksum) = (WindowNumber(raw.birth.get()), raw.checksum.get());
     let pointer = Pointer { address: Pba(raw.address.get()), in_place: false, birth, checksum };
-    (ours && raw.level < 9 && checksum_of(identity, raw, page) == pointer.checksum)
-        .then_some((id, pointer))
+    let proven =
+        identity.sealing.is_some() || checksum_of(identity, raw, page) == pointer.checksum;
+    (ours && raw.level < 9 && proven).then_some((id, pointer))
 }
 
 /// The body of a page.
@@ -499,16 +532,51 @@ mod tests {
         let id = PageId { table: Table::Map, volume: 4, level: 0, index: 17 };
         let mut page = Block::zeroed();
         MapEntry::Zero.set(&mut page, 3);
-        let pointer = seal(&identity, id, Pba(99), WindowNumber(5), &mut page);
-        verify(&identity, id, &pointer, &page).unwrap();
+        let pointer = seal(&identity, id, Pba(99), WindowNumber(5), &mut page).unwrap();
+        verify(&identity, id, &pointer, &mut page).unwrap();
         for bit in 0..4096 * 8 {
             page.0[bit / 8] ^= 1 << (bit % 8);
-            assert!(verify(&identity, id, &pointer, &page).is_err(), "bit {bit}");
+            assert!(verify(&identity, id, &pointer, &mut page).is_err(), "bit {bit}");
             page.0[bit / 8] ^= 1 << (bit % 8);
         }
         let mut older = page.clone();
-        seal(&identity, id, Pba(99), WindowNumber(4), &mut older);
-        assert!(verify(&identity, id, &pointer, &older).is_err());
-        assert!(verify(&identity, PageId { index: 18, ..id }, &pointer, &page).is_err());
+        seal(&identity, id, Pba(99), WindowNumber(4), &mut older).unwrap();
+        assert!(verify(&identity, id, &pointer, &mut older).is_err());
+        assert!(verify(&identity, PageId { index: 18, ..id }, &pointer, &mut page).is_err());
+    }
+
+    #[test]
+    fn rule_29_a_sealed_page_is_believed_only_as_its_parent_knows_it() {
+        let identity = crate::format::sealing::tests::identity();
+        let id = PageId { table: Table::Map, volume: 4, level: 0, index: 17 };
+        let mut plain = Block::zeroed();
+        MapEntry::Zero.set(&mut plain, 3);
+        let sealed = |at, birth| {
+            let mut page = plain.clone();
+            let pointer = seal(&identity, id, Pba(at), WindowNumber(birth), &mut page).unwrap();
+            (pointer, page)
+        };
+        let (pointer, page) = sealed(99, 5);
+        let believed = |id, pointer: &Pointer, page: &Page| {
+            let mut copy = *page;
+            verify(&identity, id, pointer, &mut copy).is_ok() && body(&copy) == body(&plain.0)
+        };
+        assert!(body(&page.0) != body(&plain.0));
+        assert!(believed(id, &pointer, &page.0));
+        let mut turned = page.clone();
+        for bit in (0..4096 * 8).step_by(61).chain(48 * 8..64 * 8) {
+            turned.0[bit / 8] ^= 1 << (bit % 8);
+            assert!(!believed(id, &pointer, &turned.0), "bit {bit}");
+            turned.0[bit / 8] ^= 1 << (bit % 8);
+        }
+        // An older version with a good tag; and this one, put elsewhere.
+        let (older, old_page) = sealed(99, 4);
+        assert!(believed(id, &older, &old_page.0) && !believed(id, &pointer, &old_page.0));
+        assert!(!believed(PageId { index: 18, ..id }, &pointer, &page.0));
+        assert!(!believed(id, &Pointer { address: Pba(98), ..pointer }, &page.0));
+        let mut copy = page.0;
+        assert_eq!(header(&identity, Pba(99), &mut copy), Some((id, pointer)));
+        let mut copy = page.0;
+        assert_eq!(header(&identity, Pba(98), &mut copy), None);
     }
 }

@@ -1,6 +1,8 @@
 //! The superblock: what is fixed for the store, and the roots of its last checkpoint. Two places,
 //! written by turns.
 
+use std::sync::Arc;
+
 use onefold_core::{Algorithm, Block, Error, Kind, Result, checksum};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -8,10 +10,11 @@ use zerocopy::{
 };
 
 use super::{
-    VERSION, VERSION_FEATURES, VERSION_KEYED,
+    Identity, VERSION, VERSION_FEATURES, VERSION_KEYED,
     geometry::{Geometry, list_pages_for},
     page::Pointer,
     record::WindowNumber,
+    sealing::Sealing,
 };
 pub use super::{
     choices::{Layout, Leftover, SchemeName},
@@ -57,6 +60,14 @@ impl Fixed {
         self.verify_bytes || self.algorithm.needs_bytes()
     }
 
+    /// What makes the store's blocks differ from those of others.
+    pub(crate) fn identity(&self, sealing: Option<Arc<Sealing>>) -> Identity {
+        match sealing {
+            Some(sealing) => Identity::sealed(self.id, sealing, self.algorithm),
+            None => Identity::new(self.id, self.secret, self.algorithm),
+        }
+    }
+
     /// The version of the format that the store has without features: programs that do not know
     /// what it needs refuse it.
     #[must_use]
@@ -71,8 +82,17 @@ pub const SHARING: u64 = 1;
 /// The zone list is not where it was when the store was made.
 pub const MOVED_LIST: u64 = 4;
 
+/// The store is sealed at rest.
+pub const SEALED: u64 = 8;
+
 /// The features that this program knows.
-const FEATURES: u64 = SHARING | MOVED_LIST;
+const FEATURES: u64 = SHARING | MOVED_LIST | SEALED;
+
+/// What a sealed superblock hides, in two parts with the features between them.
+const HIDDEN: [std::ops::Range<usize>; 2] = [104..1192, 1200..TAG_AT];
+
+/// Where the tag of a sealed superblock is.
+const TAG_AT: usize = 4080;
 
 /// After this window, records of `epoch` are void: a recovery decided so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -144,6 +164,8 @@ pub struct State {
     pub features: u64,
     /// Accounts of shared pages.
     pub shares: Root,
+    /// The number of the key area of a sealed store, once both its copies are durable; else 0.
+    pub keys: u64,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
 }
@@ -153,6 +175,12 @@ impl State {
     #[must_use]
     pub fn shares_pages(&self) -> bool {
         self.features & SHARING != 0
+    }
+
+    /// True when the store is sealed at rest.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.features & SEALED != 0
     }
 }
 
@@ -244,8 +272,12 @@ struct Raw {
     features: U64,
     zone_list: U64,
     shares: RawRoot,
+    reserved: [u8; 32],
+    keys: U64,
 }
 
+const _: () = assert!(std::mem::offset_of!(Raw, features) == 1192);
+const _: () = assert!(std::mem::offset_of!(Raw, keys) == 1272);
 const _: () = assert!(size_of::<Raw>() <= 4096);
 
 /// The block that was found at a superblock's place.
@@ -253,6 +285,9 @@ const _: () = assert!(size_of::<Raw>() <= 4096);
 pub enum Found {
     /// A superblock.
     Good(Box<Superblock>),
+    /// A superblock of a sealed store, whose checksum agrees: what can be read of it without the key,
+    /// and of which nothing is proven.
+    Sealed(Box<Superblock>),
     /// A superblock of another version of the format, whose checksum agrees.
     OtherVersion(u32),
     /// A superblock whose checksum agrees, with features that this program does not know.
@@ -270,7 +305,58 @@ impl Superblock {
         if self.state.features == 0 { self.fixed.version() } else { VERSION_FEATURES }
     }
 
-    /// Its block, for the place number `place`.
+    /// Its block as it is written to the place number `place`, sealed if the store is.
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    pub(crate) fn written(&self, place: u32, sealing: Option<&Sealing>) -> Result<Box<Block>> {
+        let mut block = self.encode(place);
+        let Some(sealing) = sealing else { return Ok(block) };
+        block.0[16..24].fill(0);
+        let mut hidden = hidden(&block);
+        let at = (place, self.state.sequence);
+        let tag = sealing.seal_superblock(at, &shown(&block), &mut hidden)?;
+        put_hidden(&mut block, &hidden);
+        block.0[TAG_AT..].copy_from_slice(&tag);
+        let sum = checksum::fast(u64::from(self.version()), &block.0);
+        block.0[16..24].copy_from_slice(&sum.to_le_bytes());
+        Ok(block)
+    }
+
+    /// As [`decode`](Self::decode), of a store with this identity, which may be sealed.
+    #[must_use]
+    pub fn opened(block: &Block, place: u32, identity: &Identity) -> Found {
+        Superblock::open(block, place, identity.sealing.as_deref())
+    }
+
+    /// As [`decode`](Self::decode), by the key of a sealed store.
+    #[must_use]
+    pub(crate) fn open(block: &Block, place: u32, sealing: Option<&Sealing>) -> Found {
+        let (sealed, sealing) = match (Superblock::decode(block, place), sealing) {
+            (Found::Sealed(sealed), Some(sealing)) => (sealed, sealing),
+            // Who has a key takes no plain superblock for one of the store.
+            (Found::Good(_), Some(_)) => return Found::Damaged,
+            (found, _) => return found,
+        };
+        let mut opened = block.clone();
+        let mut tag = [0; 16];
+        tag.copy_from_slice(&block.0[TAG_AT..]);
+        opened.0[16..24].fill(0);
+        let mut hidden = hidden(&opened);
+        let at = (place, sealed.state.sequence);
+        if !sealing.open_superblock(at, &shown(&opened), &mut hidden, &tag) {
+            return Found::Damaged;
+        }
+        put_hidden(&mut opened, &hidden);
+        opened.0[TAG_AT..].fill(0);
+        let raw = Raw::read_from_prefix(&opened.0).ok();
+        match raw.and_then(|(raw, _)| raw.superblock()) {
+            Some(superblock) => Found::Good(Box::new(superblock)),
+            None => Found::Damaged,
+        }
+    }
+
+    /// Its block, for the place number `place`; of a sealed store before it is sealed.
     #[must_use]
     pub fn encode(&self, place: u32) -> Box<Block> {
         let Superblock { fixed, state } = self;
@@ -331,6 +417,8 @@ impl Superblock {
             features: U64::new(state.features),
             zone_list: U64::new(fixed.geometry.moved_list),
             shares: state.shares.into(),
+            reserved: [0; 32],
+            keys: U64::new(state.keys),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -362,6 +450,9 @@ impl Superblock {
         if version == VERSION_FEATURES && raw.features.get() & !FEATURES != 0 {
             return Found::OtherFeatures(raw.features.get() & !FEATURES);
         }
+        if version == VERSION_FEATURES && raw.features.get() & SEALED != 0 {
+            return raw.outline().map_or(Found::Damaged, |sealed| Found::Sealed(Box::new(sealed)));
+        }
         match raw.superblock() {
             Some(superblock) if superblock.version() == version => {
                 Found::Good(Box::new(superblock))
@@ -369,6 +460,24 @@ impl Superblock {
             _ => Found::Damaged,
         }
     }
+}
+
+/// What a sealed superblock hides, in one piece.
+fn hidden(block: &Block) -> Vec<u8> {
+    HIDDEN.map(|part| &block.0[part]).concat()
+}
+
+fn put_hidden(block: &mut Block, hidden: &[u8]) {
+    let [first, second] = HIDDEN;
+    let (one, other) = hidden.split_at(first.len());
+    block.0[first].copy_from_slice(one);
+    block.0[second].copy_from_slice(other);
+}
+
+/// What a sealed superblock shows, and its tag proves.
+fn shown(block: &Block) -> Vec<u8> {
+    let [first, second] = HIDDEN;
+    [&block.0[..first.start], &block.0[first.end..second.start]].concat()
 }
 
 impl Fixed {
@@ -396,6 +505,8 @@ impl Superblock {
     #[must_use]
     pub(crate) fn explains_tear(&self, block: &Block, place: u32) -> bool {
         use std::mem::offset_of;
+        // Of what is sealed nobody can tell.
+        let end = if self.state.is_sealed() { block.0.len() } else { size_of::<Raw>() };
         let whole = self.encode(place);
         let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
         // The version rises when maps begin to share pages, and the zones when the store grows.
@@ -403,11 +514,22 @@ impl Superblock {
             && same(offset_of!(Raw, place), offset_of!(Raw, checksum))
             && same(offset_of!(Raw, id), offset_of!(Raw, zones))
             && same(offset_of!(Raw, zone_blocks), offset_of!(Raw, clean))
-            && same(size_of::<Raw>(), block.0.len())
+            && same(end, block.0.len())
     }
 }
 
 impl Raw {
+    /// The superblock of a sealed store as whoever has no key sees it.
+    fn outline(&self) -> Option<Superblock> {
+        let mut shown = Raw::read_from_bytes(&[0; size_of::<Raw>()][..]).ok()?;
+        let to = HIDDEN[0].start;
+        let bytes = shown.as_mut_bytes();
+        bytes[..to].copy_from_slice(&self.as_bytes()[..to]);
+        shown.cuts = U16::new(0);
+        shown.features = U64::new(SEALED);
+        shown.superblock()
+    }
+
     fn superblock(&self) -> Option<Superblock> {
         let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
@@ -472,6 +594,9 @@ impl Raw {
                 inexact: self.inexact.get() != 0,
                 features: (self.features.get() & !FEATURES == 0).then_some(self.features.get())?,
                 shares: self.shares.root()?,
+                keys: ((self.keys.get() != 0) == (self.features.get() & SEALED != 0)
+                    || self.keys.get() == 0)
+                    .then_some(self.keys.get())?,
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX)
@@ -503,13 +628,26 @@ impl Raw {
     }
 }
 
+/// The newer of the two superblocks, as whoever has no key sees it: of a sealed store nothing is
+/// proven, and only id, sizes and choices are there.
+///
+/// # Errors
+/// As [`choose`].
+pub fn seen(first: Found, second: Found) -> Result<Superblock> {
+    let shown = |found| match found {
+        Found::Sealed(superblock) => Found::Good(superblock),
+        found => found,
+    };
+    choose(shown(first), shown(second))
+}
+
 /// The newer of the two superblocks.
 ///
 /// # Errors
 /// One sentence that says why there is none: foreign, too new, or damaged.
 pub fn choose(first: Found, second: Found) -> Result<Superblock> {
     let mut best: Option<Superblock> = None;
-    let (mut damaged, mut other, mut unknown) = (false, None, None);
+    let (mut damaged, mut other, mut unknown, mut sealed) = (false, None, None, false);
     for found in [first, second] {
         match found {
             Found::Good(superblock)
@@ -520,6 +658,7 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
                 best = Some(*superblock);
             }
             Found::Good(_) | Found::Foreign => {}
+            Found::Sealed(_) => sealed = true,
             Found::OtherVersion(version) => other = Some(version),
             Found::OtherFeatures(features) => unknown = Some(features),
             Found::Damaged => damaged = true,
@@ -531,6 +670,12 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
             format!(
                 "the store has features that this program does not know ({features:#x}); use a newer one"
             ),
+        ));
+    }
+    if sealed {
+        return Err(Error::new(
+            Kind::Denied,
+            "the store is encrypted: say where its key is with --key",
         ));
     }
     match (best, other, damaged) {
@@ -676,5 +821,38 @@ mod tests {
             choose(Found::OtherVersion(9), decode(&older, 1)).unwrap_err().kind(),
             Kind::Unsupported
         );
+    }
+
+    #[test]
+    fn rule_22_a_sealed_superblock_shows_only_what_says_which_store_it_is() {
+        let sealing = crate::format::sealing::tests::sealing();
+        let mut superblock = example();
+        superblock.fixed.secret = [0; 32];
+        superblock.state.features = SEALED;
+        superblock.state.keys = 7;
+        let block = superblock.written(1, Some(&sealing)).unwrap();
+        let found = |block: &Block, place| Superblock::open(block, place, Some(&sealing));
+        assert!(matches!(found(&block, 1), Found::Good(found) if *found == superblock));
+        assert!(matches!(found(&block, 0), Found::Damaged));
+        let Found::Sealed(seen) = Superblock::decode(&block, 1) else { panic!("it is sealed") };
+        assert_eq!((seen.fixed.id, seen.state.sequence), (superblock.fixed.id, 5));
+        assert_eq!(choose(Found::Sealed(seen), Found::Foreign).unwrap_err().kind(), Kind::Denied);
+        let plain = superblock.encode(1);
+        assert!(HIDDEN.iter().all(|part| block.0[part.clone()] != plain.0[part.clone()]));
+        // What is shown is proven, too, by whoever mends the checksum.
+        for bit in (0..4096 * 8).step_by(5) {
+            let mut turned = block.clone();
+            turned.0[bit / 8] ^= 1 << (bit % 8);
+            turned.0[16..24].fill(0);
+            let version = u32::from_le_bytes(turned.0[8..12].try_into().unwrap());
+            let sum = checksum::fast(u64::from(version), &turned.0);
+            turned.0[16..24].copy_from_slice(&sum.to_le_bytes());
+            let in_checksum = (16..24).contains(&(bit / 8));
+            assert!(in_checksum || !matches!(found(&turned, 1), Found::Good(_)), "bit {bit}");
+        }
+        // A plain one with the same id.
+        let mut plain = example();
+        plain.state.sequence = 9;
+        assert!(matches!(found(&plain.encode(1), 1), Found::Damaged));
     }
 }

@@ -5,15 +5,20 @@
 //! time. An entry is durable before the first carrier goes into its zone. The bitmap of carriers is
 //! filled in when the zone takes no more of them, so that recovery reads only the carriers of it.
 
-use onefold_core::{Block, ZoneId, checksum};
+use onefold_core::{Block, Pba, Result, ZoneId, checksum};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
 };
 
-use super::{Identity, page::HEADER_BYTES, record::WindowNumber, zone_bitmap::ZoneBitmap};
+use super::{
+    Identity, page::HEADER_BYTES, record::WindowNumber, sealing::What, zone_bitmap::ZoneBitmap,
+};
 
 const MAGIC: u32 = 0x317a_464f; // "OFz1"
+
+/// Where the tag of a sealed page is.
+const TAG_AT: usize = 48;
 
 /// Bytes of an entry.
 const ENTRY_BYTES: usize = 144;
@@ -80,8 +85,10 @@ impl Page {
     }
 
     /// Its block: page number `page`, for `address`.
-    #[must_use]
-    pub fn encode(&self, identity: &Identity, page: u32, address: u64) -> Box<Block> {
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    pub fn encode(&self, identity: &Identity, page: u32, address: u64) -> Result<Box<Block>> {
         let entries = self.entries.map(|entry| match entry {
             None => {
                 RawEntry { zone: [0; 7], state: EMPTY, generation: U64::new(0), carriers: [0; 128] }
@@ -104,23 +111,36 @@ impl Page {
             checksum: U64::new(0),
             entries,
         };
-        raw.checksum = U64::new(checksum::fast(identity.key, raw.as_bytes()));
         let mut block = Block::zeroed();
+        if let Some(sealing) = &identity.sealing {
+            block.0.copy_from_slice(raw.as_bytes());
+            sealing.seal_block(What::ListPage, Pba(address), TAG_AT, &mut block.0)?;
+            return Ok(block);
+        }
+        raw.checksum = U64::new(checksum::fast(identity.key, raw.as_bytes()));
         block.0.copy_from_slice(raw.as_bytes());
-        block
+        Ok(block)
     }
 
     /// The page in a block read as page number `page` at `address`.
     #[must_use]
     pub fn decode(identity: &Identity, block: &Block, page: u32, address: u64) -> Option<Page> {
         let mut raw = Raw::read_from_bytes(&block.0).ok()?;
+        let mut proven = false;
+        if let Some(sealing) = &identity.sealing {
+            let mut copy = block.clone();
+            proven = sealing.open_block(What::ListPage, Pba(address), TAG_AT, &mut copy.0);
+            raw = Raw::read_from_bytes(&copy.0).ok()?;
+        }
         let found = std::mem::take(&mut raw.checksum);
         let ours = raw.magic.get() == MAGIC
             && raw.store.get() == identity.id
             && raw.page.get() == page
             && raw.address.get() == address;
+        proven |= identity.sealing.is_none()
+            && checksum::fast(identity.key, raw.as_bytes()) == found.get();
         if !ours
-            || checksum::fast(identity.key, raw.as_bytes()) != found.get()
+            || !proven
             || raw.durable.get() > WindowNumber::MAX.0
         {
             return None;
@@ -160,7 +180,7 @@ mod tests {
             generation: 13,
             carriers: Some(ZoneBitmap::from_bytes(&[0x55; 128])),
         });
-        let mut block = page.encode(&identity, 2, 20);
+        let mut block = page.encode(&identity, 2, 20).unwrap();
         assert_eq!(Page::decode(&identity, &block, 2, 20), Some(page));
         assert_eq!(Page::decode(&identity, &block, 3, 20), None);
         assert_eq!(Page::decode(&identity, &block, 2, 21), None);

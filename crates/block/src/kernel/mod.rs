@@ -19,7 +19,7 @@ pub use act_turn::Place;
 pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
-use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
+use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
 pub(crate) use state::{Leftovers, State, Where};
@@ -71,6 +71,8 @@ pub(crate) struct Kernel {
     pub(crate) completing: Mutex<()>,
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<WindowRange>>,
+    /// Memory in which blocks are sealed on their way to the disk.
+    pub(crate) sealed: Mutex<Vec<Block>>,
     pub(crate) counters: Counters,
     pub(crate) coverage: Coverage,
     /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.

@@ -32,7 +32,7 @@ pub(crate) fn write_superblock_of(
         state: superblock::State { sequence, ..tables.state.clone() },
     };
     let place = (sequence % 2) as u32;
-    let block = superblock.encode(place);
+    let block = superblock.written(place, kernel.identity.sealing.as_deref())?;
     let refs = [BlockRef { block: &block, class: Class::Super }];
     kernel.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
     add(&kernel.counters.super_blocks, 1);

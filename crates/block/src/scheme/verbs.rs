@@ -32,7 +32,16 @@ pub(crate) trait Scheme: Send + Sync {
     fn lay_out(&self, kernel: &Kernel, window: &Window, decided: &Decided<'_>) -> Arrangement;
 
     /// Writes the records of a window, whose blocks have addresses now, into its carriers.
-    fn seal(&self, kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, header: Header);
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    fn seal(
+        &self,
+        kernel: &Kernel,
+        plan: &mut Plan,
+        arrangement: &Arrangement,
+        header: Header,
+    ) -> Result<()>;
 
     /// Writes the oldest prepared window: into the disk's cache, or durably at once where that is
     /// possible. `Idle` when it did nothing.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BlockRef, Class, Result, Run};
+use onefold_core::{Block, BlockRef, Class, Result, Run};
 
 use crate::{
     counters::add,
@@ -39,8 +39,9 @@ pub(crate) fn write_window(
     scheme: &dyn Scheme,
     order: WriteOrder,
 ) -> Result<Progress> {
-    let Some((window, plan, due)) = take_prepared(kernel) else { return Ok(Progress::Idle) };
-    let blocks = plan.blocks(&window);
+    let Some((window, plan, due)) = take_prepared(kernel)? else { return Ok(Progress::Idle) };
+    let sealed = sealed(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
+    let blocks = plan.blocks(&window, &sealed);
     let mut runs = if order == WriteOrder::DataFirst {
         write_data_first(kernel, &plan, &blocks)?;
         plan.runs_of(&blocks, false)
@@ -65,6 +66,7 @@ pub(crate) fn write_window(
     }
     count_writes(kernel, &blocks, due.len());
     add(&kernel.counters.leftover_blocks, plan.leftover.len() as u64);
+    *kernel.sealed.lock() = sealed;
     let mut state = kernel.state.lock();
     state.allocator.list.written(&due);
     state.windows.mark_written(window.number);
@@ -72,6 +74,15 @@ pub(crate) fn write_window(
         publish(kernel, scheme, &mut state, window.number);
     }
     Ok(Progress::Advanced)
+}
+
+/// The raw blocks of a window as they are written to a sealed store; nothing of a plain one. Whoever
+/// is done with them gives their memory back to the kernel.
+pub(crate) fn sealed(kernel: &Kernel, window: &Window, plan: &Plan) -> Result<Vec<Block>> {
+    let Some(sealing) = &kernel.identity.sealing else { return Ok(Vec::new()) };
+    let mut sealed = std::mem::take(&mut *kernel.sealed.lock());
+    plan.seal_raw(window, sealing, &mut sealed)?;
+    Ok(sealed)
 }
 
 /// Writes the data of a window, and makes it durable before any record names it.
@@ -102,7 +113,8 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
         state.windows.begin_writing(window.number);
         (window, plan)
     };
-    let blocks = plan.blocks(&window);
+    let sealed = sealed(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
+    let blocks = plan.blocks(&window, &sealed);
     for run in plan.runs(&blocks) {
         kernel.disk.write_durable(&run).map_err(|e| kernel.stop(&e))?;
     }
@@ -112,6 +124,7 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
     // Its memory is used again once nobody holds it.
     let number = window.number;
     drop(blocks);
+    *kernel.sealed.lock() = sealed;
     drop((window, plan));
     let mut state = kernel.state.lock();
     state.windows.mark_written(number);
@@ -163,7 +176,8 @@ pub(crate) fn write_zone_list(kernel: &Kernel) -> Result<()> {
         let durable = state.windows.durable();
         state.flushes.want();
         state.allocator.due_list_pages(&kernel.identity, durable)
-    };
+    }
+    .map_err(|e| kernel.stop(&e))?;
     let refs = list_refs(&due);
     let runs: Vec<Run<'_>> = list_runs(&due, &refs).collect();
     if !runs.is_empty() {
@@ -199,16 +213,22 @@ pub(crate) fn note_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progr
     Ok(Progress::Advanced)
 }
 
-fn take_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage>)> {
-    let mut state = kernel.state.lock();
-    if state.fail_stop.reason().is_some() {
-        return None;
-    }
-    let (window, plan) = state.windows.next_to_write()?;
-    state.windows.begin_writing(window.number);
-    let durable = state.windows.durable();
-    let due = state.allocator.due_list_pages(&kernel.identity, durable);
-    Some((window, plan, due))
+/// A window with its plan, and the pages of the zone list that go with it.
+type Prepared = (Arc<Window>, Arc<Plan>, Vec<DuePage>);
+
+fn take_prepared(kernel: &Kernel) -> Result<Option<Prepared>> {
+    let due = {
+        let mut state = kernel.state.lock();
+        if state.fail_stop.reason().is_some() {
+            return Ok(None);
+        }
+        let Some((window, plan)) = state.windows.next_to_write() else { return Ok(None) };
+        state.windows.begin_writing(window.number);
+        let durable = state.windows.durable();
+        let due = state.allocator.due_list_pages(&kernel.identity, durable);
+        due.map(|due| Some((window, plan, due)))
+    };
+    due.map_err(|e| kernel.stop(&e))
 }
 
 fn count_writes(kernel: &Kernel, blocks: &[BlockRef<'_>], list_pages: usize) {

@@ -87,7 +87,7 @@ impl MapStore for Memory {
     fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
         let address = Pba(self.next);
         self.next += 1;
-        let pointer = page::seal(&self.identity, id, address, self.birth, &mut page);
+        let pointer = page::seal(&self.identity, id, address, self.birth, &mut page)?;
         self.pages.insert(address, (id, Arc::new(page.0)));
         Ok(pointer)
     }

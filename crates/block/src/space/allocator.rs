@@ -750,7 +750,7 @@ impl Allocator {
         &mut self,
         identity: &Identity,
         durable: WindowNumber,
-    ) -> Vec<DuePage> {
+    ) -> Result<Vec<DuePage>> {
         for zone in std::mem::take(&mut self.full) {
             if let Some(ActiveZone { purpose: Purpose::Data(data), .. }) = self.active.get(&zone) {
                 self.list.fill(zone, data.carriers);

@@ -248,7 +248,11 @@ impl ZoneList {
     /// Both copies of each page as they are to lie in the places of `geometry`, in which nothing of
     /// this store is. They tell of the windows that the page told of: which more are durable is the
     /// scheme's to say. The list holds still, and goes on doing so until it has [`moved`](Self::moved).
-    pub(crate) fn copies(&mut self, geometry: &Geometry, identity: &Identity) -> Vec<DuePage> {
+    pub(crate) fn copies(
+        &mut self,
+        geometry: &Geometry,
+        identity: &Identity,
+    ) -> Result<Vec<DuePage>> {
         let more = self.pages.len()..geometry.list_pages as usize;
         self.pages.extend(more.map(|_| ListPage::of(Page::empty())));
         let mut copies = Vec::new();
@@ -257,11 +261,11 @@ impl ZoneList {
             for _ in 0..2 {
                 page.page.sequence += 1;
                 let at = geometry.list_page(p as u32)[(page.page.sequence % 2) as usize];
-                let block = page.page.encode(identity, p as u32, at.0);
+                let block = page.page.encode(identity, p as u32, at.0)?;
                 copies.push(DuePage { page: p, at, block });
             }
         }
-        copies
+        Ok(copies)
     }
 
     /// The store has these sizes from now on; a list that was copied is durable at its new places,
@@ -293,10 +297,17 @@ impl ZoneList {
     }
 
     /// The pages that are due and may be written now, with their addresses.
-    pub(crate) fn take_due(&mut self, identity: &Identity, durable: WindowNumber) -> Vec<DuePage> {
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    pub(crate) fn take_due(
+        &mut self,
+        identity: &Identity,
+        durable: WindowNumber,
+    ) -> Result<Vec<DuePage>> {
         let mut due = Vec::new();
         if self.moving {
-            return due;
+            return Ok(due);
         }
         for (p, page) in self.pages.iter_mut().enumerate() {
             if page.is_due() && page.progress == Progress::Durable {
@@ -308,11 +319,11 @@ impl ZoneList {
                 due.push(DuePage {
                     page: p,
                     at: place,
-                    block: page.page.encode(identity, p as u32, place.0),
+                    block: page.page.encode(identity, p as u32, place.0)?,
                 });
             }
         }
-        due
+        Ok(due)
     }
 
     fn advance(&mut self, from: Progress, to: Progress) {

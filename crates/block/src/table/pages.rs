@@ -203,7 +203,7 @@ impl Pages {
         }
         let [read] = reads;
         read.result?;
-        page::header(&self.identity, &buffer[0].0).ok_or_else(|| {
+        page::header(&self.identity, at, &mut buffer[0].0).ok_or_else(|| {
             Error::new(Kind::Corrupt, format!("there is no page of a table at block {at}"))
         })
     }
@@ -223,7 +223,7 @@ impl Pages {
             .collect();
         self.disk.read(&mut reads);
         let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-        let found = pages.iter().zip(results).zip(&buffer);
+        let found = pages.iter().zip(results).zip(&mut buffer);
         found
             .map(|(((id, pointer), result), block)| {
                 result?;
@@ -231,7 +231,9 @@ impl Pages {
                     return in_place::decode(&self.identity, *id, pointer, block).map(Arc::from);
                 }
                 if self.compare_checksums {
-                    page::verify(&self.identity, *id, pointer, &block.0)?;
+                    page::verify(&self.identity, *id, pointer, &mut block.0)?;
+                } else if !page::open(&self.identity, pointer.address, &mut block.0) {
+                    return Err(Error::new(Kind::Corrupt, "a table page is damaged"));
                 }
                 Ok(Arc::new(block.0))
             })

@@ -162,9 +162,11 @@ impl<S: PageSpace> Rebuild<'_, '_, S> {
             )?;
             return Ok(pointer);
         }
-        let pointer = page::seal(self.identity, id, address, self.birth, &mut page);
-        if id.level > 0 {
-            self.pages.insert(&pointer, std::sync::Arc::new(page.0));
+        // Memory keeps it as it is before it is sealed.
+        let kept = (id.level > 0).then(|| std::sync::Arc::new(page.0));
+        let pointer = page::seal(self.identity, id, address, self.birth, &mut page)?;
+        if let Some(kept) = kept {
+            self.pages.insert(&pointer, kept);
         }
         self.writer.push(address, page)?;
         Ok(pointer)

@@ -1,10 +1,13 @@
 //! The decisions about a closed window: its records, and which block goes where.
 
-use onefold_core::{Block, BlockRef, Class, Fingerprint, Pba, Run};
+use onefold_core::{Block, BlockRef, Class, Fingerprint, Pba, Result, Run};
 
 use super::Window;
 use crate::{
-    format::record::{Change, Record},
+    format::{
+        record::{Change, Record},
+        sealing::Sealing,
+    },
     scheme::records::leftover_table::LeftoverPage,
     space::Extent,
 };
@@ -29,6 +32,9 @@ pub(crate) struct Plan {
     pub(crate) sources: Vec<Source>,
     /// The carriers.
     pub(crate) carriers: Vec<Box<Block>>,
+    /// In a sealed store: of each source, the prefix of its fingerprint as maps keep it; 0 where there
+    /// is none.
+    pub(crate) prefixes: Vec<u64>,
     /// Generation of the zone of each carrier.
     pub(crate) generations: Vec<u64>,
     /// Pages of the leftover table that are written with the window.
@@ -50,14 +56,50 @@ impl Plan {
         })
     }
 
-    /// The blocks to be written, in the order of the extents.
-    pub(crate) fn blocks<'a>(&'a self, window: &'a Window) -> Vec<BlockRef<'a>> {
+    /// Fills `sealed` with the raw blocks as they are written to a sealed store, in the order of the
+    /// extents.
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    pub(crate) fn seal_raw(
+        &self,
+        window: &Window,
+        sealing: &Sealing,
+        sealed: &mut Vec<Block>,
+    ) -> Result<()> {
+        let is_raw = |source: &Source| matches!(source, Source::Raw(_));
+        let count = self.sources.iter().filter(|source| is_raw(source)).count();
+        if sealed.len() < count {
+            *sealed = Block::zeroed_vec(count);
+        }
+        let mut free = sealed.iter_mut();
+        for ((source, at), &prefix) in self.sources.iter().zip(self.addresses()).zip(&self.prefixes)
+        {
+            if let Source::Raw(slot) = *source
+                && let Some(block) = free.next()
+            {
+                block.0 = window.data(slot as usize).0;
+                sealing.seal_raw(prefix, at, block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks to be written, in the order of the extents; `sealed` has what
+    /// [`seal_raw`](Self::seal_raw) made, and is empty for a plain store.
+    pub(crate) fn blocks<'a>(
+        &'a self,
+        window: &'a Window,
+        sealed: &'a [Block],
+    ) -> Vec<BlockRef<'a>> {
+        let mut sealed = sealed.iter();
         self.sources
             .iter()
             .map(|source| match *source {
-                Source::Raw(slot) => {
-                    BlockRef { block: window.data(slot as usize), class: Class::Data }
-                }
+                Source::Raw(slot) => BlockRef {
+                    block: sealed.next().unwrap_or_else(|| window.data(slot as usize)),
+                    class: Class::Data,
+                },
                 Source::Carrier(n) => {
                     BlockRef { block: &self.carriers[n as usize], class: Class::Carrier }
                 }

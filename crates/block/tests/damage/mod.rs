@@ -402,8 +402,8 @@ fn forge_below(
         let new = forge_below(disk, child, page::pointer(&page, slot), id, change);
         page::set_pointer(&mut page, slot, &new);
     }
-    let new =
-        page::seal(&identity(&superblock(disk)), at, pointer.address, pointer.birth, &mut page);
+    let own = identity(&superblock(disk));
+    let new = page::seal(&own, at, pointer.address, pointer.birth, &mut page).unwrap();
     put(disk, pointer.address, &page);
     new
 }

@@ -34,6 +34,9 @@ pub(crate) struct Report {
     pub(crate) store: String,
     /// Id of the store.
     pub(crate) id: String,
+    /// Whether it is encrypted at rest.
+    #[serde(default)]
+    pub(crate) encrypted: bool,
     /// The choices of its creation.
     pub(crate) created: Created,
     /// Space.
@@ -339,6 +342,7 @@ impl Report {
             engine: block(),
             store: file.path().display().to_string(),
             id: file.id(),
+            encrypted: engine.is_sealed(),
             created: Created {
                 fingerprint: fixed.algorithm.to_string(),
                 verify: if fixed.compares_bytes() { "bytes" } else { "hash" }.to_owned(),

@@ -28,6 +28,8 @@ impl Display for Report {
                 created.layout
             ),
         )?;
+        let encryption = if self.encrypted { "encrypted (experimental)" } else { "not encrypted" };
+        row(f, "encryption", encryption)?;
         row(f, "state", self.state())?;
         if let Some(reason) = &self.stopped {
             row(f, "STOPPED", reason)?;

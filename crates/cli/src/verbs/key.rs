@@ -1,4 +1,4 @@
-//! `onefold key`: the slots by which an encrypted archive opens.
+//! `onefold key`: the slots by which an encrypted archive or block store opens.
 
 use std::{
     os::fd::RawFd,
@@ -16,25 +16,28 @@ use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind, SlotSecret};
 use serde_json::{Value, json};
 
-use super::archive_at;
+use super::refused;
 use crate::key::{KeyFrom, New, new_secret};
 use onefold::parts::{
+    Found,
     archive_dir::{ArchiveDir, now},
-    keys::{Asker, asker},
+    keys::{Asker, asker, of_block_stores},
+    store_file::StoreFile,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
 
-/// Shows and changes the keys of an encrypted archive
+/// Shows and changes the keys of an encrypted archive or block store
 ///
-/// An archive has up to 16 slots. Each opens it by a secret of its own: a passphrase, a key file, what a
+/// A store has up to 16 slots. Each opens it by a secret of its own: a passphrase, a key file, what a
 /// program gives, a credential of a service, or a recovery key on paper. Data are not written again when
-/// slots change. Whoever had a secret and has a copy of the file `keys` from before can still open what
-/// they can read. Encryption is experimental.
+/// slots change. Whoever had a secret and has a copy of the keys from before can still open what they can
+/// read. Keys of a block store are changed while nobody serves it. Encryption is experimental.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
                   onefold key list backups\n  \
                   onefold key test backups --key /root/backups.key\n  \
+                  onefold key add disk.onefold --new recovery\n  \
                   onefold key add backups --new passphrase --key /root/backups.key\n  \
                   onefold key remove backups 2")]
 pub(crate) struct Options {
@@ -47,7 +50,7 @@ enum Verb {
     /// Shows the slots; needs no key
     #[command(after_help = "Examples:\n  onefold key list backups")]
     List {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -55,7 +58,7 @@ enum Verb {
     /// Tells which slot the key opens
     #[command(after_help = "Examples:\n  onefold key test backups --key passphrase")]
     Test {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -65,11 +68,11 @@ enum Verb {
                       onefold key add backups --new recovery\n  \
                       onefold key add backups --new /root/second.key --name 'the other machine'")]
     Add {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         #[command(flatten)]
         new: NewKey,
-        /// What people call the slot; whoever has the archive can read it
+        /// What people call the slot; whoever has the store can read it
         #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
         name: String,
         #[command(flatten)]
@@ -78,7 +81,7 @@ enum Verb {
     /// Removes a slot, but not the last one
     #[command(after_help = "Examples:\n  onefold key remove backups 2")]
     Remove {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         /// The slot's number, as `onefold key list` shows it
         slot: usize,
@@ -88,7 +91,7 @@ enum Verb {
     /// Gives a slot another secret
     #[command(after_help = "Examples:\n  onefold key change backups 0 --new passphrase")]
     Change {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         /// The slot's number, as `onefold key list` shows it
         slot: usize,
@@ -99,11 +102,11 @@ enum Verb {
     },
     /// Renews the root key, and keeps only the slot that --key opens
     ///
-    /// For when a secret, or a copy of the file `keys`, is in wrong hands. The keys of the data stay the
-    /// same: whoever opened the archive before can still read copies of it.
+    /// For when a secret, or a copy of the keys, is in wrong hands. The keys of the data stay the
+    /// same: whoever opened the store before can still read copies of it.
     #[command(after_help = "Examples:\n  onefold key rotate backups --drop-others")]
     Rotate {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         /// Drops all other slots; needed when there are some
         #[arg(long)]
@@ -111,15 +114,15 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Destroys all keys of an archive: nobody can read it any more
+    /// Destroys all keys of a store: nobody can read it any more
     ///
-    /// Both copies of the keys are overwritten. Copies of the file `keys` elsewhere still open it, and so
+    /// Both copies of the keys are overwritten. Copies of them elsewhere still open it, and so
     /// may old blocks of a flash disk or of a file system that copies on write.
     #[command(after_help = "Examples:\n  onefold key erase backups --confirm 1f2e3d4c")]
     Erase {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
-        /// The first 8 digits of the archive's id, which this verb tells
+        /// The first 8 digits of the store's id, which this verb tells
         #[arg(long, value_name = "DIGITS")]
         confirm: Option<String>,
         #[command(flatten)]
@@ -159,15 +162,35 @@ fn shown(store: &Path) -> String {
     store.display().to_string()
 }
 
-fn archive(store: &Path) -> std::result::Result<ArchiveDir, Failure> {
-    archive_at(store, "only archives can be encrypted yet")
+/// A store that has keys, or may have.
+enum Store {
+    Archive(ArchiveDir),
+    Block(Box<StoreFile>),
+}
+
+fn at(store: &Path) -> std::result::Result<Store, Failure> {
+    match Found::at(store)? {
+        Found::Archive(directory) => Ok(Store::Archive(directory)),
+        Found::Block(file) => Ok(Store::Block(file)),
+        other @ Found::Cluster(_) => {
+            Err(refused(store, &other, "only archives and block stores can be encrypted yet"))
+        }
+    }
 }
 
 /// The key area, as whoever has no key reads it.
 fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
-    archive(store)?;
-    let area = Directory::open(store, false).and_then(|files| key_area(&files));
+    let area = match at(store)? {
+        Store::Archive(_) => Directory::open(store, false).and_then(|files| key_area(&files)),
+        Store::Block(file) => file.key_area(),
+    };
     Ok(area.map_err(|error| error.context(store.display()))?)
+}
+
+/// The settings by which a block store is opened.
+fn settings_of_block() -> onefold_block::Settings {
+    let keys = of_block_stores();
+    onefold_block::Settings { keys, ..onefold_block::Settings::for_memory(onefold_block::MEMORY_MIN) }
 }
 
 fn the_asker() -> Result<&'static Arc<Asker>> {
@@ -197,9 +220,11 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
 }
 
 fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
-    let directory = archive(store)?;
     // All of it opens, not only the slot.
-    directory.open_to_read(READER_BYTES)?;
+    match at(store)? {
+        Store::Archive(directory) => drop(directory.open_to_read(READER_BYTES)?),
+        Store::Block(file) => drop(file.open_unchanged()?),
+    }
     let area = area(store)?;
     let (slot, _) = the_asker()?.open(&area).map_err(|error| error.context(store.display()))?;
     let words = format_args!("the key opens slot {slot} of {}", store.display());
@@ -211,9 +236,17 @@ fn change(
     store: &Path,
     change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
 ) -> std::result::Result<(), Failure> {
-    let directory = archive(store)?;
-    let archive: Arc<Archive> = directory.open(Settings::default())?;
-    let changed = change_keys(&archive, |keys, random| change(keys, random));
+    let changed = match at(store)? {
+        Store::Archive(directory) => {
+            let archive: Arc<Archive> = directory.open(Settings::default())?;
+            change_keys(&archive, |keys, random| change(keys, random))
+        }
+        Store::Block(file) => {
+            let keeper = file.claim()?;
+            let change = |keys: &mut Keys, random: &dyn Random| change(keys, random);
+            onefold_block::change_keys(&*keeper.disk(), &settings_of_block(), change)
+        }
+    };
     Ok(changed.map_err(|error| error.context(store.display()))?)
 }
 
@@ -315,7 +348,6 @@ fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Resu
 }
 
 fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::Result<(), Failure> {
-    let directory = archive(store)?;
     let area = area(store)?;
     let digits: String = area.id()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
     if confirm != Some(&digits) {
@@ -325,8 +357,16 @@ fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::R
         )));
     }
     // By its key: who lacks it may not destroy what others need.
-    let archive = directory.open(Settings::default())?;
-    erase_keys(&archive, &SystemRandom).map_err(|error| error.context(store.display()))?;
+    let erased = match at(store)? {
+        Store::Archive(directory) => {
+            erase_keys(&*directory.open(Settings::default())?, &SystemRandom)
+        }
+        Store::Block(file) => {
+            let keeper = file.claim()?;
+            onefold_block::erase_keys(&*keeper.disk(), &settings_of_block(), &SystemRandom)
+        }
+    };
+    erased.map_err(|error| error.context(store.display()))?;
     let words = format_args!("the keys of {} are destroyed", store.display());
     answer.tell(&json!({ "store": shown(store), "erased": true }), words)
 }

@@ -200,6 +200,13 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
+/// The same, for block stores that are opened.
+#[must_use]
+pub fn of_block_stores() -> onefold_block::KeySource {
+    let given = |asker: &Arc<Asker>| onefold_block::KeySource::new(asker.clone());
+    asker().map_or_else(onefold_block::KeySource::default, given)
+}
+
 /// The same, for archives that are opened.
 pub(super) fn source() -> KeySource {
     asker().map_or_else(KeySource::default, |asker| KeySource::new(asker.clone()))

@@ -14,15 +14,16 @@ use onefold_backend::{
 };
 use onefold_block::{
     Engine, Settings, Store,
-    check::look,
+    check::look_with,
     format::{
-        geometry::SUPERBLOCKS,
-        superblock::{Found, Superblock, choose},
+        geometry::{KEY_AREAS, SUPERBLOCKS},
+        superblock::{Found, Superblock, seen},
     },
 };
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
+use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{control, keeper::Keeper, operator};
+use super::{control, keeper::Keeper, keys, operator};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -70,6 +71,35 @@ impl StoreFile {
 
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// The key area of an encrypted store as whoever has no key reads it: its higher whole copy. Needs no
+    /// lock.
+    ///
+    /// # Errors
+    /// `NotFound`: the store is not encrypted. `Corrupt`: no copy is whole.
+    pub fn key_area(&self) -> Result<KeyArea> {
+        if !self.is_encrypted() {
+            return Err(Error::new(Kind::NotFound, "the store is not encrypted"));
+        }
+        let copy = |first: Pba| -> Result<KeyArea> {
+            let mut bytes = Vec::with_capacity(AREA_BYTES);
+            for n in 0..(AREA_BYTES / 4096) as u64 {
+                let block = peek(&self.path, first.plus(n))?;
+                bytes.extend_from_slice(&block.map_or([0; 4096], |block| block.0));
+            }
+            KeyArea::decode(&bytes)
+        };
+        match KEY_AREAS.map(copy) {
+            [Ok(first), Ok(second)] if second.sequence() > first.sequence() => Ok(second),
+            [Ok(area), _] | [_, Ok(area)] => Ok(area),
+            [Err(error), _] => Err(error),
+        }
+    }
+
+    /// True when the store is sealed at rest.
+    pub fn is_encrypted(&self) -> bool {
+        self.superblock.state.is_sealed()
     }
 
     /// The store's id in hexadecimal digits.
@@ -149,7 +179,7 @@ impl StoreFile {
             let id = self.superblock.fixed.id;
             read.result.is_ok()
                 && match Superblock::decode(&block[0], place) {
-                    Found::Good(found) => found.fixed.id == id,
+                    Found::Good(found) | Found::Sealed(found) => found.fixed.id == id,
                     _ => false,
                 }
         };
@@ -174,7 +204,7 @@ impl StoreFile {
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
     pub fn open_unchanged(&self) -> Result<Engine> {
-        look(&self.open_for_reading()?).map_err(|e| name_store(&self.path, e))
+        look_with(&self.open_for_reading()?, &keys::of_block_stores()).map_err(|e| name_store(&self.path, e))
     }
 
     /// Opens it for writing, and claims it against other machines.
@@ -192,6 +222,7 @@ impl StoreFile {
     /// As [`open_unchanged`](Self::open_unchanged).
     pub fn work(&self, settings: Settings) -> Result<WorkingStore> {
         let keeper = self.claim()?;
+        let settings = Settings { keys: keys::of_block_stores(), ..settings };
         let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
             .map_err(|e| name_store(&self.path, e))?;
         if store.engine().fixed().scheme.loses_everything() {
@@ -225,9 +256,9 @@ fn read_superblock(path: &Path) -> Result<Superblock> {
         let block = peek(path, SUPERBLOCKS[place as usize])?;
         Ok(block.map_or(Found::Foreign, |block| Superblock::decode(&block, place)))
     };
-    match choose(look(0)?, look(1)?) {
+    match seen(look(0)?, look(1)?) {
         // A server may have been writing one of them while we read.
-        Err(error) if error.kind() == Kind::Corrupt => choose(look(0)?, look(1)?),
+        Err(error) if error.kind() == Kind::Corrupt => seen(look(0)?, look(1)?),
         chosen => chosen,
     }
 }

@@ -5,8 +5,8 @@ use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
     Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
-    Times, Transfers,
-    check::Place,
+    Times, Transfers, change_keys,
+    check::{MEMORY, Place, check_with},
     format::{
         Identity,
         carrier::{Header, encode},
@@ -19,14 +19,14 @@ use onefold_block::{
     schedule::{Facts, Next, Unflushed},
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Fingerprinter, Kind, Lba, Pba,
-    Result, Ticket, VolumeId, VolumeInfo, VolumeLimits, ZoneId,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
+use onefold_seal::{Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
     checks::verifier::{self, Reading},
-    live,
+    keys, live,
     subject::{Ack, Report, Schedules, Skips, Step, StoreOptions, Subject},
 };
 
@@ -68,6 +68,7 @@ impl Thin {
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             no_room_to_append: options.no_room,
             broken: options.bug.map(|bug| Rule::BUGS[bug].1),
+            keys: keys::source(options),
         }
     }
 
@@ -137,22 +138,27 @@ impl Thin {
 }
 
 /// The superblocks at both places.
-fn found(view: &Image) -> [superblock::Found; 2] {
+fn found(view: &Image, options: &StoreOptions) -> [superblock::Found; 2] {
+    let identity = keys::identity(options);
     [0, 1].map(|place| match view.get(SUPERBLOCKS[place].0) {
-        Some(bytes) => Superblock::decode(&Block(**bytes), place as u32),
+        Some(bytes) => Superblock::opened(&Block(**bytes), place as u32, &identity),
         None => superblock::Found::Foreign,
     })
 }
 
 /// The superblock that counts.
-fn superblock_of(view: &Image) -> Option<Superblock> {
-    let [first, second] = found(view);
+fn superblock_of(view: &Image, options: &StoreOptions) -> Option<Superblock> {
+    let [first, second] = found(view, options);
     superblock::choose(first, second).ok()
 }
 
 /// Both copies of every page of the zone list, those that are whole, with their places.
-fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::Page>)>; 2]> {
-    let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+fn list_copies(
+    view: &Image,
+    fixed: &Fixed,
+    options: &StoreOptions,
+) -> Vec<[Option<(Pba, Box<zone_list::Page>)>; 2]> {
+    let identity = keys::identity(options);
     let copy = |page: u32, at: Pba| {
         let block = Block(**view.get(at.0)?);
         Some((at, Box::new(zone_list::Page::decode(&identity, &block, page, at.0)?)))
@@ -312,7 +318,12 @@ impl Subject for Thin {
     }
 
     fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
-        Engine::format(disk, &Thin::format_of(options))
+        let format = Thin::format_of(options);
+        if !options.sealed {
+            return Engine::format(disk, &format);
+        }
+        let mut keys = keys::of(options)?;
+        Engine::format_sealed(disk, &format, &mut keys, &*keys::repeated())
     }
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
@@ -668,7 +679,7 @@ impl Subject for Thin {
             return Ok(Report::default());
         }
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
-        let found = onefold_block::check::check(&disk, &mut |_| {})?;
+        let found = check_with(&disk, &keys::source(options), MEMORY, &mut |_| {})?;
         let of_tables = found
             .problems
             .iter()
@@ -682,7 +693,7 @@ impl Subject for Thin {
             return Ok(Report::default());
         }
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
-        let found = onefold_block::check::check(&disk, &mut |_| {})?;
+        let found = check_with(&disk, &keys::source(options), MEMORY, &mut |_| {})?;
         let mut problems: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
         // Every volume has its critical blocks from its making on.
         if found.shared_critical > 0 {
@@ -702,10 +713,10 @@ impl Subject for Thin {
     ) -> Option<Box<Block>> {
         let view = disk.view();
         let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
-        let Superblock { fixed, state } = superblock_of(&view)?;
-        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let Superblock { fixed, state } = superblock_of(&view, options)?;
+        let identity = keys::identity(options);
         let mut open: Vec<(ZoneId, u64)> = Vec::new();
-        for (_, page) in list_copies(&view, &fixed).into_iter().flatten().flatten() {
+        for (_, page) in list_copies(&view, &fixed, options).into_iter().flatten().flatten() {
             open.extend(
                 page.entries
                     .iter()
@@ -726,7 +737,7 @@ impl Subject for Thin {
         let data: Vec<u64> = view.written().filter(|&at| fixed.geometry.holds(Pba(at))).collect();
         let change = match rng.pick(&data).copied().filter(|_| rng.percent(50)) {
             Some(at) => {
-                let mut fingerprinter = Fingerprinter::new(fixed.algorithm, fixed.secret);
+                let mut fingerprinter = identity.fingerprinter.clone();
                 if options.weak_fingerprint {
                     fingerprinter = fingerprinter.shortened(WEAK_BITS);
                 }
@@ -744,7 +755,8 @@ impl Subject for Thin {
         rng.fill(&mut payload);
         let mut secret = fixed.secret;
         rng.fill(&mut secret);
-        let guessed = Identity { secret, ..identity };
+        // Who has no key of a sealed store can't do better than one of a plain one.
+        let guessed = Identity::new(fixed.id, secret, fixed.algorithm);
         let header = Header {
             epoch: state.epoch,
             generation,
@@ -756,15 +768,15 @@ impl Subject for Thin {
             durable: state.durable,
         };
         let mut forged = Block::zeroed();
-        encode(&guessed, &header, &[record], &payload, &mut forged);
+        encode(&guessed, &header, &[record], (&payload, 0), &mut forged).ok()?;
         Some(forged)
     }
 
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let view = disk.view();
-        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return Vec::new() };
+        let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else { return Vec::new() };
         let mut copies = Vec::new();
-        let committed = found(&view).map(|found| match found {
+        let committed = found(&view, options).map(|found| match found {
             superblock::Found::Good(superblock) => Some(superblock.state.committed),
             _ => None,
         });
@@ -775,7 +787,7 @@ impl Subject for Thin {
         {
             copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
         }
-        for page in list_copies(&view, &fixed) {
+        for page in list_copies(&view, &fixed, options) {
             if let [Some((one, first)), Some((other, second))] = page {
                 let (newer, older) =
                     if first.sequence > second.sequence { (one, other) } else { (other, one) };
@@ -786,16 +798,42 @@ impl Subject for Thin {
         copies
     }
 
-    fn shared_pages(disk: &VirtualDisk) -> Vec<(Pba, &'static str)> {
+    fn shared_pages(disk: &VirtualDisk, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let view = disk.view();
-        superblock_of(&view).map_or_else(Vec::new, |found| live::shared_pages(&view, &found))
+        let identity = keys::identity(options);
+        superblock_of(&view, options)
+            .map_or_else(Vec::new, |found| live::shared_pages(&view, &found, &identity))
+    }
+
+    fn opens(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        byte: u8,
+    ) -> Result<bool> {
+        let settings = Settings { keys: keys::by(byte), ..Thin::settings(options) };
+        match Engine::open(disk, clock, settings) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Corrupt) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn change_keys(
+        disk: &dyn Disk,
+        options: &StoreOptions,
+        change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
+    ) -> Result<()> {
+        change_keys(disk, &Thin::settings(options), |keys, random| change(keys, random))
     }
 
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
         let mut image = disk.view();
         // Nobody can tell what these hold.
         disk.unreadable().into_iter().for_each(|at| image.set(at, Arc::new([0xff; 4096])));
-        let reading = verifier::read(&image, &disk.damaged(), options.weak_fingerprint);
+        let sealed = keys::sealed(options);
+        let reading =
+            verifier::read(&image, &disk.damaged(), options.weak_fingerprint, sealed.as_ref());
         Some(reading.from(Thin::first_block(options)))
     }
 
@@ -805,12 +843,12 @@ impl Subject for Thin {
         if let Some(place) = SUPERBLOCKS.iter().position(|place| place.0 == at) {
             let other = 1 - place;
             return whole(SUPERBLOCKS[other].0)
-                && matches!(found(&view)[other], superblock::Found::Good(_));
+                && matches!(found(&view, options)[other], superblock::Found::Good(_));
         }
-        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
+        let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else { return false };
         let first = fixed.geometry.list_page(0)[0].0;
         let pages = first..first + 2 * u64::from(fixed.geometry.list_pages);
-        let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
+        let copies = list_copies(&view, &fixed, options).into_iter().flatten().flatten();
         pages.contains(&at)
             && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))
     }
@@ -834,7 +872,9 @@ impl Subject for Thin {
     fn recovery_bound(options: &StoreOptions) -> u64 {
         let Some(geometry) = Thin::geometry(options) else { return u64::MAX };
         let zones = (geometry.list_slots() as u64).min(geometry.zones);
-        2 + 2 * u64::from(geometry.list_pages)
+        // Of a sealed store both superblocks are read before its keys, too, and both key areas.
+        let keys = if options.sealed { 2 * 2 + 2 * 3 } else { 0 };
+        keys + 2 + 2 * u64::from(geometry.list_pages)
             + 2 * u64::from(geometry.leftover_pages)
             + 3 * zones * geometry.zone_blocks
     }

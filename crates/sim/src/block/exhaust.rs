@@ -230,6 +230,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         references: None,
         snapshots: None,
         grows: false,
+        sealed: false,
         bug: None,
     }
 }

@@ -3,7 +3,7 @@
 use onefold_block::format::{
     Identity,
     catalogue::{Discard, Volume},
-    page::{self, FANOUT, PageId, Pointer, Root, Table},
+    page::{self, FANOUT, Page, PageId, Pointer, Root, Table},
     share::Share,
     superblock::Superblock,
 };
@@ -12,14 +12,17 @@ use onefold_testbed::disk::Image;
 
 /// Pages of the table of shares, pages that lend or that nothing counts for, and pages of maps below
 /// ranges that wait to be applied; each with what it is.
-pub(super) fn shared_pages(view: &Image, superblock: &Superblock) -> Vec<(Pba, &'static str)> {
-    let Superblock { fixed, state } = superblock;
-    let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+pub(super) fn shared_pages(
+    view: &Image,
+    superblock: &Superblock,
+    identity: &Identity,
+) -> Vec<(Pba, &'static str)> {
+    let state = &superblock.state;
     let tree = |table: Table, volume: u32, root: &Root| {
         let mut found = Vec::new();
         if let Some(level) = root.height.checked_sub(1) {
             let id = PageId { table, volume, level, index: 0 };
-            below(view, &identity, id, &root.page, &mut found);
+            below(view, identity, id, &root.page, &mut found);
         }
         found
     };
@@ -27,14 +30,14 @@ pub(super) fn shared_pages(view: &Image, superblock: &Superblock) -> Vec<(Pba, &
         let index = n / table.per_leaf();
         let pages = tree(table, 0, root);
         let (_, at) = pages.into_iter().find(|(id, _)| id.level == 0 && id.index == index)?;
-        Some(**view.get(at.0)?)
+        opened(view, identity, at)
     };
     let mut all = Vec::new();
     for (id, at) in tree(Table::Shares, 0, &state.shares) {
         all.push((at, "rot: page of the table of shares"));
-        let Some(page) = view.get(at.0).filter(|_| id.level == 0) else { continue };
+        let Some(page) = opened(view, identity, at).filter(|_| id.level == 0) else { continue };
         for slot in 0..Table::Shares.per_leaf() {
-            let share = Share::get(page, slot);
+            let share = Share::get(&page, slot);
             let owner = Pba(id.index * Table::Shares.per_leaf() + slot);
             all.extend(share.lender.map(|lender| (lender.address, "rot: page that lends")));
             all.extend(share.is_orphan().then_some((owner, "rot: page that nothing counts for")));
@@ -63,6 +66,12 @@ pub(super) fn shared_pages(view: &Image, superblock: &Superblock) -> Vec<(Pba, &
     all
 }
 
+/// A page, opened if the store is sealed.
+fn opened(view: &Image, identity: &Identity, at: Pba) -> Option<Page> {
+    let mut page = **view.get(at.0)?;
+    page::open(identity, at, &mut page).then_some(page)
+}
+
 /// A page and those below it, as far as they are whole.
 fn below(
     view: &Image,
@@ -71,13 +80,13 @@ fn below(
     pointer: &Pointer,
     found: &mut Vec<(PageId, Pba)>,
 ) {
-    let Some(bytes) = view.get(pointer.address.0) else { return };
-    if pointer.in_place || page::verify(identity, id, pointer, bytes).is_err() {
+    let Some(mut bytes) = view.get(pointer.address.0).map(|bytes| **bytes) else { return };
+    if pointer.in_place || page::verify(identity, id, pointer, &mut bytes).is_err() {
         return;
     }
     found.push((id, pointer.address));
     for slot in (0..FANOUT).filter(|_| id.level > 0) {
-        let child = page::pointer(bytes, slot);
+        let child = page::pointer(&bytes, slot);
         if !child.is_none() {
             let place = PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id };
             below(view, identity, place, &child, found);

@@ -10,6 +10,7 @@ mod actors;
 pub mod checks;
 pub mod engine;
 pub mod exhaust;
+mod keys;
 mod live;
 pub mod model;
 pub mod params;

@@ -12,7 +12,7 @@ use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        actors::{Growing, Transfer},
+        actors::{Growing, Secrets, Transfer},
         model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
@@ -57,6 +57,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) transfer: Option<Transfer>,
     /// The snapshots that were sent, by the names that they have where they were received.
     pub(crate) sent: BTreeMap<String, Key>,
+    /// Who opens a sealed store.
+    pub(crate) secrets: Option<Secrets>,
     /// A growth that was asked for.
     pub(crate) growing: Option<Growing>,
     /// Where the rot of what maps share is drawn from, which no other draw comes from.
@@ -76,6 +78,8 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn new(params: Params, loud: bool) -> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let rot = Rng::new(params.seed ^ 0x726f_7473_0000_0115);
+        onefold_seal::observer::begin();
+        let secrets = params.options.sealed.then(|| Secrets::new(params.seed));
         let clock = Arc::new(VirtualClock::default());
         let disk =
             Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
@@ -91,6 +95,7 @@ impl<S: Subject> Sim<S> {
             asked: None,
             transfer: None,
             sent: BTreeMap::new(),
+            secrets,
             growing: None,
             rot,
             moments: 0,
@@ -183,6 +188,7 @@ impl<S: Subject> Sim<S> {
             self.disk.next_session();
         }
         self.sideways()?;
+        self.at_rest()?;
         self.rot_copy();
         self.rot_shared();
         let mut depth = 0;
@@ -392,7 +398,7 @@ impl<S: Subject> Sim<S> {
         if !rots || !self.disk.unflushed().is_empty() || !self.rot.percent(80) {
             return;
         }
-        let mut pages = S::shared_pages(&self.disk);
+        let mut pages = S::shared_pages(&self.disk, &self.params.options);
         let mut kinds: Vec<&str> = pages.iter().map(|(_, what)| *what).collect();
         kinds.sort_unstable();
         kinds.dedup();

@@ -11,6 +11,7 @@ use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo,
 };
+use onefold_seal::{Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk};
 
 use crate::block::checks::verifier::Reading;
@@ -70,6 +71,8 @@ pub struct StoreOptions {
     pub snapshots: Option<Sharing>,
     /// The store grows now and then.
     pub grows: bool,
+    /// The store is sealed at rest.
+    pub sealed: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -561,9 +564,39 @@ pub trait Subject: Sized {
     }
 
     /// Live pages that only a store has whose maps share pages, with what they are.
-    fn shared_pages(disk: &VirtualDisk) -> Vec<(Pba, &'static str)> {
-        let _ = disk;
+    fn shared_pages(
+        disk: &VirtualDisk,
+        options: &StoreOptions,
+    ) -> Vec<(Pba, &'static str)> {
+        let _ = (disk, options);
         Vec::new()
+    }
+
+    /// True when the secret `byte` opens a sealed store, for work.
+    ///
+    /// # Errors
+    /// Those of opening that have nothing to do with keys.
+    fn opens(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        byte: u8,
+    ) -> Result<bool> {
+        let _ = (disk, clock, options, byte);
+        Ok(false)
+    }
+
+    /// Changes the keys of a sealed store on which nobody works.
+    ///
+    /// # Errors
+    /// Those of the disk and of `change`.
+    fn change_keys(
+        disk: &dyn Disk,
+        options: &StoreOptions,
+        change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
+    ) -> Result<()> {
+        let _ = (disk, options, change);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
     }
 
     /// Reads a store that was closed without the engine, by the document of its format alone.

@@ -25,8 +25,9 @@ const SHOWN: usize = 64;
 
 pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     let geometry = view.superblock.fixed.geometry;
+    let sealing = view.identity.sealing.as_deref();
     if let Some(place) = SUPERBLOCKS.iter().position(|&at| at == pba) {
-        return super::superblock::show(view.disk, place as u32, out);
+        return super::superblock::show(view.disk, sealing, place as u32, out);
     }
     let block = read_one(view.disk, pba)?;
     if let Some((number, place)) = zone::list_place(&geometry, pba) {
@@ -57,16 +58,21 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
         ),
     );
     show_tables(view, pba, out);
-    if let Some((id, pointer)) = header(view.identity, &block) {
+    let mut page = block.clone();
+    if let Some((id, pointer)) = header(view.identity, pba, &mut page.0) {
         if pointer.address == pba {
-            page::show(id, &pointer, view.is_current(id, &pointer), &block, out);
+            page::show(id, &pointer, view.is_current(id, &pointer), &page, out);
         } else {
             line(out, format_args!("a table page that belongs at block {}", pointer.address));
         }
-    } else if Carrier::shape(view.identity, &block).is_some() {
+    } else if Carrier::shape(view.identity, &block, pba).is_some() {
         show_carrier(view, pba, &block, out);
     } else {
-        show_data(view, &block, out);
+        let mut data = block;
+        if let (Some(sealing), Ok(fingerprint)) = (sealing, view.fingerprint(pba)) {
+            sealing.open_raw(fingerprint.prefix(), pba, &mut data)?;
+        }
+        show_data(view, &data, out);
     }
     Ok(())
 }
@@ -114,7 +120,7 @@ fn show_tables(view: &View<'_>, pba: Pba, out: &mut String) {
 }
 
 fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
-    let Some(carrier) = Carrier::shape(view.identity, block) else { return };
+    let Some(carrier) = Carrier::shape(view.identity, block, pba) else { return };
     let proven = Carrier::proven(view.identity, block, pba).is_some();
     let header = carrier.header;
     let (committed, epoch) = (view.superblock.state.committed, view.superblock.state.epoch);
@@ -135,7 +141,16 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
     );
     field(out, "durable then", header.durable);
     let mut content = Block::zeroed();
-    match carrier.expand(&mut content) {
+    // Of a sealed store the tables know the prefix, or a record of this carrier.
+    let of_record = |record: Option<Record>| match record?.change {
+        Change::Block { pba: at, fingerprint, .. } | Change::Catalogue { pba: at, fingerprint } => {
+            (at == pba).then(|| fingerprint.prefix())
+        }
+        Change::Range { .. } => None,
+    };
+    let told = carrier.records().find_map(of_record);
+    let prefix = told.or_else(|| view.fingerprint(pba).ok().map(|found| found.prefix()));
+    match carrier.expand(prefix.unwrap_or(0), &mut content) {
         Ok(()) => {
             field(
                 out,

@@ -15,7 +15,7 @@ use onefold_core::{Disk, Lba, Pba, Result, ZoneId};
 
 use self::{text::line, view::View};
 use super::{places, report::Report};
-use crate::format::Identity;
+use crate::{engine::keys::unlock_to_look, settings::KeySource};
 
 /// The part to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,14 +41,22 @@ pub enum What {
 /// # Errors
 /// When the store has no whole superblock, when there is no such volume, block or zone, or `Io`.
 pub fn inspect(disk: &dyn Disk, what: &What) -> Result<String> {
+    inspect_with(disk, &KeySource::default(), what)
+}
+
+/// As [`inspect`], of a store that may be sealed: `keys` is asked for its key.
+///
+/// # Errors
+/// As [`inspect`]; those of asking for the key.
+pub fn inspect_with(disk: &dyn Disk, keys: &KeySource, what: &What) -> Result<String> {
     let mut out = String::new();
+    let sealing = unlock_to_look(disk, keys)?;
     if let What::Superblock(place) = what {
-        superblock::show(disk, *place, &mut out)?;
+        superblock::show(disk, sealing.as_deref(), *place, &mut out)?;
         return Ok(out);
     }
-    let superblock = places::superblocks(disk, &mut Report::default())?;
-    let identity =
-        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let superblock = places::superblocks(disk, sealing.as_deref(), &mut Report::default())?;
+    let identity = superblock.fixed.identity(sealing);
     let view = View { disk, superblock: &superblock, identity: &identity };
     match what {
         What::Superblock(_) => {}

@@ -7,16 +7,22 @@ use crate::{
     check::{batch::read_one, places::is_superblock, rot},
     format::{
         geometry::SUPERBLOCKS,
+        sealing::Sealing,
         superblock::{Found, Layout, Leftover, Root, Superblock},
     },
 };
 
-pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> {
+pub(super) fn show(
+    disk: &dyn Disk,
+    sealing: Option<&Sealing>,
+    place: u32,
+    out: &mut String,
+) -> Result<()> {
     let Some(&at) = SUPERBLOCKS.get(place as usize) else {
         return Err(Error::new(Kind::InvalidInput, "a store has superblocks 0 and 1"));
     };
     let block = read_one(disk, at)?;
-    match Superblock::decode(&block, place) {
+    match Superblock::open(&block, place, sealing) {
         Found::Good(superblock) => {
             line(out, format_args!("superblock {place} at block {at}: whole"));
             describe(&superblock, out);
@@ -28,13 +34,13 @@ pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> 
             out,
             format_args!("superblock {place} at block {at}: unknown features {features:#x}"),
         ),
-        Found::Damaged => line(out, format_args!("superblock {place} at block {at}: damaged")),
+        Found::Damaged | Found::Sealed(_) => line(out, format_args!("superblock {place} at block {at}: damaged")),
         Found::Foreign => {
             line(out, format_args!("superblock {place} at block {at}: no superblock"))
         }
     }
-    if !is_superblock(&block, place)
-        && let Some(bit) = rot::rotten_bit(&block, |block| is_superblock(block, place))
+    if !is_superblock(&block, place, sealing)
+        && let Some(bit) = rot::rotten_bit(&block, |block| is_superblock(block, place, sealing))
     {
         field(out, "damage", format_args!("bit {bit} is flipped"));
     }

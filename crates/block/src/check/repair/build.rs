@@ -70,7 +70,7 @@ impl Builder<'_> {
             )?;
             return Ok(pointer);
         }
-        let pointer = page::seal(self.identity, id, at, birth, &mut page);
+        let pointer = page::seal(self.identity, id, at, birth, &mut page)?;
         self.writer.push(at, page)?;
         Ok(pointer)
     }

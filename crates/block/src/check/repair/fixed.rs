@@ -17,17 +17,22 @@ use crate::{
     format::{
         Identity,
         geometry::SUPERBLOCKS,
+        sealing::Sealing,
         superblock::{Found, Superblock},
         zone_list::Page,
     },
 };
 
 /// Makes both superblocks whole. Returns the newest.
-pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Superblock> {
+pub(super) fn superblocks(
+    disk: &dyn Disk,
+    sealing: Option<&Sealing>,
+    repaired: &mut Repaired,
+) -> Result<Superblock> {
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let Ok(mut block) = read_one(disk, at) else { continue };
-        if !is_superblock(&block, place)
-            && let Some(bit) = rot::restore_copy(&mut block, |block| is_superblock(block, place))
+        if !is_superblock(&block, place, sealing)
+            && let Some(bit) = rot::restore_copy(&mut block, |block| is_superblock(block, place, sealing))
         {
             restore::write(disk, at, &block)?;
             disk.flush()?;
@@ -36,9 +41,9 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
                 .push(format!("{}: bit {bit} was flipped back", Place::Superblock(place)));
         }
     }
-    let mut best = places::superblocks(disk, &mut Report::default())?;
+    let mut best = places::superblocks(disk, sealing, &mut Report::default())?;
     let blocks = read_blocks(disk, &SUPERBLOCKS);
-    let found = |place: u32| match Superblock::decode(&blocks[place as usize].0, place) {
+    let found = |place: u32| match Superblock::open(&blocks[place as usize].0, place, sealing) {
         Found::Good(superblock) if blocks[place as usize].1.is_ok() => Some(*superblock),
         _ => None,
     };
@@ -57,7 +62,7 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
     };
     if !found(other).as_ref().is_some_and(follows) {
         best.state.sequence += 1;
-        restore::write(disk, SUPERBLOCKS[other as usize], &best.encode(other))?;
+        restore::write(disk, SUPERBLOCKS[other as usize], &*best.written(other, sealing)?)?;
         disk.flush()?;
         repaired
             .restored
@@ -110,7 +115,7 @@ pub(super) fn zone_list(
                 restore::write(
                     disk,
                     places[place],
-                    &page.encode(identity, number, places[place].0),
+                    &*page.encode(identity, number, places[place].0)?,
                 )?;
                 place
             }
@@ -120,7 +125,7 @@ pub(super) fn zone_list(
                     restore::write(
                         disk,
                         at,
-                        &Page { sequence, ..Page::empty() }.encode(identity, number, at.0),
+                        &*Page { sequence, ..Page::empty() }.encode(identity, number, at.0)?,
                     )?;
                 }
                 0

@@ -49,11 +49,14 @@ use onefold_core::{Clock, Disk, Result};
 
 pub use self::outcome::{LOST_MAX, Repaired};
 use super::{
-    MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places,
+    MEMORY, Phase, Progress, Report, check_by, leftover::rotten_pages, places,
     recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
 };
 use crate::{
-    engine::Engine,
+    engine::{
+        Engine,
+        keys::{Access, unlock},
+    },
     format::{Identity, superblock::Superblock},
     idleness::Idleness,
     settings::Settings,
@@ -90,10 +93,10 @@ pub fn repair_within(
 ) -> Result<Repaired> {
     disk.flush()?;
     let mut repaired = Repaired::default();
-    let superblock = fixed::superblocks(&**disk, &mut repaired)?;
+    let sealing = unlock(&**disk, Access::Writes, settings)?;
+    let superblock = fixed::superblocks(&**disk, sealing.as_deref(), &mut repaired)?;
     places::whole(&**disk, &superblock)?;
-    let identity =
-        Identity::new(superblock.fixed.id, superblock.fixed.secret, superblock.fixed.algorithm);
+    let identity = superblock.fixed.identity(sealing.clone());
     fixed::zone_list(&**disk, &identity, &superblock, &mut repaired)?;
     let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
     if (!superblock.state.clean || superblock.state.inexact) && sound {
@@ -111,7 +114,7 @@ pub fn repair_within(
         progress(Progress { what: Phase::Recovery, done: 0, total: 0 });
         recover(disk, clock, settings, &mut repaired);
     }
-    repaired.after = check_within(disk, memory, progress)?;
+    repaired.after = check_by(disk, &settings.keys, sealing, memory, progress)?;
     repaired.left.extend(repaired.after.problems.iter().map(ToString::to_string));
     Ok(repaired)
 }

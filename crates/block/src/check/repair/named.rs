@@ -114,9 +114,11 @@ pub(super) fn content(
     if carried {
         let mut expanded = Block::zeroed();
         let carrier =
-            Carrier::shape(identity, &block).filter(|carrier| carrier.header.address == pba)?;
-        carrier.expand(&mut expanded).ok()?;
+            Carrier::shape(identity, &block, pba).filter(|one| one.header.address == pba)?;
+        carrier.expand(prefix, &mut expanded).ok()?;
         block = expanded;
+    } else if let Some(sealing) = &identity.sealing {
+        sealing.open_raw(prefix, pba, &mut block).ok()?;
     }
     let fingerprint = identity.fingerprinter.one(&block);
     [fingerprint, fingerprint.unshared()].into_iter().find(|kept| kept.prefix() == prefix)

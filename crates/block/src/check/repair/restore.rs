@@ -41,7 +41,10 @@ pub(super) fn pages(
         let Ok(mut block) = read_one(walker.disk, pointer.address) else { continue };
         let whole = |block: &Block| match pointer.in_place {
             true => in_place::decode(walker.identity, id, &pointer, block).is_ok(),
-            false => page::differs(walker.identity, id, &pointer, block).is_none(),
+            false => {
+                let mut copy = block.0;
+                page::differs(walker.identity, id, &pointer, &mut copy).is_none()
+            }
         };
         let Some(bit) = rot::restore_copy(&mut block, whole) else { continue };
         write(walker.disk, pointer.address, &block)?;

@@ -218,8 +218,9 @@ impl Orphans {
                     };
                     let suspects: Vec<Pba> = blocks.filter(unnamed).collect();
                     read_each(checker.walker.disk, &suspects, &mut |pba, block| {
-                        let found =
-                            block.ok().and_then(|block| header(checker.walker.identity, block));
+                        let found = block.ok().and_then(|block| {
+                            header(checker.walker.identity, pba, &mut block.0.clone())
+                        });
                         match found.filter(|(_, pointer)| {
                             pointer.address == pba && pointer.birth <= checker.state.committed
                         }) {

@@ -125,6 +125,7 @@ pub(crate) fn build(
             inexact,
             features,
             shares,
+            keys: old.state.keys,
         },
         volumes,
         discards: pending,

@@ -36,7 +36,9 @@ impl Scheme for Cow {
     }
 
     /// There are no records.
-    fn seal(&self, _: &Kernel, _: &mut Plan, _: &Arrangement, _: Header) {}
+    fn seal(&self, _: &Kernel, _: &mut Plan, _: &Arrangement, _: Header) -> Result<()> {
+        Ok(())
+    }
 
     fn write(&self, kernel: &Kernel, how: Durability) -> Result<Progress> {
         match how {

@@ -34,11 +34,17 @@ pub(crate) struct Ordered(Records);
 
 impl Scheme for Ordered {
     fn lay_out(&self, kernel: &Kernel, window: &Window, decided: &Decided<'_>) -> Arrangement {
-        self.0.lay_out(kernel, window, decided, |_, _, _| Vec::new(), WriteOrder::DataFirst)
+        self.0.lay_out(kernel, window, decided, |_, _, _, _| Vec::new(), WriteOrder::DataFirst)
     }
 
-    fn seal(&self, kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, header: Header) {
-        self.0.seal(kernel, plan, arrangement, header);
+    fn seal(
+        &self,
+        kernel: &Kernel,
+        plan: &mut Plan,
+        arrangement: &Arrangement,
+        header: Header,
+    ) -> Result<()> {
+        self.0.seal(kernel, plan, arrangement, header)
     }
 
     fn write(&self, kernel: &Kernel, how: Durability) -> Result<Progress> {

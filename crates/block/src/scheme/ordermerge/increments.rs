@@ -46,13 +46,14 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
         state.windows.begin_writing(window.number);
         let durable = state.windows.durable();
         state.allocator.due_list_pages(&kernel.identity, durable)
-    };
+    }
+    .map_err(|e| kernel.stop(&e))?;
     kernel.pages.hold(&leaves).map_err(|e| kernel.stop(&e))?;
     if kernel.keeps(Rule::CountBeforeLink) {
         count_links(kernel, &plan, &leaves);
     }
     updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
-    let blocks = plan.blocks(&window);
+    let blocks = plan.blocks(&window, &[]);
     let mut runs = plan.runs(&blocks);
     let due_refs = list_refs(&due);
     runs.extend(list_runs(&due, &due_refs));

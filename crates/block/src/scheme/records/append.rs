@@ -125,12 +125,12 @@ pub(crate) fn append_again(
                 durable,
             };
             let mut block = Block::zeroed();
-            encode(&kernel.identity, &header, part, &[], &mut block);
+            encode(&kernel.identity, &header, part, (&[], 0), &mut block)?;
             plan.carriers.push(block);
             plan.sources.push(Source::Carrier(n as u32));
         }
         let empty = Window::new(number);
-        let blocks = plan.blocks(&empty);
+        let blocks = plan.blocks(&empty, &[]);
         kernel.disk.write(&plan.runs(&blocks))?;
         kernel.disk.flush()?;
         publish_recovered(kernel, &tables, &records)?;

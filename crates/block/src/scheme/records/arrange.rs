@@ -1,7 +1,7 @@
 //! Records hide beside compressed blocks, in carriers; what finds no room goes to the leftover
 //! table, or into one more carrier.
 
-use onefold_core::{Block, Fingerprint, Lba, Pba, VolumeId, compress::Lz4};
+use onefold_core::{Block, Fingerprint, Lba, Pba, Result, VolumeId, compress::Lz4};
 use parking_lot::Mutex;
 
 use super::leftover_table::LeftoverTable;
@@ -25,7 +25,8 @@ use crate::{
 };
 
 /// Chooses carriers among a window's new blocks for a number of records.
-pub(crate) type Choose = fn(&mut Lz4, &[&Block], usize) -> Vec<Chosen>;
+/// Each of them takes so many bytes besides what it compresses to.
+pub(crate) type Choose = fn(&mut Lz4, &[&Block], usize, usize) -> Vec<Chosen>;
 
 /// The state of schemes with records between windows. The lock is a leaf, held by the step that
 /// prepares a window, and by recovery.
@@ -77,6 +78,7 @@ impl Records {
         first: WriteOrder,
     ) -> Arrangement {
         let mut carriers = self.0.lock();
+        let extra = kernel.identity.payload_extra();
         let new = decided.new.len();
         let changes: Vec<Box<Block>> =
             window.catalogue.iter().map(CatalogueChange::encode).collect();
@@ -85,11 +87,12 @@ impl Records {
         let mut chosen = Vec::new();
         for (n, change) in changes.iter().enumerate() {
             let payload = carriers.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-            let room = carrier::room_beside(payload.len());
+            let room = carrier::room_beside(payload.len() + extra);
             chosen.push(Chosen { block: new + n, room, payload });
         }
         let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
-        chosen.extend(choose(&mut carriers.lz4, &decided.new, records.saturating_sub(room)));
+        let left = records.saturating_sub(room);
+        chosen.extend(choose(&mut carriers.lz4, &decided.new, left, extra));
         chosen.sort_by_key(|chosen| chosen.block);
         let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
         let in_table =
@@ -123,10 +126,10 @@ impl Records {
         plan: &mut Plan,
         arrangement: &Arrangement,
         header: Header,
-    ) {
+    ) -> Result<()> {
         let mut carriers = self.0.lock();
         let header = Header { before: carriers.through, ..header };
-        fill_carriers(kernel, plan, arrangement, header);
+        fill_carriers(kernel, plan, arrangement, header)?;
         if header.carriers > 0 {
             carriers.through = header.window;
         }
@@ -148,6 +151,7 @@ impl Records {
             add(&kernel.counters.leftover_records, records.len() as u64);
         }
         add(&kernel.counters.record_blocks, arrangement.alone as u64);
+        Ok(())
     }
 }
 
@@ -203,10 +207,21 @@ fn leftover_in_table(
 }
 
 /// Writes records and compressed blocks into the carriers, and seals them.
-fn fill_carriers(kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, header: Header) {
+fn fill_carriers(
+    kernel: &Kernel,
+    plan: &mut Plan,
+    arrangement: &Arrangement,
+    header: Header,
+) -> Result<()> {
     let addresses: Vec<Pba> = plan.addresses().collect();
     let roles = arrangement.order.iter().map(|&n| &arrangement.roles[n]);
-    let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
+    // Prefixes are there in a sealed store.
+    let prefixes = plan.prefixes.iter().copied().chain(std::iter::repeat(0));
+    let carriers = addresses
+        .into_iter()
+        .zip(roles)
+        .zip(prefixes)
+        .filter(|((_, role), _)| !matches!(role, Role::Raw));
     let records: Vec<Record>;
     let mut rest = if arrangement.in_table.is_empty() {
         &plan.records[..]
@@ -215,7 +230,7 @@ fn fill_carriers(kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, he
         records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
         &records[..]
     };
-    for (((address, role), block), (position, &generation)) in
+    for ((((address, role), prefix), block), (position, &generation)) in
         carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations))
     {
         let (room, payload) = match *role {
@@ -228,9 +243,10 @@ fn fill_carriers(kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, he
             &kernel.identity,
             &Header { generation, address, position, ..header },
             records,
-            payload,
+            (payload, prefix),
             block,
-        );
+        )?;
     }
     assert!(rest.is_empty(), "every record is in a carrier or in the leftover table");
+    Ok(())
 }

@@ -152,11 +152,16 @@ fn prove(
     let before = found.len();
     let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
     for ((at, generation), block) in places.zip(blocks) {
-        let Some(shape) = Carrier::shape(&kernel.identity, block)
+        let Some(shape) = Carrier::shape(&kernel.identity, block, at)
             .filter(|shape| shape.header.window > state.committed)
         else {
             continue;
         };
+        if kernel.identity.sealing.is_some() {
+            // Its tag has proven it.
+            note(&shape, generation, state, found);
+            continue;
+        }
         #[cfg(feature = "planted-bugs")]
         if !kernel.keeps(crate::rules::Rule::CarriersProven) {
             let (header, records) = super::broken::unproven(&shape, at);
@@ -168,18 +173,28 @@ fn prove(
         }
     }
     for (_, carrier) in Carrier::proven_among(&kernel.identity, &mut likely) {
-        if let Some(records) = carrier.records().collect() {
-            found.push(Found {
-                header: carrier.header,
-                records,
-                void: is_void(&carrier.header, state),
-            });
-        }
+        let generation = carrier.header.generation;
+        note(&carrier, generation, state, found);
     }
     note_in_index(
         kernel,
         found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records),
     );
+}
+
+/// Notes a carrier that is proven, when it is of this generation.
+fn note(
+    carrier: &Carrier<'_>,
+    generation: u64,
+    state: &superblock::State,
+    found: &mut Vec<Found>,
+) {
+    let header = carrier.header;
+    if let Some(records) = carrier.records().collect()
+        && header.generation == generation
+    {
+        found.push(Found { header, records, void: is_void(&header, state) });
+    }
 }
 
 /// Tells the index where records say that blocks are: a hint, whether they are believed or not.

@@ -127,8 +127,8 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
         let expanded = batch
             .iter()
             .zip(&mut buffer)
-            .map(|(named, block)| !named.carried || expand_in_place(kernel, block, named.pba));
-        let whole: Vec<bool> = expanded.collect();
+            .map(|(named, block)| open_in_place(kernel, named, block));
+        let whole: Vec<bool> = expanded.collect::<Result<_>>()?;
         let found = kernel.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
         for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
             good[named.n] = whole && found.agrees(&named.fingerprint);
@@ -142,13 +142,22 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
     Ok(verified)
 }
 
-/// Puts what a carrier carries in its place. False when it is none, or damaged.
-fn expand_in_place(kernel: &Kernel, block: &mut Block, pba: Pba) -> bool {
+/// Opens a raw block of a sealed store, and puts what a carrier carries in its place. False when it is
+/// no carrier, or damaged.
+fn open_in_place(kernel: &Kernel, named: &Named, block: &mut Block) -> Result<bool> {
+    let Named { pba, carried, fingerprint, .. } = named;
+    if !carried {
+        if let Some(sealing) = &kernel.identity.sealing {
+            sealing.open_raw(fingerprint.prefix(), *pba, block)?;
+        }
+        return Ok(true);
+    }
     let mut content = Block::zeroed();
-    let carrier = Carrier::proven(&kernel.identity, block, pba);
-    let whole = carrier.is_some_and(|carrier| carrier.expand(&mut content).is_ok());
+    let carrier = Carrier::proven(&kernel.identity, block, *pba);
+    let whole = carrier
+        .is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut content).is_ok());
     block.0 = content.0;
-    whole
+    Ok(whole)
 }
 
 pub(crate) fn read_change(
@@ -168,7 +177,7 @@ pub(crate) fn read_change(
             format!("the carrier at block {pba}, which changes the catalogue, is damaged"),
         )
     })?;
-    carrier.expand(&mut content)?;
+    carrier.expand(fingerprint.prefix(), &mut content)?;
     if kernel.identity.fingerprinter.one(&content) != *fingerprint {
         return Err(Error::new(
             Kind::Corrupt,

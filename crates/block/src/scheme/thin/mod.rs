@@ -41,8 +41,14 @@ impl Scheme for Thin {
         self.0.lay_out(kernel, window, decided, choose, WriteOrder::Together)
     }
 
-    fn seal(&self, kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, header: Header) {
-        self.0.seal(kernel, plan, arrangement, header);
+    fn seal(
+        &self,
+        kernel: &Kernel,
+        plan: &mut Plan,
+        arrangement: &Arrangement,
+        header: Header,
+    ) -> Result<()> {
+        self.0.seal(kernel, plan, arrangement, header)
     }
 
     fn write(&self, kernel: &Kernel, how: Durability) -> Result<Progress> {
@@ -124,8 +130,14 @@ const RECORDS_WORTH: usize = 8;
 /// Blocks of a window that are looked at for their likelihood to compress.
 const LOOKED_AT_MAX: usize = 64;
 
-/// Chooses carriers among a window's new blocks for `records` records.
-pub(crate) fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
+/// Chooses carriers among a window's new blocks for `records` records. Each takes `extra` bytes besides
+/// what it compresses to.
+pub(crate) fn choose(
+    lz4: &mut Lz4,
+    blocks: &[&Block],
+    records: usize,
+    extra: usize,
+) -> Vec<Chosen> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     // Of blocks that look alike the first come first: a recovery then finds carriers next to each
     // other.
@@ -139,10 +151,10 @@ pub(crate) fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Ch
             break;
         }
         let worth = left.min(RECORDS_WORTH);
-        let most = 4096 - HEADER_BYTES - worth * record::BYTES;
+        let most = 4096 - HEADER_BYTES - worth * record::BYTES - extra;
         match lz4.compress(blocks[n], most) {
             Some(payload) => {
-                let room = room_beside(payload.len());
+                let room = room_beside(payload.len() + extra);
                 chosen.push(Chosen { block: n, payload: payload.to_vec(), room });
                 left -= left.min(room);
             }
@@ -181,7 +193,7 @@ mod tests {
         let blocks: Vec<Block> =
             (0..32).map(|n| noise(n + 1, if n % 5 == 0 { 0 } else { 819 })).collect();
         let refs: Vec<&Block> = blocks.iter().collect();
-        let chosen = choose(&mut Lz4::default(), &refs, 32);
+        let chosen = choose(&mut Lz4::default(), &refs, 32, 0);
         assert_eq!(chosen.len(), 2);
         assert!(chosen.iter().map(|chosen| chosen.room).sum::<usize>() >= 32);
         assert!(chosen.iter().all(|chosen| chosen.block % 5 != 0));
@@ -191,6 +203,6 @@ mod tests {
     fn incompressible_windows_give_up_early() {
         let blocks: Vec<Block> = (0..32).map(|n| noise(n + 1, 0)).collect();
         let refs: Vec<&Block> = blocks.iter().collect();
-        assert!(choose(&mut Lz4::default(), &refs, 32).is_empty());
+        assert!(choose(&mut Lz4::default(), &refs, 32, 0).is_empty());
     }
 }

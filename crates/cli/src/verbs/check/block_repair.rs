@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_backend::MonotonicClock;
 use onefold_block::{
     MEMORY_MIN, Settings,
-    check::{Repaired, look, repair_within},
+    check::{Repaired, look_with, repair_within},
 };
 use onefold_core::{BLOCK_BYTES, Disk, VolumeId};
 use serde_json::json;
 
 use super::report::{checked, counts, show};
-use onefold::parts::store_file::StoreFile;
+use onefold::parts::{keys::of_block_stores, store_file::StoreFile};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -25,7 +25,8 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
     let keeper = file.claim()?;
     let disk = keeper.disk();
     let bar = Progress::new("repairing");
-    let settings = Settings::for_memory(MEMORY_MIN.max(memory));
+    let settings =
+        Settings { keys: of_block_stores(), ..Settings::for_memory(MEMORY_MIN.max(memory)) };
     let repaired =
         repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| {
             show(&bar, "repairing", &progress)
@@ -72,7 +73,7 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
 
 /// The volumes by their numbers, when the store can be opened by now.
 fn names(disk: &Arc<dyn Disk>) -> BTreeMap<VolumeId, String> {
-    look(disk)
+    look_with(disk, &of_block_stores())
         .map(|engine| engine.volumes().into_iter().map(|(id, volume)| (id, volume.name)).collect())
         .unwrap_or_default()
 }

@@ -16,6 +16,7 @@ use self::report::{checked, counts};
 use super::{Found, refused};
 use onefold::parts::{
     archive_care::{Depth, Extent},
+    keys::of_block_stores,
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -87,8 +88,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         _ => e,
     })?;
     let bar = Progress::new("checking");
+    let keys = of_block_stores();
     let report =
-        check::check_within(&disk, memory, &mut |progress| show(&bar, "checking", &progress));
+        check::check_with(&disk, &keys, memory, &mut |progress| show(&bar, "checking", &progress));
     drop(bar);
     let report = report.map_err(|e| Failure::new(format!("{}: {e}", options.store.display())))?;
     tell(&file, &report, options.answer)

@@ -7,25 +7,17 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread, create_sealed};
-use onefold_backend::{
-    Directory,
-    random::random_bytes,
-    secrets::{SystemRandom, machine_memory},
-};
+use onefold_backend::{Directory, random::random_bytes, secrets::SystemRandom};
 use onefold_core::{Algorithm, Error, Files, Kind, Result};
-use onefold_seal::{Argon, Keys, SlotKind, SlotSecret};
 use serde_json::json;
-use zeroize::Zeroizing;
 
 use super::{
-    encryption::NOT_ENCRYPTED,
+    encryption::{NOT_ENCRYPTED, NewKeys, new_keys},
     placement::{Placed, code},
 };
-use crate::key;
 use onefold::parts::{
-    archive_dir::{ArchiveDir, name_archive, now},
+    archive_dir::{ArchiveDir, name_archive},
     index_move,
-    keys::{self, Whence},
     operator::{warn, word},
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
@@ -112,7 +104,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
-    let mut keys = new_keys(options, &format.id)?;
+    let several = "an archive on several nodes can't be encrypted yet";
+    let plain = (!nodes.is_empty()).then_some(several);
+    let mut keys = new_keys(options.no_encryption, plain, &format.id)?;
     let made = match code {
         Some(code) => create_on(store, nodes, *code, &format)?,
         None => {
@@ -157,65 +151,6 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
          {fingerprint}{made}\n{encryption}"
     );
     options.answer.tell(&report, words)
-}
-
-/// New keys of an archive.
-struct NewKeys {
-    keys: Keys,
-    /// Which kind of secret opens it.
-    by: &'static str,
-    /// The recovery key, as it is written down.
-    recovery: Zeroizing<String>,
-}
-
-impl NewKeys {
-    fn told(&self) -> String {
-        format!(
-            "it is encrypted, which is experimental, and opens by its {}\n\
-             recovery key, which is shown this once; keep it where nobody finds it, and not in this archive:\n{}",
-            self.by,
-            self.recovery.as_str()
-        )
-    }
-}
-
-/// The keys of a new archive with this id, if it is to be encrypted: when a key is named, or somebody
-/// at a terminal gives a passphrase.
-fn new_keys(options: &Options, id: &[u8; 16]) -> Result<Option<NewKeys>, Failure> {
-    let named = keys::asker().and_then(|asker| asker.named());
-    let new = match named {
-        Some(_) if options.no_encryption => {
-            return Err(Failure::usage("--key encrypts, and --no-encryption does not: say one"));
-        }
-        Some(_) if !options.nodes.is_empty() => {
-            return Err(Failure::new("an archive on several nodes can't be encrypted yet"));
-        }
-        Some(Whence::Recovery) => {
-            let why = "a recovery key is made in any case: name another key with --key";
-            return Err(Failure::usage(why));
-        }
-        Some(whence) => (whence.kind(), key::new_secret(whence, key::descriptor(), id)?),
-        None if options.no_encryption || !options.nodes.is_empty() || !key::has_terminal() => {
-            return Ok(None);
-        }
-        None => match key::asked_anew()? {
-            Some(words) => {
-                let secret = SlotSecret::Passphrase(words);
-                (SlotKind::Passphrase, key::New { secret, words: None })
-            }
-            None => return Ok(None),
-        },
-    };
-    let (kind, new) = new;
-    let (random, memory) = (SystemRandom, machine_memory());
-    let mut keys = Keys::create(*id, &random)?;
-    let when = (now(), memory);
-    keys.add_slot((kind, ""), &new.secret, Argon::usual(memory), when, &random)?;
-    let recovery = key::New::recovery()?;
-    let on_paper = (SlotKind::Recovery, "made with the archive");
-    keys.add_slot(on_paper, &recovery.secret, Argon::LEAST, when, &random)?;
-    let words = recovery.words.unwrap_or_default();
-    Ok(Some(NewKeys { keys, by: kind.name(), recovery: words }))
 }
 
 /// Removes what is in these directories when a full disk ended a creation: they were empty, and a part

@@ -16,6 +16,7 @@ use onefold_backend::{
     Access, FileDisk, Preallocate, device_bytes,
     new_file::Spot,
     random::random_bytes,
+    secrets::SystemRandom,
     signals::{Stop, StopSignals},
 };
 use onefold_block::{
@@ -29,7 +30,7 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Block, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use super::encryption::NOT_ENCRYPTED;
+use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
 use onefold::parts::{
     keeper::Keeper,
     store_file::{StoreFile, holds_something},
@@ -47,6 +48,7 @@ const LIKE_BYTES: u64 = 1 << 20;
                   onefold create block disk.onefold --size 100G\n  \
                   onefold create block disk.onefold --size 1T --preallocate none\n  \
                   onefold create block /dev/sdb --force --fingerprint sha256\n  \
+                  onefold create block disk.onefold --size 100G --key /root/disk.key\n  \
                   onefold create block copy.onefold --size 100G --like disk.onefold\n  \
                   head -c 1M disk.onefold | ssh host onefold create block /srv/copy.onefold --size 100G \
                   --like -\n  \
@@ -94,6 +96,11 @@ pub(crate) struct Options {
     /// Overwrites what is on a device
     #[arg(long)]
     force: bool,
+
+    /// Does not ask for a passphrase on a terminal: everybody who can read the store's file or device can
+    /// read its data. --key encrypts it
+    #[arg(long)]
+    no_encryption: bool,
 
     #[command(flatten)]
     answer: Answer,
@@ -210,6 +217,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let path = &options.store;
     let device = is_device(path);
     let blocks = blocks(options, device)?;
+    let id = random_bytes()?;
     if device && !options.force && holds_something(path, blocks)? {
         let shown = path.display();
         return Err(Failure::new(format!(
@@ -217,6 +225,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
              lost"
         )));
     }
+    let mut keys = new_keys(options.no_encryption, plain(options), &id)?;
     let preallocate = match options.preallocate {
         Space::Reserve => Preallocate::Reserve,
         Space::None => Preallocate::None,
@@ -236,7 +245,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         bar.set(done, total);
     })?;
     drop(bar);
-    let formatted = format(&disk, options, like, blocks);
+    let formatted = format(&disk, options, like, (id, blocks), keys.as_mut());
     if formatted.is_err() && !device {
         // The disk still holds the lock, so nobody else took the file meanwhile.
         spot.iter().for_each(|spot| spot.take_back(existed));
@@ -244,9 +253,38 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     formatted?;
     abandoned.ours.store(false, Ordering::SeqCst);
     let bytes = disk.blocks() * BLOCK_BYTES as u64;
-    options.answer.tell(
-        &json!({ "store": path.display().to_string(), "bytes": bytes, "encrypted": false }),
-        format_args!("created store {} of {}\n{NOT_ENCRYPTED}", path.display(), Size(bytes)),
+    let report = json!({
+        "store": path.display().to_string(), "bytes": bytes, "encrypted": keys.is_some(),
+        "recovery_key": keys.as_ref().map(|new| new.recovery.as_str()),
+    });
+    let encryption = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);
+    let words = format_args!("created store {} of {}\n{encryption}", path.display(), Size(bytes));
+    options.answer.tell(&report, words)
+}
+
+/// Why a store of these choices can't be encrypted.
+fn plain(options: &Options) -> Option<&'static str> {
+    if options.like.is_some() {
+        return Some(
+            "an encrypted store has keys of its own, so its fingerprints can't be those of another \
+             store: leave out --like or --key",
+        );
+    }
+    if matches!(options.scheme, Scheme::Ordered | Scheme::Ordermerge) {
+        return Some(
+            "the schemes ordered and ordermerge write sectors of 512 bytes, which have no room for a \
+             proof: an encrypted store needs another scheme",
+        );
+    }
+    if matches!(options.leftover, LeftoverName::Table) {
+        return Some(
+            "the leftover table has sectors of 512 bytes, which have no room for a proof: an \
+             encrypted store needs --leftover log",
+        );
+    }
+    Algorithm::from(options.fingerprint).needs_bytes().then_some(
+        "an encrypted store is proven by its fingerprints, which need a key: blake3 and sha256 have \
+         one, sha1 and md5 have none",
     )
 }
 
@@ -315,7 +353,12 @@ fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
 /// The choices of a store whose fingerprints another one is to have.
 fn like(path: &Path) -> Result<Fixed> {
     if path.as_os_str() != "-" {
-        return Ok(StoreFile::look(path)?.superblock().fixed.clone());
+        let file = StoreFile::look(path)?;
+        if file.superblock().state.is_sealed() {
+            let why = "it is encrypted, and gives its keys to no other store";
+            return Err(Error::new(Kind::InvalidInput, why).context(path.display()));
+        }
+        return Ok(file.superblock().fixed.clone());
     }
     let mut begins = Vec::new();
     let read = std::io::stdin().lock().take(LIKE_BYTES).read_to_end(&mut begins);
@@ -329,7 +372,13 @@ fn like(path: &Path) -> Result<Fixed> {
     Ok(chosen.fixed)
 }
 
-fn format(disk: &FileDisk, options: &Options, like: Option<Fixed>, blocks: u64) -> Result<()> {
+fn format(
+    disk: &FileDisk,
+    options: &Options,
+    like: Option<Fixed>,
+    (id, blocks): ([u8; 16], u64),
+    keys: Option<&mut NewKeys>,
+) -> Result<()> {
     let secret = match &like {
         Some(like) => like.secret,
         None => random_bytes()?,
@@ -344,13 +393,17 @@ fn format(disk: &FileDisk, options: &Options, like: Option<Fixed>, blocks: u64) 
         scheme: options.scheme.into(),
         leftover: options.leftover.into(),
         layout: options.layout.into(),
-        ..Format::new(random_bytes()?, secret, blocks)
+        ..Format::new(id, secret, blocks)
     };
     if disk.is_device() {
         // A process that works on an older store there stops at its next look.
         clear(disk)?;
     }
-    Engine::format(disk, &format).map_err(|e| match e.kind() {
+    let made = match keys {
+        Some(new) => Engine::format_sealed(disk, &format, &mut new.keys, &SystemRandom),
+        None => Engine::format(disk, &format),
+    };
+    made.map_err(|e| match e.kind() {
         Kind::InvalidInput => {
             Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display()))
         }

@@ -20,6 +20,7 @@ use super::{
 use onefold::parts::archive_care::{Depth, Extent};
 use onefold::parts::{
     control::{Request, Tell},
+    keys::of_block_stores,
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -202,12 +203,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             })
         },
         || {
-            let disk = file.open_for_reading()?;
+            let (disk, keys) = (file.open_for_reading()?, of_block_stores());
             let show = &mut |progress| show(&bar, "scrubbing", &progress);
             match only {
-                None => Ok(check::scrub(&disk, show, &mut || false)?.into()),
+                None => Ok(check::scrub_with(&disk, &keys, show, &mut || false)?.into()),
                 Some(name) => {
-                    let report = check::scrub_only(&disk, name, show, &mut || false)?;
+                    let report =
+                        check::scrub_only_with(&disk, &keys, name, show, &mut || false)?;
                     Ok(Scrubbed::of_map(name, report))
                 }
             }

@@ -3,8 +3,10 @@
 mod catalogue;
 mod client;
 mod growth;
+mod keys;
 mod replication;
 mod schedule;
 
 pub(super) use growth::Growing;
+pub(crate) use keys::Secrets;
 pub(crate) use replication::Transfer;

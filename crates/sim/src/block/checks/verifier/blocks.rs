@@ -5,20 +5,10 @@ use std::sync::Arc;
 use onefold_core::BLOCK_BYTES;
 use sha2::Digest;
 
-use super::{Held, Reader, layout::Superblock, number, zero};
+use super::{Held, Reader, number, sealed::CARRIER, zero};
 
-/// True when the block at `at` is a carrier of this store.
-pub(super) fn is_carrier(bytes: &[u8; BLOCK_BYTES], at: u64, superblock: &Superblock) -> bool {
-    let mut copy = *bytes;
-    copy[64..80].fill(0);
-    &bytes[..4] == b"OFc1"
-        && bytes[8..16] == superblock.id[..8]
-        && number::<8>(bytes, 32) == at
-        && blake3::keyed_hash(&superblock.secret, &copy).as_bytes()[..16] == bytes[64..80]
-}
-
-/// The block that a carrier has beside its records.
-fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<[u8; BLOCK_BYTES]> {
+/// The compressed block that a carrier has beside its records.
+fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<&[u8]> {
     let (records, length) = (number::<2>(bytes, 4) as usize, number::<2>(bytes, 6) as usize);
     let end = 80 + 40 * records;
     if records > 100
@@ -28,8 +18,7 @@ fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<[u8; BLOCK_BYTES]> {
     {
         return None;
     }
-    let plain = lz4_flex::block::decompress(&bytes[BLOCK_BYTES - length..], BLOCK_BYTES).ok()?;
-    plain.try_into().ok()
+    Some(&bytes[BLOCK_BYTES - length..])
 }
 
 /// HMAC-SHA-256 (RFC 2104).
@@ -42,15 +31,38 @@ fn hmac(key: &[u8; 32], bytes: &[u8; BLOCK_BYTES]) -> [u8; 32] {
 }
 
 impl Reader<'_> {
+    /// True when these bytes at `at` are a carrier of this store, opened if it is sealed.
+    pub(super) fn is_carrier(&self, bytes: &[u8; BLOCK_BYTES], at: u64) -> bool {
+        let mut copy = *bytes;
+        copy[64..80].fill(0);
+        let proof = blake3::keyed_hash(&self.superblock.secret, &copy);
+        &bytes[..4] == b"OFc1"
+            && bytes[8..16] == self.superblock.id[..8]
+            && number::<8>(bytes, 32) == at
+            && (self.sealed.is_some() || proof.as_bytes()[..16] == bytes[64..80])
+    }
+
+    /// The content of the carrier at `at`.
+    fn expanded(&self, at: u64, prefix: u64) -> Option<[u8; BLOCK_BYTES]> {
+        let block = self.metadata(CARRIER, at);
+        let payload = carried(&block).filter(|_| self.is_carrier(&block, at))?;
+        let opened = match self.sealed {
+            Some(sealed) => sealed.payload(prefix, at, payload)?,
+            None => payload.to_vec(),
+        };
+        lz4_flex::block::decompress(&opened, BLOCK_BYTES).ok()?.try_into().ok()
+    }
+
     /// The fingerprint of a block's content.
     pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES]) -> [u8; 16] {
         fn cut(digest: &[u8]) -> [u8; 16] {
             super::layout::part(digest, 0)
         }
+        let key = self.sealed.map_or(&self.superblock.secret, |sealed| &sealed.fingerprints);
         match self.superblock.fingerprint {
-            1 => cut(blake3::keyed_hash(&self.superblock.secret, bytes).as_bytes()),
+            1 => cut(blake3::keyed_hash(key, bytes).as_bytes()),
             2 => cut(&sha2::Sha256::digest(bytes)),
-            5 => cut(&hmac(&self.superblock.secret, bytes)),
+            5 => cut(&hmac(key, bytes)),
             3 => cut(&sha1::Sha1::digest(bytes)),
             _ => cut(&md5::Md5::digest(bytes)),
         }
@@ -67,11 +79,11 @@ impl Reader<'_> {
     }
 
     fn look(&mut self, at: u64, inside: bool, prefix: u64, critical: bool) -> Held {
-        let block = self.block(at);
         let bytes = if inside {
-            carried(&block).filter(|_| is_carrier(&block, at, &self.superblock))
+            self.expanded(at, prefix)
         } else {
-            Some(block)
+            let mut block = self.block(at);
+            self.sealed.is_none_or(|sealed| sealed.raw(prefix, at, &mut block)).then_some(block)
         };
         let turned = if critical { u64::MAX } else { 0 };
         match bytes {

@@ -5,7 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use onefold_core::BLOCK_BYTES;
 use onefold_testbed::disk::Image;
 
-use super::{Reader, blocks, checksum, number, tree::Pointer, zero};
+use super::{
+    Reader, Sealed, checksum, number,
+    sealed::{CARRIER, LIST_PAGE},
+    tree::Pointer,
+    zero,
+};
 
 /// The places of the superblocks.
 const PLACES: [u64; 2] = [0, 8];
@@ -75,13 +80,14 @@ impl Superblock {
     pub(super) fn choose(
         image: &Image,
         damaged: &BTreeSet<u64>,
+        sealed: Option<&Sealed>,
     ) -> Result<Option<Superblock>, String> {
         let mut best: Option<Superblock> = None;
         for (place, at) in PLACES.into_iter().enumerate() {
             match image
                 .get(at)
                 .ok_or("was never written".to_owned())
-                .and_then(|bytes| Superblock::decode(&bytes[..], place as u64))
+                .and_then(|bytes| Superblock::decode(&bytes[..], place as u64, sealed))
             {
                 Ok(found) if best.as_ref().is_none_or(|best| best.sequence < found.sequence) => {
                     best = Some(found)
@@ -101,9 +107,10 @@ impl Superblock {
         }
     }
 
-    fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
+    fn decode(bytes: &[u8], place: u64, sealed: Option<&Sealed>) -> Result<Superblock, String> {
         let features = number::<8>(bytes, 1192);
         let (sharing, moved) = (features & 1 == 1, features & 4 == 4);
+        let is_sealed = features & 8 == 8;
         let version = if features != 0 {
             3
         } else if bytes[88] == 5 {
@@ -118,9 +125,20 @@ impl Superblock {
             return Err("its magic, version or checksum is wrong".to_owned());
         }
         let sequence = number::<8>(bytes, 96);
+        let mut opened = bytes.to_vec();
+        if let Some(sealed) = sealed {
+            let found = sealed.superblock(bytes, place, sequence);
+            opened = found.ok_or("it is not what was sealed")?;
+            if opened[40..72] != [0; 32] || opened[1240..1272] != [0; 32] || number::<8>(&opened, 1272) == 0 {
+                return Err("it has a secret, or no number of its keys".to_owned());
+            }
+            opened[1272..1280].fill(0);
+        }
+        let bytes = &opened[..];
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || features & !5 != 0
+            || features & !13 != 0
+            || is_sealed != sealed.is_some()
             || moved == zero(&bytes[1200..1208])
             || !zero(&bytes[if sharing { 1240 } else { 1208 }..])
         {
@@ -270,7 +288,7 @@ impl Reader<'_> {
             let mut best: Option<(u64, [u8; BLOCK_BYTES])> = None;
             for copy in 0..2 {
                 let at = self.superblock.list() + 2 * page + copy;
-                let bytes = self.block(at);
+                let bytes = self.metadata(LIST_PAGE, at);
                 if !self.is_list_page(&bytes, at, page, copy) {
                     self.wrong(at, || format!("is not a copy of page {page} of the zone list"));
                 } else if best.as_ref().is_none_or(|best| best.0 < number::<8>(&bytes, 16)) {
@@ -290,7 +308,8 @@ impl Reader<'_> {
             && bytes[8..16] == self.superblock.id[..8]
             && number::<8>(bytes, 16) % 2 == copy
             && number::<8>(bytes, 32) == at
-            && number::<8>(bytes, 56) == checksum(self.superblock.key, bytes, 56)
+            && (self.sealed.is_some()
+                || number::<8>(bytes, 56) == checksum(self.superblock.key, bytes, 56))
     }
 
     fn list_page(&mut self, bytes: &[u8], listed: &mut BTreeMap<u64, Listed>) {
@@ -325,8 +344,8 @@ impl Reader<'_> {
                 if !marked || self.damaged.contains(&at) || self.image.get(at).is_none() {
                     continue;
                 }
-                let bytes = self.block(at);
-                if blocks::is_carrier(&bytes, at, &self.superblock)
+                let bytes = self.metadata(CARRIER, at);
+                if self.is_carrier(&bytes, at)
                     && number::<8>(&bytes, 24) == entry.generation
                 {
                     self.uncommitted(at, number::<4>(&bytes, 16), number::<8>(&bytes, 40));

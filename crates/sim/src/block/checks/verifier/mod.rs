@@ -10,6 +10,7 @@
 
 mod blocks;
 mod layout;
+mod sealed;
 mod sharing;
 mod tables;
 mod tree;
@@ -23,6 +24,7 @@ use onefold_core::BLOCK_BYTES;
 use onefold_testbed::disk::{Bytes, Image};
 
 use layout::Superblock;
+pub use sealed::Sealed;
 use tree::Pointer;
 
 /// The content of an address of a volume.
@@ -97,11 +99,16 @@ impl Reading {
 }
 
 /// Reads the store on `image`, of which the blocks of `damaged` may hold anything. Fingerprints are
-/// not compared when they are `weak`.
+/// not compared when they are `weak`. A sealed store is opened by `sealed`.
 #[must_use]
-pub fn read(image: &Image, damaged: &BTreeSet<u64>, weak: bool) -> Reading {
+pub fn read(
+    image: &Image,
+    damaged: &BTreeSet<u64>,
+    weak: bool,
+    sealed: Option<&Sealed>,
+) -> Reading {
     let mut reading = Reading::default();
-    let superblock = match Superblock::choose(image, damaged) {
+    let superblock = match Superblock::choose(image, damaged, sealed) {
         Ok(Some(superblock)) => superblock,
         Ok(None) => return reading,
         Err(problem) => {
@@ -111,7 +118,7 @@ pub fn read(image: &Image, damaged: &BTreeSet<u64>, weak: bool) -> Reading {
     };
     reading.clean = superblock.clean;
     if reading.clean {
-        Reader::new(image, damaged, weak, superblock).run(&mut reading);
+        Reader::new(image, damaged, weak, superblock, sealed).run(&mut reading);
     }
     reading
 }
@@ -122,6 +129,7 @@ struct Reader<'a> {
     damaged: &'a BTreeSet<u64>,
     weak: bool,
     superblock: Superblock,
+    sealed: Option<&'a Sealed>,
     problems: Vec<String>,
     hidden: BTreeSet<u64>,
     /// Blocks that hold pages, and which.
@@ -151,12 +159,14 @@ impl<'a> Reader<'a> {
         damaged: &'a BTreeSet<u64>,
         weak: bool,
         superblock: Superblock,
+        sealed: Option<&'a Sealed>,
     ) -> Reader<'a> {
         Reader {
             image,
             damaged,
             weak,
             superblock,
+            sealed,
             problems: Vec::new(),
             hidden: BTreeSet::new(),
             pages: BTreeMap::new(),
@@ -187,6 +197,15 @@ impl<'a> Reader<'a> {
     /// The block at `at`; blocks that were never written hold zeroes.
     fn block(&self, at: u64) -> [u8; BLOCK_BYTES] {
         self.image.get(at).map_or([0; BLOCK_BYTES], |bytes| **bytes)
+    }
+
+    /// The block of metadata at `at`, opened if the store is sealed; zeroes when it is not what was
+    /// sealed there.
+    fn metadata(&self, what: (u8, usize), at: u64) -> [u8; BLOCK_BYTES] {
+        let block = self.block(at);
+        self.sealed.map_or(block, |sealed| {
+            sealed.metadata(what, at, &block).unwrap_or([0; BLOCK_BYTES])
+        })
     }
 
     /// The block at `at` is not what it must be: a problem, or what its damage explains.

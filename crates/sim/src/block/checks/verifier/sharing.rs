@@ -6,6 +6,7 @@ use super::{
     Held, Reader, Volume,
     layout::{CATALOGUE, IN_PLACE},
     number,
+    sealed::PAGE,
     tables::{Discard, Entry, LOST},
     tree::{Pointer, Table},
     zero,
@@ -185,7 +186,7 @@ impl Reader<'_> {
         if pages.seen.contains_key(&at) {
             return;
         }
-        let bytes = self.block(at);
+        let bytes = self.metadata(PAGE, at);
         let place = Place {
             family: number::<4>(&bytes, 8),
             level: u64::from(bytes[5]),

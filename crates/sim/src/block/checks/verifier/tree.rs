@@ -1,6 +1,6 @@
 //! Trees of pages, and leaves that are written in place.
 
-use super::{Reader, checksum, layout::IN_PLACE, number};
+use super::{Reader, checksum, layout::IN_PLACE, number, sealed::PAGE};
 
 /// Bytes of the body of a page.
 const BODY: usize = 4032;
@@ -153,8 +153,12 @@ impl Reader<'_> {
         level: u64,
         page: u64,
     ) -> Option<Vec<u8>> {
-        let bytes = self.block(pointer.at);
-        let sum = checksum(self.superblock.key, &bytes, 48);
+        let bytes = self.metadata(PAGE, pointer.at);
+        // Of a sealed page, a pointer keeps the first half of the tag.
+        let sum = match self.sealed {
+            Some(_) => number::<8>(&bytes, 48),
+            None => checksum(self.superblock.key, &bytes, 48),
+        };
         let right = &bytes[..4] == b"OFp1"
             && u64::from(bytes[4]) == table.number
             && u64::from(bytes[5]) == level

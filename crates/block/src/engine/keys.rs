@@ -1,0 +1,271 @@
+//! The key area of a sealed store: two copies, in blocks 1 to 3 and 9 to 11.
+//!
+//! A change writes one copy and makes it durable, then the other one; then both superblocks bear its
+//! number, so that an older key area that somebody puts back is noticed. What a crash leaves, and which
+//! copy counts, is told in `onefold_seal`.
+
+use std::sync::Arc;
+
+use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Pba, Read, Result, Run};
+use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judge};
+
+#[cfg(feature = "planted-bugs")]
+use super::broken;
+use crate::{
+    format::{
+        Identity,
+        geometry::{KEY_AREAS, SUPERBLOCKS},
+        sealing::{Flaws, Sealing, What},
+        superblock::{self, Found, State, Superblock},
+    },
+    rules::Rule,
+    settings::{KeySource, Settings},
+};
+
+/// Blocks of a copy.
+const AREA_BLOCKS: usize = AREA_BYTES / 4096;
+
+/// What is done with a copy of the key area that is not like the one that counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Nothing: the store is only looked at.
+    Reads,
+    /// It is written again before anything else happens.
+    Writes,
+}
+
+/// Writes copies one after the other, and makes each durable before the next.
+pub(crate) fn write_copies(disk: &dyn Disk, bytes: &[u8], which: [bool; 2]) -> Result<()> {
+    let mut blocks = Block::zeroed_vec(AREA_BLOCKS);
+    for (block, bytes) in blocks.iter_mut().zip(bytes.chunks_exact(4096)) {
+        block.0.copy_from_slice(bytes);
+    }
+    let refs: Vec<BlockRef<'_>> =
+        blocks.iter().map(|block| BlockRef { block, class: Class::Super }).collect();
+    for (at, _) in KEY_AREAS.into_iter().zip(which).filter(|(_, written)| *written) {
+        disk.write(&[Run { at, blocks: &refs }])?;
+        disk.flush()?;
+    }
+    Ok(())
+}
+
+/// The bytes of both copies; none of one that can't be read.
+fn read_copies(disk: &dyn Disk) -> [Vec<u8>; 2] {
+    KEY_AREAS.map(|at| {
+        let mut blocks = Block::zeroed_vec(AREA_BLOCKS);
+        if at.0 + AREA_BLOCKS as u64 > disk.blocks() {
+            return Vec::new();
+        }
+        let mut read = [Read::new(at, &mut blocks)];
+        disk.read(&mut read);
+        let [read] = read;
+        match read.result {
+            Ok(()) => blocks.iter().flat_map(|block| block.0).collect(),
+            Err(_) => Vec::new(),
+        }
+    })
+}
+
+fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
+    if at.0 >= disk.blocks() {
+        return None;
+    }
+    let mut block = Block::zeroed();
+    let mut read = [Read::new(at, std::slice::from_mut(&mut *block))];
+    disk.read(&mut read);
+    let [read] = read;
+    read.result.ok().map(|()| block)
+}
+
+/// The id of a sealed store, as its superblocks show it; `None` of a plain one.
+fn sealed_id(disk: &dyn Disk) -> Option<[u8; 16]> {
+    let mut newest: Option<Box<Superblock>> = None;
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let block = read_superblock_block(disk, at);
+        if let Some(Found::Sealed(found)) = block.map(|block| Superblock::decode(&block, place))
+            && newest.as_ref().is_none_or(|one| one.state.sequence < found.state.sequence)
+        {
+            newest = Some(found);
+        }
+    }
+    newest.map(|newest| newest.fixed.id)
+}
+
+/// What a store that breaks its rules leaves out.
+fn flaws(settings: &Settings) -> Flaws {
+    let unproven = [
+        (Rule::SealedPagesProven, What::Page),
+        (Rule::SealedCarriersProven, What::Carrier),
+    ];
+    Flaws {
+        no_prefix: !settings.keeps(Rule::CountersHavePrefix),
+        no_address: !settings.keeps(Rule::CountersHaveAddress),
+        plain_blocks: !settings.keeps(Rule::BlocksSealed),
+        counted_payloads: !settings.keeps(Rule::CompressedHasNoCounter),
+        unproven: unproven.into_iter().find(|(rule, _)| !settings.keeps(*rule)).map(|(_, what)| what),
+    }
+}
+
+fn no_key() -> Error {
+    Error::new(Kind::Denied, "the store is encrypted: say where its key is with --key")
+}
+
+/// The copy that counts, of the store with this id.
+fn judged(
+    disk: &dyn Disk,
+    id: &[u8; 16],
+    access: Access,
+    settings: &Settings,
+    opener: &dyn Opener,
+) -> Result<Judged> {
+    let copies = read_copies(disk);
+    #[cfg(feature = "planted-bugs")]
+    let copies = match access == Access::Writes && !settings.keeps(Rule::CodeBeforeCopying) {
+        true => broken::copied(disk, copies)?,
+        false => copies,
+    };
+    let care = Care {
+        compares_code: settings.keeps(Rule::KeyAreaProven),
+        takes_higher: settings.keeps(Rule::HigherKeyAreaCounts),
+    };
+    let copies = [&copies[0][..], &copies[1][..]];
+    let word = (0, opener.accepts_older());
+    let judged = judge(copies, id, word, &mut |area| opener.root(area), care)?;
+    is_newest(disk, &judged.keys, settings, opener)?;
+    if access == Access::Writes
+        && judged.differs != [false; 2]
+        && settings.keeps(Rule::BothKeyAreasWritten)
+    {
+        write_copies(disk, judged.area.bytes(), judged.differs)?;
+    }
+    Ok(judged)
+}
+
+/// Errors when a superblock bears a higher number than the key area has which was opened.
+fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Opener) -> Result<()> {
+    let sealing = Sealing::new(keys, Flaws::default())?;
+    let told = (0..).zip(SUPERBLOCKS).filter_map(|(place, at)| {
+        let block = read_superblock_block(disk, at)?;
+        match Superblock::open(&block, place, Some(&sealing)) {
+            Found::Good(found) => Some(found.state.keys),
+            _ => None,
+        }
+    });
+    let (told, opened) = (told.max().unwrap_or(0), keys.sequence());
+    if told <= opened || opener.accepts_older() || !settings.keeps(Rule::KeyAreaNumberCompared) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Denied,
+        format!(
+            "the key area is an older one ({opened}, and the store has seen {told}): slots that were \
+             removed would be back; --accept-older takes it"
+        ),
+    ))
+}
+
+/// What seals the store on a disk, by the key that its opener is asked for; `None` of a plain one.
+///
+/// # Errors
+/// `Denied`: there is no key, or it opens no slot, or a key was named and the store is plain;
+/// `Corrupt`: no copy of the key area is whole, or somebody changed it.
+pub(crate) fn unlock(
+    disk: &dyn Disk,
+    access: Access,
+    settings: &Settings,
+) -> Result<Option<Arc<Sealing>>> {
+    let opener = settings.keys.of();
+    let Some(id) = sealed_id(disk) else {
+        if opener.is_some_and(|opener| opener.refuses_plain()) {
+            let why = "a key was named, and the store is not encrypted: it is not the one that you mean";
+            return Err(Error::new(Kind::Denied, why));
+        }
+        return Ok(None);
+    };
+    let opener = opener.ok_or_else(no_key)?;
+    let judged = judged(disk, &id, access, settings, opener)?;
+    Ok(Some(Arc::new(Sealing::new(&judged.keys, flaws(settings))?)))
+}
+
+/// As [`unlock`], of a store that is only looked at.
+pub(crate) fn unlock_to_look(disk: &dyn Disk, keys: &KeySource) -> Result<Option<Arc<Sealing>>> {
+    let settings =
+        Settings { keys: keys.clone(), ..Settings::for_memory(crate::settings::MEMORY_MIN) };
+    unlock(disk, Access::Reads, &settings)
+}
+
+/// The superblock that counts, and what makes the store's blocks differ from those of others, for who
+/// looks at blocks.
+///
+/// # Errors
+/// As opening the store.
+pub fn identified(disk: &dyn Disk, keys: &KeySource) -> Result<(Superblock, Identity)> {
+    let sealing = unlock_to_look(disk, keys)?;
+    let superblock = super::opening::read_superblock(disk, sealing.as_deref())?;
+    let identity = superblock.fixed.identity(sealing);
+    Ok((superblock, identity))
+}
+
+/// Destroys the keys of a sealed store that nobody works on: both copies of its key area are
+/// overwritten, one after the other, each durable before the next. Nobody opens the store by them any
+/// more. A crash in between leaves one copy, and this can be done again.
+///
+/// # Errors
+/// As opening the store; `InvalidInput`: it is plain.
+pub fn erase_keys(disk: &dyn Disk, settings: &Settings, random: &dyn Random) -> Result<()> {
+    // By its key: who lacks it may not destroy what others need.
+    if unlock(disk, Access::Writes, settings)?.is_none() {
+        return Err(plain());
+    }
+    for copy in 0..2 {
+        let mut noise = vec![0; AREA_BYTES];
+        random.fill(&mut noise)?;
+        write_copies(disk, &noise, [copy == 0, copy == 1])?;
+    }
+    Ok(())
+}
+
+fn plain() -> Error {
+    let why = "the store is not encrypted, and a store can't become so: make another one";
+    Error::new(Kind::InvalidInput, why)
+}
+
+/// Changes the keys of a sealed store that nobody works on, by the key that its opener is asked for:
+/// `change` gets them as they are. Durable on return. Data stay sealed as they are.
+///
+/// # Errors
+/// Those of `change`, after which nothing was changed; `InvalidInput`: the store is plain. Errors of
+/// the disk: the keys are the old ones or the new ones.
+pub fn change_keys(
+    disk: &dyn Disk,
+    settings: &Settings,
+    change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
+) -> Result<()> {
+    disk.flush()?;
+    let id = sealed_id(disk).ok_or_else(plain)?;
+    let opener = settings.keys.of().ok_or_else(no_key)?;
+    let mut keys = judged(disk, &id, Access::Writes, settings, opener)?.keys;
+    let sealing = Sealing::new(&keys, Flaws::default())?;
+    let mut superblock = super::opening::read_superblock(disk, Some(&sealing))?;
+    let random = opener.random();
+    change(&mut keys, &*random)?;
+    let area = keys.next_area(&*random)?;
+    write_copies(disk, area.bytes(), [true, settings.keeps(Rule::BothKeyAreasWritten)])?;
+    // The store key stays the same. Each of the two goes to the place of the older one.
+    let State { sequence, .. } = superblock.state;
+    superblock.state.keys = area.sequence();
+    for sequence in [sequence + 1, sequence + 2] {
+        superblock.state.sequence = sequence;
+        let place = (sequence % 2) as u32;
+        let block = superblock.written(place, Some(&sealing))?;
+        let refs = [BlockRef { block: &block, class: Class::Super }];
+        disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
+        disk.flush()?;
+    }
+    Ok(())
+}
+
+/// The state of a new store whose keys have this number.
+pub(super) fn sealed_state(keys: u64) -> State {
+    State { features: superblock::SEALED, keys, ..State::default() }
+}

@@ -1,0 +1,336 @@
+//! What seals a store, so that whoever holds its disk learns nothing from it and changes nothing
+//! unnoticed.
+//!
+//! | what | cipher | nonce | proven by |
+//! |---|---|---|---|
+//! | raw block | AES-256-CTR, key of the domain | prefix of the fingerprint as the map keeps it, address | the fingerprint, which every read compares |
+//! | block in a carrier | AES-256-GCM-SIV, another key of the domain | kind, address | its tag, which proves the prefix too |
+//! | carrier, page, page of the zone list | AES-256-GCM-SIV, store key | kind, address | its tag, in place of the checksum |
+//! | superblock | the same | kind, place, sequence | its tag, at the end |
+//!
+//! CTR seals only the very bytes whose keyed hash is its counter, so one counter never meets two
+//! contents but by a collision of 64 bits at one address. Everything else has GCM-SIV: compressed, one
+//! content has many forms, and places are written again.
+
+use onefold_core::{Block, Error, Kind, Pba, Result};
+use onefold_seal::{CtrKey, Keys, Place, Secret, SivKey, TAG_BYTES, Use, block_counter};
+
+/// The domain that all data of a store belongs to.
+pub(crate) const DOMAIN: u32 = 0;
+
+/// The kind of what is sealed with GCM-SIV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A superblock.
+    Superblock,
+    /// A page of the zone list.
+    ListPage,
+    /// A page of a table.
+    Page,
+    /// A carrier.
+    Carrier,
+    /// The compressed block in a carrier.
+    Payload,
+}
+
+impl What {
+    fn code(self) -> u8 {
+        match self {
+            What::Superblock => 1,
+            What::ListPage => 2,
+            What::Page => 3,
+            What::Carrier => 4,
+            What::Payload => 5,
+        }
+    }
+
+    fn at(self, file: u64, number: u64) -> Place {
+        Place { kind: self.code(), file, number }
+    }
+}
+
+/// What a store that breaks its rules leaves out; only simulators set any.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flaws {
+    /// Counters of raw blocks come from their addresses alone.
+    pub(crate) no_prefix: bool,
+    /// Counters of raw blocks come from their fingerprints alone.
+    pub(crate) no_address: bool,
+    /// Raw blocks are written as they are.
+    pub(crate) plain_blocks: bool,
+    /// Compressed blocks are sealed like raw ones.
+    pub(crate) counted_payloads: bool,
+    /// Nobody compares the tags of this kind.
+    pub(crate) unproven: Option<What>,
+}
+
+/// The working keys of a store, and its domain's.
+pub(crate) struct Sealing {
+    store: SivKey,
+    blocks: CtrKey,
+    payloads: SivKey,
+    numbers: Secret,
+    fingerprints: Secret,
+    /// The number of the key area that they come from.
+    area: u64,
+    flaws: Flaws,
+}
+
+impl Sealing {
+    /// By the open keys of the store.
+    pub(crate) fn new(keys: &Keys, flaws: Flaws) -> Result<Sealing> {
+        let domain = keys.domain(DOMAIN).ok_or_else(|| {
+            let why = "the domain of the store was erased: nothing in it can be read any more";
+            Error::new(Kind::Denied, why)
+        })?;
+        Ok(Sealing {
+            store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?,
+            blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
+            payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
+            numbers: keys.store_key(Use::BLOCK_NUMBERS),
+            fingerprints: domain.derive(Use::FINGERPRINTS),
+            area: keys.sequence(),
+            flaws,
+        })
+    }
+
+    /// The key of fingerprints.
+    pub(crate) fn fingerprints(&self) -> &Secret {
+        &self.fingerprints
+    }
+
+    /// The key of numbers that tell the store's own from others.
+    pub(crate) fn numbers(&self) -> &Secret {
+        &self.numbers
+    }
+
+    /// The number of the key area.
+    pub(crate) fn area(&self) -> u64 {
+        self.area
+    }
+
+    fn counter(&self, prefix: u64, at: Pba) -> [u8; 16] {
+        block_counter(
+            if self.flaws.no_prefix { 0 } else { prefix },
+            if self.flaws.no_address { 0 } else { at.0 },
+        )
+    }
+
+    /// Seals a raw block for its address; `prefix` is that of its fingerprint as the map keeps it.
+    pub(crate) fn seal_raw(&self, prefix: u64, at: Pba, block: &mut Block) -> Result<()> {
+        if self.flaws.plain_blocks {
+            return Ok(());
+        }
+        self.blocks.seal(self.counter(prefix, at), &mut block.0)
+    }
+
+    /// Opens a raw block, whatever it is: the caller compares its fingerprint.
+    pub(crate) fn open_raw(&self, prefix: u64, at: Pba, block: &mut Block) -> Result<()> {
+        if self.flaws.plain_blocks {
+            return Ok(());
+        }
+        self.blocks.open(self.counter(prefix, at), &mut block.0)
+    }
+
+    /// Seals what a carrier carries, and puts its tag in front: the first [`TAG_BYTES`] of `payload`
+    /// are free for it.
+    pub(crate) fn seal_payload(&self, prefix: u64, at: Pba, payload: &mut [u8]) -> Result<()> {
+        let (tag, bytes) = payload.split_at_mut(TAG_BYTES.min(payload.len()));
+        if self.flaws.counted_payloads {
+            return self.blocks.seal(self.counter(prefix, at), bytes);
+        }
+        let proof = self.payloads.seal(What::Payload.at(0, at.0), &prefix.to_le_bytes(), bytes)?;
+        tag.copy_from_slice(&proof);
+        Ok(())
+    }
+
+    /// Opens what a carrier carries; `None` when it is not what was sealed.
+    pub(crate) fn open_payload<'p>(
+        &self,
+        prefix: u64,
+        at: Pba,
+        payload: &'p mut [u8],
+    ) -> Option<&'p [u8]> {
+        let (tag, bytes) = payload.split_first_chunk_mut::<TAG_BYTES>()?;
+        if self.flaws.counted_payloads {
+            self.blocks.open(self.counter(prefix, at), bytes).ok()?;
+            return Some(bytes);
+        }
+        let place = What::Payload.at(0, at.0);
+        self.payloads.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes)
+    }
+
+    /// Seals a block of metadata, all but the [`TAG_BYTES`] at `tag_at`, which become its tag.
+    pub(crate) fn seal_block(
+        &self,
+        what: What,
+        at: Pba,
+        tag_at: usize,
+        block: &mut [u8; 4096],
+    ) -> Result<[u8; TAG_BYTES]> {
+        // The tag's place comes to the front, so that the rest is one piece.
+        block[..tag_at + TAG_BYTES].rotate_right(TAG_BYTES);
+        let (place, rest) = block.split_at_mut(TAG_BYTES);
+        let tag = if self.flaws.unproven == Some(what) {
+            let mut tag = [0; TAG_BYTES];
+            tag[..8].copy_from_slice(&onefold_core::checksum::fast(at.0, rest).to_le_bytes());
+            self.blocks.open(block_counter(u64::MAX, at.0), rest)?;
+            tag
+        } else {
+            self.store.seal(what.at(0, at.0), &[], rest)?
+        };
+        place.copy_from_slice(&tag);
+        block[..tag_at + TAG_BYTES].rotate_left(TAG_BYTES);
+        Ok(tag)
+    }
+
+    /// Opens a block of metadata; the tag stays where it is. False when it is not what was sealed
+    /// for this address, and then it is of no use.
+    pub(crate) fn open_block(
+        &self,
+        what: What,
+        at: Pba,
+        tag_at: usize,
+        block: &mut [u8; 4096],
+    ) -> bool {
+        block[..tag_at + TAG_BYTES].rotate_right(TAG_BYTES);
+        let Some((tag, rest)) = block.split_first_chunk_mut::<TAG_BYTES>() else { return false };
+        let whole = if self.flaws.unproven == Some(what) {
+            self.blocks.open(block_counter(u64::MAX, at.0), rest).is_ok()
+        } else {
+            self.store.open(what.at(0, at.0), &[], rest, tag)
+        };
+        block[..tag_at + TAG_BYTES].rotate_left(TAG_BYTES);
+        whole
+    }
+
+    /// Seals what a superblock hides, for its place and sequence; gives the tag, which proves
+    /// `beside` too.
+    pub(crate) fn seal_superblock(
+        &self,
+        (place, sequence): (u32, u64),
+        beside: &[u8],
+        bytes: &mut [u8],
+    ) -> Result<[u8; TAG_BYTES]> {
+        self.store.seal(What::Superblock.at(u64::from(place), sequence), beside, bytes)
+    }
+
+    /// Opens what a superblock hides.
+    pub(crate) fn open_superblock(
+        &self,
+        (place, sequence): (u32, u64),
+        beside: &[u8],
+        bytes: &mut [u8],
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
+        self.store.open(What::Superblock.at(u64::from(place), sequence), beside, bytes, tag)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Arc;
+
+    use onefold_core::Algorithm;
+    use onefold_seal::Random;
+
+    use super::*;
+    use crate::format::Identity;
+
+    struct Repeated;
+
+    impl Random for Repeated {
+        fn fill(&self, into: &mut [u8]) -> Result<()> {
+            (0..).zip(into).for_each(|(n, byte): (u32, _)| *byte = (n * 7 + 3) as u8);
+            Ok(())
+        }
+    }
+
+    pub(crate) fn sealing() -> Sealing {
+        Sealing::new(&Keys::create([3; 16], &Repeated).unwrap(), Flaws::default()).unwrap()
+    }
+
+    /// The identity of a sealed store.
+    pub(crate) fn identity() -> Identity {
+        Identity::sealed([3; 16], Arc::new(sealing()), Algorithm::Blake3)
+    }
+
+    fn text() -> Block {
+        let mut block = Block([0; 4096]);
+        (0..).zip(&mut block.0).for_each(|(n, byte): (u32, _)| *byte = (n % 251) as u8);
+        block
+    }
+
+    #[test]
+    fn rule_29_a_block_opens_as_what_it_is_at_its_address_only() {
+        let sealing = sealing();
+        let mut sealed = text();
+        sealing.seal_block(What::Page, Pba(77), 48, &mut sealed.0).unwrap();
+        let opens = |what, at, tag_at, bit: Option<usize>| {
+            let mut copy = sealed.clone();
+            bit.into_iter().for_each(|bit| copy.0[bit / 8] ^= 1 << (bit % 8));
+            let whole = sealing.open_block(what, at, tag_at, &mut copy.0);
+            whole && copy.0[..48] == text().0[..48] && copy.0[64..] == text().0[64..]
+        };
+        assert!(opens(What::Page, Pba(77), 48, None));
+        assert!(!opens(What::ListPage, Pba(77), 48, None), "another kind");
+        assert!(!opens(What::Carrier, Pba(77), 64, None), "another kind, with its tag elsewhere");
+        assert!(!opens(What::Page, Pba(78), 48, None), "another address");
+        for bit in (0..4096 * 8).step_by(97).chain(48 * 8..64 * 8) {
+            assert!(!opens(What::Page, Pba(77), 48, Some(bit)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn rule_29_what_a_carrier_carries_opens_with_its_prefix_and_address_only() {
+        let sealing = sealing();
+        let mut sealed = vec![0; 600];
+        sealed[TAG_BYTES..].fill(b'x');
+        sealing.seal_payload(5, Pba(77), &mut sealed).unwrap();
+        assert!(!sealed.windows(8).any(|part| part == [b'x'; 8]));
+        let opens = |prefix, at, sealed: &[u8]| {
+            let mut copy = sealed.to_vec();
+            let found = sealing.open_payload(prefix, at, &mut copy);
+            found.is_some_and(|found| found.iter().all(|&byte| byte == b'x'))
+        };
+        assert!(opens(5, Pba(77), &sealed));
+        assert!(!opens(!5, Pba(77), &sealed));
+        assert!(!opens(5, Pba(78), &sealed));
+        assert!(!opens(5, Pba(77), &sealed[..599]));
+        assert!(!opens(5, Pba(77), &sealed[..8]));
+    }
+
+    /// The same bytes as a raw block and as a payload, at one address: no key stream is used twice,
+    /// and the store key alone opens neither.
+    #[test]
+    fn rule_29_what_was_compressed_never_has_the_key_stream_of_raw_blocks() {
+        let sealing = sealing();
+        let mut raw = text();
+        sealing.seal_raw(9, Pba(5), &mut raw).unwrap();
+        let mut payload = [&[0; TAG_BYTES][..], &text().0[..2000]].concat();
+        sealing.seal_payload(9, Pba(5), &mut payload).unwrap();
+        let as_payload = &payload[TAG_BYTES..];
+        assert!(raw.0[..2000].chunks(16).zip(as_payload.chunks(16)).all(|(one, two)| one != two));
+        let place = What::Payload.at(0, 5);
+        let (tag, bytes) = payload.split_first_chunk_mut::<TAG_BYTES>().unwrap();
+        assert!(!sealing.store.open(place, &9_u64.to_le_bytes(), bytes, tag));
+    }
+
+    #[test]
+    fn rule_29_a_raw_block_looks_different_at_each_address_and_with_each_prefix() {
+        let sealing = sealing();
+        let sealed = |prefix, at| {
+            let mut block = text();
+            sealing.seal_raw(prefix, Pba(at), &mut block).unwrap();
+            block
+        };
+        let all = [sealed(1, 1), sealed(2, 1), sealed(1, 2), sealed(!1, 1)];
+        let mut parts = std::collections::BTreeSet::new();
+        for part in all.iter().flat_map(|block| block.0.chunks(16)) {
+            assert!(parts.insert(part), "16 bytes twice");
+        }
+        let mut opened = sealed(1, 1);
+        sealing.open_raw(1, Pba(1), &mut opened).unwrap();
+        assert!(opened.0 == text().0);
+    }
+}

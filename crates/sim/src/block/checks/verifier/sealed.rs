@@ -1,0 +1,84 @@
+//! Opening what is sealed, as the document of the format says.
+
+use onefold_core::{BLOCK_BYTES, Result};
+use onefold_seal::{CtrKey, Keys, Place, SivKey, Use};
+
+/// Kinds of what is sealed.
+const SUPERBLOCK: u8 = 1;
+pub(super) const LIST_PAGE: (u8, usize) = (2, 48);
+pub(super) const PAGE: (u8, usize) = (3, 48);
+pub(super) const CARRIER: (u8, usize) = (4, 64);
+const PAYLOAD: u8 = 5;
+
+/// Bytes of a tag.
+const TAG: usize = 16;
+
+/// What opens a sealed store.
+pub struct Sealed {
+    store: SivKey,
+    blocks: CtrKey,
+    payloads: SivKey,
+    pub(super) fingerprints: [u8; 32],
+}
+
+impl Sealed {
+    /// By the keys of the store.
+    ///
+    /// # Errors
+    /// The library of ciphers refuses.
+    pub fn new(keys: &Keys) -> Result<Sealed> {
+        let missing = || onefold_core::Error::new(onefold_core::Kind::NotFound, "no domain");
+        let domain = keys.domain(0).ok_or_else(missing)?;
+        Ok(Sealed {
+            store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?,
+            blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
+            payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
+            fingerprints: *domain.derive(Use::FINGERPRINTS).expose(),
+        })
+    }
+
+    /// A superblock as a plain one would be: no secret, no tag; the checksum stays.
+    pub(super) fn superblock(&self, bytes: &[u8], place: u64, sequence: u64) -> Option<Vec<u8>> {
+        let mut shown = [&bytes[..104], &bytes[1192..1200]].concat();
+        shown[16..24].fill(0);
+        let mut hidden = [&bytes[104..1192], &bytes[1200..4080]].concat();
+        let tag: [u8; TAG] = bytes[4080..].try_into().ok()?;
+        let at = Place { kind: SUPERBLOCK, file: place, number: sequence };
+        if !self.store.open(at, &shown, &mut hidden, &tag) {
+            return None;
+        }
+        let (one, other) = hidden.split_at(1088);
+        Some([&bytes[..104], one, &bytes[1192..1200], other, &[0; TAG]].concat())
+    }
+
+    /// A block of metadata at `at`; the tag stays where it is.
+    pub(super) fn metadata(
+        &self,
+        (kind, tag_at): (u8, usize),
+        at: u64,
+        bytes: &[u8; BLOCK_BYTES],
+    ) -> Option<[u8; BLOCK_BYTES]> {
+        let mut rest = [&bytes[..tag_at], &bytes[tag_at + TAG..]].concat();
+        let tag: [u8; TAG] = bytes[tag_at..tag_at + TAG].try_into().ok()?;
+        let place = Place { kind, file: 0, number: at };
+        if !self.store.open(place, &[], &mut rest, &tag) {
+            return None;
+        }
+        [&rest[..tag_at], &tag, &rest[tag_at..]].concat().try_into().ok()
+    }
+
+    /// What a carrier carries, still compressed.
+    pub(super) fn payload(&self, prefix: u64, at: u64, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (tag, bytes) = sealed.split_first_chunk::<TAG>()?;
+        let mut bytes = bytes.to_vec();
+        let place = Place { kind: PAYLOAD, file: 0, number: at };
+        self.payloads.open(place, &prefix.to_le_bytes(), &mut bytes, tag).then_some(bytes)
+    }
+
+    /// A raw block: its first counter is the prefix (64 bits), 16 zeroes, its address (40) and 8
+    /// zeroes.
+    pub(super) fn raw(&self, prefix: u64, at: u64, bytes: &mut [u8; BLOCK_BYTES]) -> bool {
+        let counter = u128::from(prefix) << 64 | u128::from(at) << 8;
+        self.blocks.open(counter.to_be_bytes(), bytes).is_ok()
+    }
+}

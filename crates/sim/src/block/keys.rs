@@ -1,0 +1,89 @@
+//! Keys of simulated stores that are sealed. All that draws chance draws the same numbers whenever it
+//! begins, as in clones of a machine.
+
+use std::sync::Arc;
+
+use onefold_block::{KeySource, format::Identity};
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
+use onefold_testbed::Rng;
+use parking_lot::Mutex;
+
+use crate::block::{checks::verifier::Sealed, subject::StoreOptions};
+
+/// The secret that is never removed.
+pub(super) const OWNER: u8 = 1;
+
+/// Chance that is the same in each process.
+struct Repeated(Mutex<Rng>);
+
+impl Random for Repeated {
+    fn fill(&self, into: &mut [u8]) -> Result<()> {
+        self.0.lock().fill(into);
+        Ok(())
+    }
+}
+
+pub(super) fn repeated() -> Arc<dyn Random> {
+    Arc::new(Repeated(Mutex::new(Rng::new(11))))
+}
+
+/// Who knows a secret.
+struct Holder(u8);
+
+impl Opener for Holder {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        let found = area.root(&secret(self.0), 0)?;
+        found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
+    }
+
+    fn refuses_plain(&self) -> bool {
+        true
+    }
+
+    fn random(&self) -> Arc<dyn Random> {
+        repeated()
+    }
+}
+
+pub(super) fn secret(byte: u8) -> SlotSecret {
+    SlotSecret::Key(Secret::take(&mut [byte; 32]))
+}
+
+/// Adds the slot that a secret opens.
+pub(super) fn add(keys: &mut Keys, byte: u8, random: &dyn Random) -> Result<()> {
+    let made = keys.add_slot((SlotKind::File, ""), &secret(byte), Argon::LEAST, (0, 0), random);
+    made.map(drop)
+}
+
+/// The keys of a new store.
+pub(super) fn of(options: &StoreOptions) -> Result<Keys> {
+    let random = repeated();
+    let mut keys = Keys::create(options.id, &*random)?;
+    add(&mut keys, OWNER, &*random)?;
+    Ok(keys)
+}
+
+/// Who is asked for the key: nobody, for a plain store.
+pub(super) fn source(options: &StoreOptions) -> KeySource {
+    if options.sealed { by(OWNER) } else { KeySource::default() }
+}
+
+/// Somebody who knows this secret.
+pub(super) fn by(byte: u8) -> KeySource {
+    KeySource::new(Arc::new(Holder(byte)))
+}
+
+/// The identity of the store.
+pub(super) fn identity(options: &StoreOptions) -> Identity {
+    let plain = || Identity::new(options.id, options.secret, options.fingerprint);
+    let keys = if options.sealed { of(options).ok() } else { None };
+    let sealed = keys.and_then(|keys| Identity::by_keys(&keys, options.fingerprint).ok());
+    sealed.unwrap_or_else(plain)
+}
+
+/// What the second reading opens the store by; `None` for a plain one.
+pub(super) fn sealed(options: &StoreOptions) -> Option<Sealed> {
+    let keys = of(options).ok().filter(|_| options.sealed)?;
+    Sealed::new(&keys).ok()
+}
