@@ -1,4 +1,4 @@
-//! Encrypted archives by the command: made, opened by each kind of key, and their slots changed.
+//! Encrypted archives and block stores by the command: made, opened by each kind of key, and their slots changed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
@@ -134,4 +134,69 @@ fn rule_23_what_can_not_be_encrypted_says_so() {
     desk.fails("create archive c --no-encryption --key key", 2, &["--no-encryption"]);
     assert!(desk.ok("create archive d").contains("it is not encrypted"));
     desk.fails("key list d", 1, &["not encrypted"]);
+}
+
+#[test]
+fn rule_23_a_block_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
+    let desk = Desk::new();
+    let made = desk.ok("create block s --size 64M --key key");
+    assert!(made.contains("it is encrypted, which is experimental"), "{made}");
+    let words = recovery(&made);
+    desk.ok("volume create s a-name-of-it --size 8M --key key");
+    let content = [noise(1, 300_000), b"a canary that sings".repeat(5_000)].concat();
+    let mut content = content;
+    content.resize(content.len().next_multiple_of(4096), 0);
+    fs::write(desk.path("image"), &content).unwrap();
+    desk.ok("import s second image --key key");
+    desk.ok("export s second out --key key");
+    assert!(fs::read(desk.path("out")).unwrap() == content);
+    desk.ok("snapshot create s second@monday --key key");
+    desk.ok("check s --key key");
+    desk.ok("scrub s --key key");
+    let status = desk.ok("status s --json --key key");
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["encrypted"], true);
+    let bytes = fs::read(desk.path("s")).unwrap();
+    for canary in [&b"canary"[..], b"name-of-it", b"monday"] {
+        assert!(!bytes.windows(canary.len()).any(|part| part == canary));
+    }
+    desk.fails("status s", 1, &["encrypted", "--key"]);
+    desk.fails("check s", 1, &["encrypted", "--key"]);
+    desk.ok("key list s");
+    desk.ok("key test s --key key");
+    let (opens, said) = with_words(&desk, "key test s --key recovery", &words);
+    assert!(opens && said.contains("slot 1"), "{said}");
+    desk.ok("key add s --new second --key key");
+    desk.ok("key remove s 0 --key second");
+    desk.fails("status s --key key", 1, &["opens no slot"]);
+    desk.ok("check s --key second");
+    desk.ok("key change s 2 --new third --key second");
+    desk.ok("key rotate s --drop-others --key third");
+    let (opens, _) = with_words(&desk, "key test s --key recovery", &words);
+    assert!(!opens, "a recovery key that was dropped opens it");
+    desk.fails("key erase s --key third", 1, &["--confirm"]);
+    let id: String = bytes[24..28].iter().map(|byte| format!("{byte:02x}")).collect();
+    desk.ok(&format!("key erase s --confirm {id} --key third"));
+    desk.fails("status s --key third", 1, &["key area"]);
+    // Who names a key is given no plain store.
+    assert!(desk.ok("create block plain --size 64M").contains("it is not encrypted"));
+    desk.fails("status plain --key second", 1, &["is not encrypted"]);
+    assert!(desk.ok("status plain").contains("not encrypted"));
+}
+
+#[test]
+fn rule_31_block_stores_that_can_not_be_encrypted_say_so() {
+    let desk = Desk::new();
+    desk.fails("create block a --size 64M --scheme ordermerge --key key", 1, &["another scheme"]);
+    desk.fails("create block a --size 64M --scheme ordered --key key", 1, &["another scheme"]);
+    desk.fails("create block a --size 64M --leftover table --key key", 1, &["--leftover log"]);
+    desk.fails(
+        "create block a --size 64M --fingerprint md5 --verify bytes --key key",
+        1,
+        &["sha1 and md5"],
+    );
+    desk.ok("create block e --size 64M --key key");
+    desk.fails("create block f --size 64M --like e", 1, &["it is encrypted"]);
+    desk.fails("create block g --size 64M --no-encryption --key key", 2, &["--no-encryption"]);
+    assert!(!desk.path("a").exists() && !desk.path("g").exists());
 }

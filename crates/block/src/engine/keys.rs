@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Pba, Read, Result, Run};
-use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judge};
+use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, Random, judge};
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;

@@ -312,7 +312,7 @@ impl<S: Subject> Sim<S> {
     }
 
     /// Blocks that a copy of the disk needs: a growth may have become true.
-    fn blocks_wanted(&self) -> u64 {
+    pub(crate) fn blocks_wanted(&self) -> u64 {
         let now = self.params.options.disk_blocks;
         self.growing.map_or(now, |growing| growing.blocks.max(now))
     }

@@ -116,6 +116,7 @@ pub(super) fn content(
         let carrier =
             Carrier::shape(identity, &block, pba).filter(|one| one.header.address == pba)?;
         carrier.expand(prefix, &mut expanded).ok()?;
+        drop(carrier);
         block = expanded;
     } else if let Some(sealing) = &identity.sealing {
         sealing.open_raw(prefix, pba, &mut block).ok()?;

@@ -168,7 +168,9 @@ fn prove(
             found.push(Found { header, records, void: false });
             continue;
         }
-        if shape.header.generation == generation {
+        let is_of_zone = shape.header.generation == generation;
+        drop(shape);
+        if is_of_zone {
             likely.push((block, at));
         }
     }

@@ -133,7 +133,7 @@ impl<S: Subject> Sim<S> {
 
     /// A copy of the disk, on which nothing fails.
     fn copy_of_disk(&self) -> Arc<VirtualDisk> {
-        let blocks = self.disk.blocks();
+        let blocks = self.blocks_wanted();
         Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::default(), Rng::new(0)))
     }
 
