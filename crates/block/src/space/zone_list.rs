@@ -12,7 +12,7 @@ mod broken;
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Block, Pba, ZoneId};
+use onefold_core::{Block, Pba, Result, ZoneId};
 
 use crate::format::{
     Identity,

@@ -79,7 +79,7 @@ impl<S: Subject> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let rot = Rng::new(params.seed ^ 0x726f_7473_0000_0115);
         onefold_seal::observer::begin();
-        let secrets = params.options.sealed.then(|| Secrets::new(params.seed));
+        let secrets = (S::SEALS && params.options.sealed).then(|| Secrets::new(params.seed));
         let clock = Arc::new(VirtualClock::default());
         let disk =
             Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));

@@ -224,6 +224,9 @@ pub trait Subject: Sized {
     /// True for a store that can be made larger.
     const GROWS: bool = false;
 
+    /// True for a store that can be sealed at rest.
+    const SEALS: bool = false;
+
     /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as
     /// they are.
     const TRIMS_EDGES: bool = true;
