@@ -235,7 +235,10 @@ fn rule_24_slots_change_and_both_superblocks_bear_the_number() {
         (first.0..).zip(&old).for_each(|(at, block)| put(&disk, Pba(at), block));
     }
     let error = open_by(&disk, 1).err().unwrap();
-    assert!(error.kind() == Kind::Denied && error.to_string().contains("--accept-older"), "{error}");
+    assert!(
+        error.kind() == Kind::Denied && error.to_string().contains("--accept-older"),
+        "{error}"
+    );
     let (disk, _) = filled();
     erase_keys(&*disk, &settings(1), &Repeated).unwrap();
     assert_eq!(open_by(&disk, 1).err().unwrap().kind(), Kind::Corrupt);
@@ -259,8 +262,7 @@ fn rule_22_a_damaged_copy_of_the_key_area_is_written_again() {
 fn rule_31_what_does_not_go_with_encryption_is_refused_with_a_sentence() {
     let disk = MemoryDisk::new(BLOCKS);
     let refused = |format: Format, word: &str| {
-        let error =
-            Engine::format_sealed(&disk, &format, &mut new_keys(), &Repeated).unwrap_err();
+        let error = Engine::format_sealed(&disk, &format, &mut new_keys(), &Repeated).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidInput);
         assert!(error.to_string().contains(word), "{error}");
     };
@@ -306,8 +308,7 @@ fn holds_or_fails(engine: &Engine, model: &Model) {
 fn rule_30_a_turned_bit_never_gives_other_data_and_metadata_are_mended() {
     let (disk, model) = filled();
     open(&disk).close().unwrap();
-    let used: Vec<Pba> =
-        (12..BLOCKS).map(Pba).filter(|&at| !get(&disk, at).is_zero()).collect();
+    let used: Vec<Pba> = (12..BLOCKS).map(Pba).filter(|&at| !get(&disk, at).is_zero()).collect();
     let (superblock, identity) = identified(&*disk, &by(1)).unwrap();
     let mut mended = 0;
     for (n, &at) in used.iter().enumerate().step_by(23) {

@@ -30,7 +30,7 @@ use crate::{
         carrier::{Carrier, near_carrier},
         superblock::Superblock,
     },
-    settings::{MEMORY_MIN, Settings},
+    settings::{KeySource, MEMORY_MIN, Settings},
 };
 
 /// Bytes that recovery and its checkpoint may write to memory; with more, the checkpoint is left

@@ -237,7 +237,9 @@ fn carried_by(
         .filter(|carrier| carrier.header.address == pba)
         .ok_or(BAD_CARRIER)?;
     let mut expanded = Block::zeroed();
-    carrier.expand(fingerprint.prefix(), &mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+    carrier
+        .expand(fingerprint.prefix(), &mut expanded)
+        .map_err(|e| format!("can't be expanded: {e}"))?;
     Ok((*expanded, Carrier::proven(&kernel.identity, block, pba).is_some()))
 }
 

@@ -93,16 +93,17 @@ fn sealed_id(disk: &dyn Disk) -> Option<[u8; 16]> {
 
 /// What a store that breaks its rules leaves out.
 fn flaws(settings: &Settings) -> Flaws {
-    let unproven = [
-        (Rule::SealedPagesProven, What::Page),
-        (Rule::SealedCarriersProven, What::Carrier),
-    ];
+    let unproven =
+        [(Rule::SealedPagesProven, What::Page), (Rule::SealedCarriersProven, What::Carrier)];
     Flaws {
         no_prefix: !settings.keeps(Rule::CountersHavePrefix),
         no_address: !settings.keeps(Rule::CountersHaveAddress),
         plain_blocks: !settings.keeps(Rule::BlocksSealed),
         counted_payloads: !settings.keeps(Rule::CompressedHasNoCounter),
-        unproven: unproven.into_iter().find(|(rule, _)| !settings.keeps(*rule)).map(|(_, what)| what),
+        unproven: unproven
+            .into_iter()
+            .find(|(rule, _)| !settings.keeps(*rule))
+            .map(|(_, what)| what),
     }
 }
 
@@ -177,7 +178,8 @@ pub(crate) fn unlock(
     let opener = settings.keys.of();
     let Some(id) = sealed_id(disk) else {
         if opener.is_some_and(|opener| opener.refuses_plain()) {
-            let why = "a key was named, and the store is not encrypted: it is not the one that you mean";
+            let why =
+                "a key was named, and the store is not encrypted: it is not the one that you mean";
             return Err(Error::new(Kind::Denied, why));
         }
         return Ok(None);

@@ -162,11 +162,7 @@ impl<'a> Carrier<'a> {
     /// Its content still has to hash to a fingerprint, or its checksum to be compared. One of a sealed
     /// store is proven by its tag.
     #[must_use]
-    pub fn shape(
-        identity: &'a Identity,
-        block: &'a Block,
-        address: Pba,
-    ) -> Option<Carrier<'a>> {
+    pub fn shape(identity: &'a Identity, block: &'a Block, address: Pba) -> Option<Carrier<'a>> {
         let Some(sealing) = &identity.sealing else {
             return Carrier::shaped(identity, Opened::AsRead(block));
         };
@@ -206,11 +202,7 @@ impl<'a> Carrier<'a> {
 
     /// The carrier in a block read at `address`, with its checksum compared.
     #[must_use]
-    pub fn proven(
-        identity: &'a Identity,
-        block: &'a Block,
-        address: Pba,
-    ) -> Option<Carrier<'a>> {
+    pub fn proven(identity: &'a Identity, block: &'a Block, address: Pba) -> Option<Carrier<'a>> {
         let carrier = Carrier::shape(identity, block, address)?;
         if identity.sealing.is_some() {
             return Some(carrier);

@@ -329,8 +329,7 @@ pub fn header(identity: &Identity, at: Pba, page: &mut Page) -> Option<(PageId, 
     let id = PageId { table, volume: raw.volume.get(), level: raw.level, index: raw.index.get() };
     let (birth, checksum) = (WindowNumber(raw.birth.get()), raw.checksum.get());
     let pointer = Pointer { address: Pba(raw.address.get()), in_place: false, birth, checksum };
-    let proven =
-        identity.sealing.is_some() || checksum_of(identity, raw, page) == pointer.checksum;
+    let proven = identity.sealing.is_some() || checksum_of(identity, raw, page) == pointer.checksum;
     (ours && raw.level < 9 && proven).then_some((id, pointer))
 }
 

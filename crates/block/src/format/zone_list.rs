@@ -139,10 +139,7 @@ impl Page {
             && raw.address.get() == address;
         proven |= identity.sealing.is_none()
             && checksum::fast(identity.key, raw.as_bytes()) == found.get();
-        if !ours
-            || !proven
-            || raw.durable.get() > WindowNumber::MAX.0
-        {
+        if !ours || !proven || raw.durable.get() > WindowNumber::MAX.0 {
             return None;
         }
         let mut entries = [None; PER_PAGE];

@@ -190,7 +190,10 @@ fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
 /// The settings by which a block store is opened.
 fn settings_of_block() -> onefold_block::Settings {
     let keys = of_block_stores();
-    onefold_block::Settings { keys, ..onefold_block::Settings::for_memory(onefold_block::MEMORY_MIN) }
+    onefold_block::Settings {
+        keys,
+        ..onefold_block::Settings::for_memory(onefold_block::MEMORY_MIN)
+    }
 }
 
 fn the_asker() -> Result<&'static Arc<Asker>> {

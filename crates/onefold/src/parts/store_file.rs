@@ -204,7 +204,8 @@ impl StoreFile {
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
     pub fn open_unchanged(&self) -> Result<Engine> {
-        look_with(&self.open_for_reading()?, &keys::of_block_stores()).map_err(|e| name_store(&self.path, e))
+        look_with(&self.open_for_reading()?, &keys::of_block_stores())
+            .map_err(|e| name_store(&self.path, e))
     }
 
     /// Opens it for writing, and claims it against other machines.

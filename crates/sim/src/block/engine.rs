@@ -19,7 +19,8 @@ use onefold_block::{
     schedule::{Facts, Next, Unflushed},
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket, VolumeId, VolumeInfo, VolumeLimits, ZoneId,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
+    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
 use onefold_seal::{Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
@@ -187,10 +188,10 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         AcknowledgedByCheckpoint, ActsHaveTurns, ActsSeenWhenTold, ActsToldWhenDurable,
         BaseCompared, BlocksSealed, BorrowersKeepPage, BothKeyAreasWritten, CarriersLimited,
         CarriersProven, CodeBeforeCopying, CommittedWhenDurable, CompressedHasNoCounter,
-        CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited, DataBeforeLink, DiscardsLimited,
-        DroppedRecordsVoid, DuplicatesHaveReferences, FailedFlushStopsWrites,
-        FingerprintGoesWithBlock, FlushBeforeRecovery, HigherKeyAreaCounts, KeyAreaNumberCompared,
-        KeyAreaProven, FramesInOrder, HeirLends, InnerPagesCount,
+        CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited,
+        DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
+        FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder,
+        HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven,
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
@@ -199,9 +200,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed,
         RangesCompared, RangesCopied, ReceivedAfterData, RecountSeesPendingLinks,
         ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven, SealedPagesProven,
-        SealedRecordsPin, SharedPagesNotEntered,
-        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited, StayingPageLends, TurnsEnd,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -795,7 +796,9 @@ impl Subject for Thin {
 
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let view = disk.view();
-        let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else { return Vec::new() };
+        let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else {
+            return Vec::new();
+        };
         let mut copies = Vec::new();
         let committed = found(&view, options).map(|found| match found {
             superblock::Found::Good(superblock) => Some(superblock.state.committed),
@@ -895,7 +898,8 @@ impl Subject for Thin {
         let zones = (geometry.list_slots() as u64).min(geometry.zones);
         // Of a sealed store both superblocks are read before its keys, too, and both key areas.
         let keys = if options.sealed { 2 * 2 + 2 * 3 } else { 0 };
-        keys + 2 + 2 * u64::from(geometry.list_pages)
+        keys + 2
+            + 2 * u64::from(geometry.list_pages)
             + 2 * u64::from(geometry.leftover_pages)
             + 3 * zones * geometry.zone_blocks
     }

@@ -513,13 +513,13 @@ const WITH_SEALS: &str = "# With sealed stores";
 /// Whether the store is sealed, from a source of its own. The seeds that were kept before stay what
 /// they were, also those that found planted bugs.
 fn sealed(seed: u64, options: &StoreOptions) -> bool {
-    let before =
-        |list: &'static str| list.split(WITH_SEALS).next().unwrap_or("").lines();
-    let kept = is_kept(include_str!("../../seeds/block.txt").split(WITH_SEALS).next().unwrap_or(""), seed)
-        || before(include_str!("../../seeds/block-bugs.txt"))
-            .filter(|line| !line.starts_with('#'))
-            .flat_map(|line| line.split_whitespace().skip(1))
-            .any(|word| word.parse() == Ok(seed));
+    let before = |list: &'static str| list.split(WITH_SEALS).next().unwrap_or("").lines();
+    let kept =
+        is_kept(include_str!("../../seeds/block.txt").split(WITH_SEALS).next().unwrap_or(""), seed)
+            || before(include_str!("../../seeds/block-bugs.txt"))
+                .filter(|line| !line.starts_with('#'))
+                .flat_map(|line| line.split_whitespace().skip(1))
+                .any(|word| word.parse() == Ok(seed));
     // What goes with encryption.
     let may_be = matches!(options.scheme, 0 | 2)
         && !options.leftover_table

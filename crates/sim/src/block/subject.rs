@@ -567,10 +567,7 @@ pub trait Subject: Sized {
     }
 
     /// Live pages that only a store has whose maps share pages, with what they are.
-    fn shared_pages(
-        disk: &VirtualDisk,
-        options: &StoreOptions,
-    ) -> Vec<(Pba, &'static str)> {
+    fn shared_pages(disk: &VirtualDisk, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let _ = (disk, options);
         Vec::new()
     }

@@ -34,7 +34,9 @@ pub(super) fn show(
             out,
             format_args!("superblock {place} at block {at}: unknown features {features:#x}"),
         ),
-        Found::Damaged | Found::Sealed(_) => line(out, format_args!("superblock {place} at block {at}: damaged")),
+        Found::Damaged | Found::Sealed(_) => {
+            line(out, format_args!("superblock {place} at block {at}: damaged"))
+        }
         Found::Foreign => {
             line(out, format_args!("superblock {place} at block {at}: no superblock"))
         }

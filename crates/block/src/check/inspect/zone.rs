@@ -129,10 +129,9 @@ fn mark(view: &View<'_>, pba: Pba, n: usize, used: &ZoneBitmap) -> char {
         Ok(ReferenceEntry { references: 1.., carried: true }) => 'c',
         Ok(ReferenceEntry { references: 1.., carried: false }) => 'r',
         _ => {
-            let page =
-                read_one(view.disk, pba).ok().and_then(|mut block| {
-                    header(view.identity, pba, &mut block.0)
-                });
+            let page = read_one(view.disk, pba)
+                .ok()
+                .and_then(|mut block| header(view.identity, pba, &mut block.0));
             if page.is_some_and(|(_, pointer)| pointer.address == pba) { 't' } else { '?' }
         }
     }

@@ -32,7 +32,8 @@ pub(super) fn superblocks(
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let Ok(mut block) = read_one(disk, at) else { continue };
         if !is_superblock(&block, place, sealing)
-            && let Some(bit) = rot::restore_copy(&mut block, |block| is_superblock(block, place, sealing))
+            && let Some(bit) =
+                rot::restore_copy(&mut block, |block| is_superblock(block, place, sealing))
         {
             restore::write(disk, at, &block)?;
             disk.flush()?;

@@ -145,7 +145,11 @@ pub(super) fn rebuild(
         state.sequence += 1;
         let place = (state.sequence % 2) as u32;
         let new = Superblock { fixed: superblock.fixed.clone(), state: state.clone() };
-        restore::write(disk, SUPERBLOCKS[place as usize], &*new.written(place, identity.sealing.as_deref())?)?;
+        restore::write(
+            disk,
+            SUPERBLOCKS[place as usize],
+            &*new.written(place, identity.sealing.as_deref())?,
+        )?;
         disk.flush()?;
     }
     let what = format!(

@@ -185,12 +185,7 @@ fn prove(
 }
 
 /// Notes a carrier that is proven, when it is of this generation.
-fn note(
-    carrier: &Carrier<'_>,
-    generation: u64,
-    state: &superblock::State,
-    found: &mut Vec<Found>,
-) {
+fn note(carrier: &Carrier<'_>, generation: u64, state: &superblock::State, found: &mut Vec<Found>) {
     let header = carrier.header;
     if let Some(records) = carrier.records().collect()
         && header.generation == generation

@@ -124,10 +124,8 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
         }
         kernel.disk.read(&mut reads);
         reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))?;
-        let expanded = batch
-            .iter()
-            .zip(&mut buffer)
-            .map(|(named, block)| open_in_place(kernel, named, block));
+        let expanded =
+            batch.iter().zip(&mut buffer).map(|(named, block)| open_in_place(kernel, named, block));
         let whole: Vec<bool> = expanded.collect::<Result<_>>()?;
         let found = kernel.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
         for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
@@ -154,8 +152,8 @@ fn open_in_place(kernel: &Kernel, named: &Named, block: &mut Block) -> Result<bo
     }
     let mut content = Block::zeroed();
     let carrier = Carrier::proven(&kernel.identity, block, *pba);
-    let whole = carrier
-        .is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut content).is_ok());
+    let whole =
+        carrier.is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut content).is_ok());
     block.0 = content.0;
     Ok(whole)
 }

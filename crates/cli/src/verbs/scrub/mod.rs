@@ -208,8 +208,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             match only {
                 None => Ok(check::scrub_with(&disk, &keys, show, &mut || false)?.into()),
                 Some(name) => {
-                    let report =
-                        check::scrub_only_with(&disk, &keys, name, show, &mut || false)?;
+                    let report = check::scrub_only_with(&disk, &keys, name, show, &mut || false)?;
                     Ok(Scrubbed::of_map(name, report))
                 }
             }

@@ -138,11 +138,7 @@ impl<S: Subject> Sim<S> {
     }
 
     /// True when a secret opens the store on a disk.
-    fn opens(
-        &self,
-        disk: &Arc<VirtualDisk>,
-        byte: u8,
-    ) -> std::result::Result<bool, Failure> {
+    fn opens(&self, disk: &Arc<VirtualDisk>, byte: u8) -> std::result::Result<bool, Failure> {
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
         S::opens(disk, Arc::clone(&self.clock) as _, &self.params.options, byte)
             .map_err(|error| breach(format!("the store can't be opened: {error:?}")))
@@ -153,7 +149,11 @@ impl<S: Subject> Sim<S> {
         let before = areas(&self.disk.view());
         let Some(secrets) = &mut self.secrets else { return Ok(()) };
         let guests: Vec<u8> = secrets.opens.iter().copied().filter(|&one| one != OWNER).collect();
-        let gone = secrets.rng.pick(&guests).copied().filter(|_| guests.len() > 2 || secrets.rng.percent(50));
+        let gone = secrets
+            .rng
+            .pick(&guests)
+            .copied()
+            .filter(|_| guests.len() > 2 || secrets.rng.percent(50));
         let byte = gone.unwrap_or(secrets.next);
         let crash = secrets.rng.percent(40).then(|| secrets.rng.below(9));
         if gone.is_none() {

@@ -129,7 +129,10 @@ impl Superblock {
         if let Some(sealed) = sealed {
             let found = sealed.superblock(bytes, place, sequence);
             opened = found.ok_or("it is not what was sealed")?;
-            if opened[40..72] != [0; 32] || opened[1240..1272] != [0; 32] || number::<8>(&opened, 1272) == 0 {
+            if opened[40..72] != [0; 32]
+                || opened[1240..1272] != [0; 32]
+                || number::<8>(&opened, 1272) == 0
+            {
                 return Err("it has a secret, or no number of its keys".to_owned());
             }
             opened[1272..1280].fill(0);
@@ -345,9 +348,7 @@ impl Reader<'_> {
                     continue;
                 }
                 let bytes = self.metadata(CARRIER, at);
-                if self.is_carrier(&bytes, at)
-                    && number::<8>(&bytes, 24) == entry.generation
-                {
+                if self.is_carrier(&bytes, at) && number::<8>(&bytes, 24) == entry.generation {
                     self.uncommitted(at, number::<4>(&bytes, 16), number::<8>(&bytes, 40));
                 }
             }

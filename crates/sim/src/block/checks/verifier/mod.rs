@@ -203,9 +203,8 @@ impl<'a> Reader<'a> {
     /// sealed there.
     fn metadata(&self, what: (u8, usize), at: u64) -> [u8; BLOCK_BYTES] {
         let block = self.block(at);
-        self.sealed.map_or(block, |sealed| {
-            sealed.metadata(what, at, &block).unwrap_or([0; BLOCK_BYTES])
-        })
+        self.sealed
+            .map_or(block, |sealed| sealed.metadata(what, at, &block).unwrap_or([0; BLOCK_BYTES]))
     }
 
     /// The block at `at` is not what it must be: a problem, or what its damage explains.
