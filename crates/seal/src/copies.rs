@@ -1,0 +1,257 @@
+//! Which of the two copies of a key area counts.
+//!
+//! A change writes the copy that does not count, makes it durable, and then the other one. So a crash
+//! leaves one whole copy at least, and the higher one is the newer. But whoever has the medium can put
+//! an old copy back, or one of their own making. Therefore:
+//!
+//! - The higher whole copy counts if its code agrees. Only then the other one is written like it.
+//! - If its code does not agree, it was forged: the other copy counts only when the operator says so.
+//! - A copy lower than what the store's other metadata bears counts only then, too.
+//!
+//! | a crash | leaves |
+//! |---|---|
+//! | before the first copy is durable | the old keys; that copy is damaged or old, and is written again |
+//! | between the copies | the new keys; the other copy is old or damaged, and is written like the first |
+//! | after both | the new keys |
+
+use onefold_core::{Error, Kind, Result};
+
+use crate::{Secret, area::KeyArea, keys::Keys};
+
+/// What judging takes care of. Only simulators leave something out.
+#[derive(Clone, Copy, Debug)]
+pub struct Care {
+    /// The code of the copy is compared.
+    pub compares_code: bool,
+    /// The higher copy counts.
+    pub takes_higher: bool,
+}
+
+impl Default for Care {
+    fn default() -> Care {
+        Care { compares_code: true, takes_higher: true }
+    }
+}
+
+/// The copy that counts.
+pub struct Judged {
+    /// Its keys.
+    pub keys: Keys,
+    /// Itself.
+    pub area: KeyArea,
+    /// The copies that are not like it, and are written again before anything else happens.
+    pub differs: [bool; 2],
+}
+
+/// Judges the two copies of the key area of the store with this id. `root` gives the root key of a
+/// copy, by one of its slots; its `Denied` says that none opens. `at_least` is the number that other
+/// metadata bear, as far as the caller knows it, and `accept_older` is the operator's word that an older
+/// copy may count.
+///
+/// # Errors
+/// `Corrupt`: no copy is whole, or the one that counts was changed. `Denied`: no slot opens, or only an
+/// older copy is left. Those of `root`.
+pub fn judge(
+    copies: [&[u8]; 2],
+    id: &[u8; 16],
+    (at_least, accept_older): (u64, bool),
+    root: &mut dyn FnMut(&KeyArea) -> Result<Secret>,
+    care: Care,
+) -> Result<Judged> {
+    let [first, second] = copies.map(|bytes| KeyArea::decode(bytes).and_then(|area| of(area, id)));
+    let (mut whole, error) = match (first, second) {
+        (Ok(first), Ok(second)) => (vec![first, second], None),
+        (Ok(area), Err(error)) | (Err(error), Ok(area)) => (vec![area], Some(error)),
+        (Err(error), Err(_)) => (Vec::new(), Some(error)),
+    };
+    whole.sort_by_key(|area| std::cmp::Reverse(area.sequence()));
+    if !care.takes_higher {
+        whole.reverse();
+    }
+    let Some(newest) = whole.first() else {
+        return Err(error.unwrap_or_else(|| Error::new(Kind::Corrupt, "there is no key area")));
+    };
+    let is_alone = whole.len() == 1 || whole[1].bytes() == newest.bytes();
+    let same_number = whole.iter().all(|area| area.sequence() == newest.sequence());
+    let mut failed = None;
+    for (number, area) in whole.iter().enumerate() {
+        // Of two with one number, of which one is forged, the other one is not older.
+        if number > 0 && !(accept_older || same_number) {
+            break;
+        }
+        match opened(area, root, care) {
+            Ok(Some(keys)) => {
+                is_fresh(area.sequence(), at_least, accept_older)?;
+                let differs = copies.map(|bytes| bytes != area.bytes());
+                return Ok(Judged { keys, area: area.clone(), differs });
+            }
+            Ok(None) => {
+                failed.get_or_insert(forged(is_alone));
+            }
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    Err(failed.unwrap_or_else(|| forged(is_alone)))
+}
+
+/// Errors when a key area has a lower number than other metadata of the store bear.
+///
+/// # Errors
+/// `Denied`.
+fn is_fresh(found: u64, at_least: u64, accept_older: bool) -> Result<()> {
+    if found >= at_least || accept_older {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Denied,
+        format!(
+            "the key area is an older one ({found}, and the store has seen {at_least}): slots that were removed and \
+             domains that were erased would be back; --accept-older takes it"
+        ),
+    ))
+}
+
+fn of(area: KeyArea, id: &[u8; 16]) -> Result<KeyArea> {
+    if area.id() == id {
+        Ok(area)
+    } else {
+        Err(Error::new(Kind::Corrupt, "the key area is another store's"))
+    }
+}
+
+fn opened(
+    area: &KeyArea,
+    root: &mut dyn FnMut(&KeyArea) -> Result<Secret>,
+    care: Care,
+) -> Result<Option<Keys>> {
+    area.open(&root(area)?, care.compares_code)
+}
+
+fn forged(is_alone: bool) -> Error {
+    let why = "the key area was changed by somebody without its key";
+    match is_alone {
+        true => Error::new(Kind::Corrupt, format!("{why}; put it back from a copy of the store")),
+        false => Error::new(
+            Kind::Corrupt,
+            format!(
+                "{why}; --accept-older takes its older copy, and with it slots that were removed since"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        area::AREA_BYTES,
+        keys::tests::{Seeded, add, keys, secret},
+        slot::SlotSecret,
+    };
+
+    const ID: [u8; 16] = [1; 16];
+
+    fn by(secret: &SlotSecret) -> impl FnMut(&KeyArea) -> Result<Secret> + '_ {
+        |area| {
+            let found = area.root(secret, 0)?;
+            found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
+        }
+    }
+
+    fn judged(copies: [&[u8]; 2], word: (u64, bool), with: u8) -> Result<Judged> {
+        judge(copies, &ID, word, &mut by(&secret(with)), Care::default())
+    }
+
+    /// Two areas: in the first one secret 2 opens, in the second, newer one it does not any more.
+    fn two() -> [Vec<u8>; 2] {
+        let mut keys = keys(1);
+        let slot = add(&mut keys, 2);
+        let old = keys.next_area(&Seeded::new(4)).unwrap();
+        keys.remove_slot(slot).unwrap();
+        let new = keys.next_area(&Seeded::new(5)).unwrap();
+        [old, new].map(|area| area.bytes().to_vec())
+    }
+
+    /// What somebody without a key makes of an old area: its number is the highest, so that the slot that
+    /// was removed is back.
+    fn forged_from(old: &[u8]) -> Vec<u8> {
+        let mut bytes = old.to_vec();
+        bytes[32..40].copy_from_slice(&9u64.to_le_bytes());
+        let seed = u64::from_le_bytes([1; 8]);
+        let sum = onefold_core::checksum::fast(seed, &bytes[..AREA_BYTES - 8]);
+        bytes[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn rule_22_the_higher_copy_counts_and_the_other_is_written_like_it() {
+        let [old, new] = two();
+        for copies in [[&old[..], &new[..]], [&new, &old]] {
+            let found = judged(copies, (0, false), 1).unwrap();
+            assert_eq!(found.area.sequence(), 2);
+            assert_eq!(found.differs, copies.map(|bytes| bytes == &old[..]));
+        }
+        let found = judged([&new, &new], (2, false), 1).unwrap();
+        assert_eq!(found.differs, [false; 2]);
+    }
+
+    #[test]
+    fn rule_22_a_removed_slot_does_not_open_by_the_older_copy() {
+        let [old, new] = two();
+        assert_eq!(judged([&old, &new], (0, false), 2).err().unwrap().kind(), Kind::Denied);
+        assert_eq!(judged([&old, &new], (0, true), 2).unwrap().area.sequence(), 1);
+        // Nor when the old copy was put in both places, and the store bears the number of the new one.
+        let error = judged([&old, &old], (2, false), 2).err().unwrap();
+        assert!(error.kind() == Kind::Denied && error.to_string().contains("--accept-older"));
+        assert!(judged([&old, &old], (2, true), 2).is_ok());
+    }
+
+    #[test]
+    fn rule_22_a_damaged_copy_leaves_the_other_one() {
+        let [old, new] = two();
+        for damage in [vec![0; AREA_BYTES], new[..4096].to_vec(), {
+            let mut torn = new.clone();
+            torn[512..1024].copy_from_slice(&old[512..1024]);
+            torn[2752] ^= 4;
+            torn
+        }] {
+            let found = judged([&damage, &old], (1, false), 1).unwrap();
+            assert_eq!((found.area.sequence(), found.differs), (1, [true, false]));
+            assert_eq!(
+                judged([&damage, &damage], (0, true), 1).err().unwrap().kind(),
+                Kind::Corrupt
+            );
+        }
+    }
+
+    #[test]
+    fn rule_22_a_forged_copy_counts_never() {
+        let [old, new] = two();
+        let forged = forged_from(&old);
+        assert_eq!(KeyArea::decode(&forged).unwrap().sequence(), 9);
+        for copies in [[&forged[..], &new[..]], [&new, &forged]] {
+            for with in [1, 2] {
+                let error = judged(copies, (2, false), with).err().unwrap();
+                assert_eq!(error.kind(), Kind::Corrupt);
+                assert!(error.to_string().contains("--accept-older"), "{error}");
+            }
+            let found = judged(copies, (2, true), 1).unwrap();
+            assert_eq!(found.area.sequence(), 2);
+            assert_eq!(found.differs, copies.map(|bytes| bytes == &forged[..]));
+        }
+        assert!(judged([&forged, &forged], (2, true), 1).is_err());
+        // Who does not compare the code lets the removed slot in again.
+        let careless = Care { compares_code: false, ..Care::default() };
+        let taken = judge([&forged, &new], &ID, (2, false), &mut by(&secret(2)), careless);
+        assert_eq!(taken.unwrap().area.sequence(), 9);
+    }
+
+    #[test]
+    fn rule_22_the_area_of_another_store_is_none() {
+        let mut other = keys(2);
+        let area = other.next_area(&Seeded::new(1)).unwrap();
+        assert_eq!(judged([area.bytes(); 2], (0, true), 2).err().unwrap().kind(), Kind::Corrupt);
+    }
+}

@@ -1,0 +1,425 @@
+//! The open keys of a store, and what is done to them. Nothing of it is durable before the key area is
+//! written again.
+
+use onefold_core::{Error, Kind, Result};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::{
+    Secret,
+    area::{DOMAINS_MAX, SLOTS_MAX},
+    random::Random,
+    slot::{Argon, Making, Slot, SlotKind, SlotSecret},
+    uses::Use,
+    wrap::{Name, Wrapped, unwrap, wrap},
+};
+
+/// Bytes of a domain's name at most.
+const DOMAIN_NAME_MAX: usize = 30;
+
+/// Bytes of a domain that are wrapped.
+pub(crate) const DOMAIN_BYTES: usize = 32 + 32 + 1 + 1 + DOMAIN_NAME_MAX + 8 + 8;
+
+/// A domain: what is deduplicated together, with a key of its own.
+pub struct Domain {
+    number: u32,
+    name: String,
+    key: Secret,
+    /// The key of what was written before the key was changed.
+    older: Option<Secret>,
+    /// Bytes that its data may take, and that are kept for it; 0 for no limit.
+    limits: [u64; 2],
+}
+
+impl Domain {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its name; empty for the one that each store begins with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn encode(&self) -> Zeroizing<Vec<u8>> {
+        let mut bytes = Zeroizing::new(Vec::with_capacity(DOMAIN_BYTES));
+        bytes.extend_from_slice(self.key.expose());
+        bytes.extend_from_slice(self.older.as_ref().map_or(&[0; 32], |key| key.expose()));
+        bytes.push(u8::from(self.older.is_some()));
+        bytes.push(self.name.len() as u8);
+        bytes.extend_from_slice(self.name.as_bytes());
+        bytes.resize(32 + 32 + 2 + DOMAIN_NAME_MAX, 0);
+        self.limits.iter().for_each(|limit| bytes.extend_from_slice(&limit.to_le_bytes()));
+        bytes
+    }
+
+    fn decode(number: u32, bytes: &[u8]) -> Option<Domain> {
+        let (keys, rest) = bytes.split_at_checked(64)?;
+        let (has_older, length) = (*rest.first()?, usize::from(*rest.get(1)?));
+        let name = rest.get(2..2 + length).filter(|_| length <= DOMAIN_NAME_MAX)?;
+        let limits = rest.get(2 + DOMAIN_NAME_MAX..)?;
+        let limit = |at: usize| {
+            limits.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)
+        };
+        let key = |at: usize| {
+            let mut key = Zeroizing::new([0; 32]);
+            key.copy_from_slice(&keys[at..at + 32]);
+            Secret::take(&mut key)
+        };
+        Some(Domain {
+            number,
+            name: String::from_utf8(name.to_vec()).ok()?,
+            key: key(0),
+            older: (has_older == 1).then(|| key(32)),
+            limits: [limit(0)?, limit(8)?],
+        })
+    }
+}
+
+/// The open keys of a store.
+///
+/// ```compile_fail
+/// fn wants<T: std::fmt::Debug>() {}
+/// wants::<onefold_seal::Keys>();
+/// ```
+///
+/// ```compile_fail
+/// fn wants<T: Clone>() {}
+/// wants::<onefold_seal::Keys>();
+/// ```
+///
+/// ```compile_fail
+/// fn wants<T: serde::Serialize>() {}
+/// wants::<onefold_seal::Keys>();
+/// ```
+pub struct Keys {
+    pub(crate) id: [u8; 16],
+    pub(crate) sequence: u64,
+    pub(crate) root: Secret,
+    pub(crate) store: Secret,
+    pub(crate) domain_root: Secret,
+    pub(crate) domains: Vec<Domain>,
+    pub(crate) slots: Vec<Option<Slot>>,
+}
+
+impl Keys {
+    /// New keys of the store with this id: no slot, and the domain 0.
+    ///
+    /// # Errors
+    /// Those of the source of chance.
+    pub fn create(id: [u8; 16], random: &dyn Random) -> Result<Keys> {
+        let first = Domain {
+            number: 0,
+            name: String::new(),
+            key: Secret::drawn(random)?,
+            older: None,
+            limits: [0; 2],
+        };
+        Ok(Keys {
+            id,
+            sequence: 0,
+            root: Secret::drawn(random)?,
+            store: Secret::drawn(random)?,
+            domain_root: Secret::drawn(random)?,
+            domains: vec![first],
+            slots: vec![None; SLOTS_MAX],
+        })
+    }
+
+    /// The id of the store.
+    #[must_use]
+    pub fn id(&self) -> &[u8; 16] {
+        &self.id
+    }
+
+    /// The number of the key area that has them; each written one has the next.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The root key once more: whoever keeps it opens later key areas of the store by it, until it is
+    /// rotated.
+    #[must_use]
+    pub fn root(&self) -> Secret {
+        self.root.again()
+    }
+
+    /// The store's working key for one use.
+    #[must_use]
+    pub fn store_key(&self, purpose: Use) -> Secret {
+        self.store.derive(purpose)
+    }
+
+    /// A domain's key, from which its working keys are derived; `None` when the domain was erased.
+    #[must_use]
+    pub fn domain(&self, number: u32) -> Option<&Secret> {
+        self.domains.iter().find(|domain| domain.number == number).map(|domain| &domain.key)
+    }
+
+    /// All domains.
+    #[must_use]
+    pub fn domains(&self) -> &[Domain] {
+        &self.domains
+    }
+
+    /// The slots that are in use, with their numbers.
+    pub fn slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.slots.iter().enumerate().filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
+    }
+
+    /// Adds a slot; returns its number. `made` is in seconds since 1970, and `memory_bytes` is this
+    /// machine's memory.
+    ///
+    /// # Errors
+    /// `NoSpace`: all slots are in use. `InvalidInput`: the name does not fit, the passphrase is
+    /// empty. `Memory`: `argon` asks for too much.
+    pub fn add_slot(
+        &mut self,
+        (kind, name): (SlotKind, &str),
+        secret: &SlotSecret,
+        argon: Argon,
+        (made, memory_bytes): (u64, u64),
+        random: &dyn Random,
+    ) -> Result<usize> {
+        let free = self.slots.iter().position(Option::is_none);
+        let number = free.ok_or_else(|| {
+            Error::new(Kind::NoSpace, format!("all {SLOTS_MAX} slots are in use: remove one"))
+        })?;
+        let making = Making { kind, name, argon, made, memory_bytes };
+        self.slots[number] =
+            Some(Slot::new((&self.id, number), making, secret, &self.root, random)?);
+        Ok(number)
+    }
+
+    /// Removes a slot. Whoever knows its secret and has an older copy of the key area still opens the
+    /// store by that copy.
+    ///
+    /// # Errors
+    /// `NotFound`: it is not in use. `InvalidInput`: it is the last one.
+    pub fn remove_slot(&mut self, number: usize) -> Result<()> {
+        if self.slots.get(number).is_none_or(Option::is_none) {
+            return Err(Error::new(Kind::NotFound, format!("there is no slot {number}")));
+        }
+        if self.slots().count() == 1 {
+            let why = "this is the last slot: without it nobody could open the store";
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        self.slots[number] = None;
+        Ok(())
+    }
+
+    /// A new root key, which the slots whose secrets are given open from now on. The other slots are
+    /// dropped. Data stays sealed as it is.
+    ///
+    /// # Errors
+    /// `NotFound`, `Denied`: a slot is not in use, or its secret is another one. `InvalidInput`: none
+    /// is given.
+    pub fn rotate(
+        &mut self,
+        kept: &[(usize, SlotSecret)],
+        memory_bytes: u64,
+        random: &dyn Random,
+    ) -> Result<()> {
+        if kept.is_empty() {
+            return Err(Error::new(Kind::InvalidInput, "no slot would be left"));
+        }
+        let root = Secret::drawn(random)?;
+        let mut slots = vec![None; SLOTS_MAX];
+        for (number, secret) in kept {
+            let slot = self.slots.get(*number).and_then(Option::as_ref);
+            let slot = slot
+                .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no slot {number}")))?;
+            if slot.root((&self.id, *number), secret, memory_bytes)?.is_none() {
+                let why = format!("this does not open slot {number}");
+                return Err(Error::new(Kind::Denied, why));
+            }
+            let making = Making {
+                kind: slot.kind(),
+                name: slot.name(),
+                argon: slot.argon().unwrap_or(Argon::LEAST),
+                made: slot.made(),
+                memory_bytes,
+            };
+            slots[*number] = Some(Slot::new((&self.id, *number), making, secret, &root, random)?);
+        }
+        (self.root, self.slots) = (root, slots);
+        Ok(())
+    }
+
+    /// Adds a domain with a new key; returns its number.
+    ///
+    /// # Errors
+    /// `NoSpace`: there are 64. `Exists`, `InvalidInput`: the name is taken or does not fit.
+    pub fn add_domain(&mut self, name: &str, random: &dyn Random) -> Result<u32> {
+        if name.is_empty() || name.len() > DOMAIN_NAME_MAX || name.chars().any(char::is_control) {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!(
+                    "a domain's name has 1 to {DOMAIN_NAME_MAX} bytes and no control characters"
+                ),
+            ));
+        }
+        if self.domains.iter().any(|domain| domain.name == name) {
+            return Err(Error::new(Kind::Exists, format!("there is a domain '{name}' already")));
+        }
+        if self.domains.len() == DOMAINS_MAX {
+            return Err(Error::new(Kind::NoSpace, format!("there are {DOMAINS_MAX} domains")));
+        }
+        let last = self.domains.iter().map(|domain| domain.number).max();
+        let number = last.map_or(0, |last| last + 1);
+        let key = Secret::drawn(random)?;
+        self.domains.push(Domain {
+            number,
+            name: name.to_owned(),
+            key,
+            older: None,
+            limits: [0; 2],
+        });
+        Ok(number)
+    }
+
+    /// Drops a domain's key, and renews the key that wraps the others: once both copies of the key
+    /// area are written again, nobody opens the domain's data by this store.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the source of chance.
+    pub fn erase_domain(&mut self, number: u32, random: &dyn Random) -> Result<()> {
+        let found = self.domains.iter().position(|domain| domain.number == number);
+        let at = found.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("there is no domain with number {number}"))
+        })?;
+        self.domain_root = Secret::drawn(random)?;
+        self.domains.remove(at);
+        Ok(())
+    }
+
+    /// The name of a domain's wrap.
+    fn domain_name(id: &[u8; 16], number: u32) -> Name<'_> {
+        Name { id, what: Wrapped::Domain, number, more: &[] }
+    }
+
+    /// Each domain, with its number and what is wrapped.
+    pub(crate) fn wrapped_domains(&self, random: &dyn Random) -> Result<Vec<(u32, Vec<u8>)>> {
+        let wrapped = |domain: &Domain| {
+            let name = Keys::domain_name(&self.id, domain.number);
+            Ok((domain.number, wrap(&self.domain_root, name, &domain.encode(), random)?))
+        };
+        self.domains.iter().map(wrapped).collect()
+    }
+
+    /// The domain that was wrapped so.
+    pub(crate) fn unwrap_domain(
+        id: &[u8; 16],
+        number: u32,
+        root: &Secret,
+        wrapped: &[u8],
+    ) -> Result<Option<Domain>> {
+        let bytes = unwrap(root, Keys::domain_name(id, number), wrapped)?;
+        Ok(bytes.and_then(|bytes| Domain::decode(number, &bytes)))
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        self.domains.iter_mut().for_each(|domain| domain.name.zeroize());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Mutex;
+
+    use onefold_testbed::Rng;
+
+    use super::*;
+
+    /// Chance from a seed.
+    pub(crate) struct Seeded(Mutex<Rng>);
+
+    impl Seeded {
+        pub(crate) fn new(seed: u64) -> Seeded {
+            Seeded(Mutex::new(Rng::new(seed)))
+        }
+    }
+
+    impl Random for Seeded {
+        fn fill(&self, into: &mut [u8]) -> Result<()> {
+            let mut rng = self.0.lock().unwrap();
+            into.iter_mut().for_each(|byte| *byte = rng.next() as u8);
+            Ok(())
+        }
+    }
+
+    pub(crate) fn secret(byte: u8) -> SlotSecret {
+        SlotSecret::Key(Secret::take(&mut [byte; 32]))
+    }
+
+    /// Keys with a slot for a file, whose secret is 32 times this byte.
+    pub(crate) fn keys(byte: u8) -> Keys {
+        let random = Seeded::new(u64::from(byte));
+        let mut keys = Keys::create([byte; 16], &random).unwrap();
+        add(&mut keys, byte);
+        keys
+    }
+
+    pub(crate) fn add(keys: &mut Keys, byte: u8) -> usize {
+        let random = Seeded::new(u64::from(byte) + 1000);
+        let as_file = (SlotKind::File, "a file");
+        keys.add_slot(as_file, &secret(byte), Argon::LEAST, (5, 8 << 30), &random).unwrap()
+    }
+
+    #[test]
+    fn rule_24_slots_come_and_go_but_for_the_last_one() {
+        let mut keys = keys(1);
+        assert_eq!(keys.remove_slot(0).unwrap_err().kind(), Kind::InvalidInput);
+        for byte in 2..=16 {
+            assert_eq!(add(&mut keys, byte), usize::from(byte) - 1);
+        }
+        let full =
+            keys.add_slot((SlotKind::File, ""), &secret(17), Argon::LEAST, (0, 0), &Seeded::new(1));
+        assert_eq!(full.unwrap_err().kind(), Kind::NoSpace);
+        keys.remove_slot(3).unwrap();
+        assert_eq!(keys.remove_slot(3).unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(keys.slots().count(), 15);
+        assert_eq!(add(&mut keys, 40), 3);
+    }
+
+    #[test]
+    fn rule_24_rotation_keeps_the_slots_whose_secrets_are_given() {
+        let mut keys = keys(1);
+        add(&mut keys, 2);
+        add(&mut keys, 3);
+        let before = keys.root();
+        let wrong = keys.rotate(&[(1, secret(9))], 0, &Seeded::new(5));
+        assert_eq!(wrong.unwrap_err().kind(), Kind::Denied);
+        assert!(keys.rotate(&[], 0, &Seeded::new(5)).is_err());
+        assert!(keys.rotate(&[(7, secret(2))], 0, &Seeded::new(5)).is_err());
+        assert!(keys.root().equals(before.expose()), "a failure changes nothing");
+        keys.rotate(&[(1, secret(2))], 0, &Seeded::new(5)).unwrap();
+        assert!(!keys.root().equals(before.expose()));
+        let slots: Vec<usize> = keys.slots().map(|(number, _)| number).collect();
+        assert_eq!(slots, [1]);
+    }
+
+    #[test]
+    fn rule_25_domains_have_keys_of_their_own() {
+        let mut keys = keys(1);
+        let random = Seeded::new(8);
+        assert_eq!(keys.add_domain("tenant", &random).unwrap(), 1);
+        assert_eq!(keys.add_domain("tenant", &random).unwrap_err().kind(), Kind::Exists);
+        assert!(keys.add_domain("", &random).is_err());
+        let first = *keys.domain(0).unwrap().expose();
+        assert!(!keys.domain(1).unwrap().equals(&first));
+        keys.erase_domain(0, &random).unwrap();
+        assert!(keys.domain(0).is_none());
+        assert_eq!(keys.erase_domain(0, &random).unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(keys.add_domain("later", &random).unwrap(), 2, "no number comes again");
+        for number in 3..=64 {
+            keys.add_domain(&format!("tenant {number}"), &random).unwrap();
+        }
+        assert_eq!(keys.add_domain("one more", &random).unwrap_err().kind(), Kind::NoSpace);
+    }
+}

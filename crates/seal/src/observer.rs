@@ -1,0 +1,78 @@
+//! What a simulator sees of GCM and CTR: no counter block of a key may ever meet a second content.
+//!
+//! The record belongs to the thread, since one seed is one thread. It lives on across crashes and
+//! copies of a simulated store, because the keys of the store do.
+
+use std::{cell::RefCell, collections::HashMap};
+
+use crate::Secret;
+
+thread_local! {
+    static SEEN: RefCell<Seen> = RefCell::new(Seen::default());
+}
+
+/// (key, counter block) → what it sealed.
+#[derive(Default)]
+struct Seen {
+    contents: HashMap<([u8; 16], [u8; 16]), [u8; 16]>,
+    repeated: Option<String>,
+    sealed: u64,
+}
+
+/// A key by a digest of its own.
+pub(crate) struct Watched([u8; 16]);
+
+impl Watched {
+    pub(crate) fn of(key: &Secret) -> Watched {
+        Watched(short(key.expose()))
+    }
+
+    /// GCM: the nonce stands for all counters below it, since their number is the content's length.
+    pub(crate) fn gcm(&self, nonce: [u8; 12], associated: &[u8], bytes: &[u8]) {
+        let mut counter = [0; 16];
+        counter[..12].copy_from_slice(&nonce);
+        let mut content = (associated.len() as u64).to_le_bytes().to_vec();
+        content.extend_from_slice(associated);
+        content.extend_from_slice(bytes);
+        self.note(counter, &content);
+    }
+
+    pub(crate) fn ctr(&self, first: [u8; 16], bytes: &[u8]) {
+        let first = u128::from_be_bytes(first);
+        for (number, block) in bytes.chunks(16).enumerate() {
+            self.note(first.wrapping_add(number as u128).to_be_bytes(), block);
+        }
+    }
+
+    fn note(&self, counter: [u8; 16], content: &[u8]) {
+        SEEN.with_borrow_mut(|seen| {
+            seen.sealed += 1;
+            let content = short(content);
+            let before = seen.contents.insert((self.0, counter), content);
+            if before.is_some_and(|before| before != content) {
+                seen.repeated =
+                    Some(format!("two contents under counter {counter:02x?} of one key"));
+            }
+        });
+    }
+}
+
+fn short(bytes: &[u8]) -> [u8; 16] {
+    let mut short = [0; 16];
+    short.copy_from_slice(&blake3::hash(bytes).as_bytes()[..16]);
+    short
+}
+
+/// Forgets all that this thread saw.
+pub fn begin() {
+    SEEN.with_borrow_mut(|seen| *seen = Seen::default());
+}
+
+/// How much this thread sealed with GCM and CTR, in nonces and counter blocks; or the sentence about a
+/// counter block that met a second content.
+///
+/// # Errors
+/// The sentence.
+pub fn seen() -> Result<u64, String> {
+    SEEN.with_borrow(|seen| seen.repeated.clone().map_or(Ok(seen.sealed), Err))
+}

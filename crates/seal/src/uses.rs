@@ -1,0 +1,80 @@
+//! What working keys are for.
+
+/// The use of a working key. Each has a constant sentence with the version of its format, which no
+/// other use has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use(&'static str);
+
+impl Use {
+    /// Keys that are wrapped by this one.
+    pub const WRAPPING: Use = Use("onefold 2026-11-26 keys wrapped by a key, 1");
+    /// The code that proves a key area, from the root key.
+    pub const KEY_AREA: Use = Use("onefold 2026-11-26 code of a key area, 1");
+    /// A slot's key, from its secret.
+    pub const SLOT: Use = Use("onefold 2026-11-26 key of a slot, 1");
+
+    /// Fingerprints, from a domain's key.
+    pub const FINGERPRINTS: Use = Use("onefold 2026-11-26 fingerprints, 1");
+    /// Where streams are cut, from a domain's key.
+    pub const CUTS: Use = Use("onefold 2026-11-26 cuts of streams, 1");
+    /// Where pages of trees end, from a domain's key.
+    pub const BORDERS: Use = Use("onefold 2026-11-26 borders of tree nodes, 1");
+
+    /// What an archive says of itself: frames, snapshots, labels, leaves, maps and counts; from the
+    /// store key.
+    pub const ARCHIVE: Use = Use("onefold 2026-11-26 metadata of an archive, 1");
+    /// Metadata of containers and pages of the chunk index, from a domain's key.
+    pub const ARCHIVE_DOMAIN: Use = Use("onefold 2026-11-26 metadata of chunks of an archive, 1");
+    /// Keys of containers, each with its salt, from a domain's key.
+    pub const CONTAINERS: Use = Use("onefold 2026-11-26 key of a container, 1");
+    /// Salts of containers, from a domain's key.
+    pub const SALTS: Use = Use("onefold 2026-11-26 salt of a container, 1");
+    /// Checksums of an archive, which tell rot from all else, from the store key.
+    pub const ARCHIVE_CHECKSUMS: Use = Use("onefold 2026-11-26 checksums of an archive, 1");
+
+    /// Raw blocks of a block store, from a domain's key.
+    pub const BLOCKS: Use = Use("onefold 2026-11-26 raw blocks, 1");
+    /// Carried payloads and fragments of a block store, from a domain's key.
+    pub const PAYLOADS: Use = Use("onefold 2026-11-26 carried payloads, 1");
+    /// Superblock, carriers, pages and lists of a block store, from the store key.
+    pub const BLOCK_STORE: Use = Use("onefold 2026-11-26 metadata of a block store, 1");
+
+    /// The sentence.
+    pub(crate) fn context(self) -> &'static str {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Use;
+    use crate::Secret;
+
+    #[test]
+    fn rule_21_no_two_uses_have_one_key() {
+        let all = [
+            Use::WRAPPING,
+            Use::KEY_AREA,
+            Use::SLOT,
+            Use::FINGERPRINTS,
+            Use::CUTS,
+            Use::BORDERS,
+            Use::ARCHIVE,
+            Use::ARCHIVE_DOMAIN,
+            Use::CONTAINERS,
+            Use::SALTS,
+            Use::ARCHIVE_CHECKSUMS,
+            Use::BLOCKS,
+            Use::PAYLOADS,
+            Use::BLOCK_STORE,
+        ];
+        let from = Secret::take(&mut [7; 32]);
+        let keys: BTreeSet<_> = all.iter().map(|&one| *from.derive(one).expose()).collect();
+        assert_eq!(keys.len(), all.len());
+        let of: BTreeSet<_> =
+            (0..9u8).map(|n| *from.derive_of(Use::CONTAINERS, &[n]).expose()).collect();
+        assert_eq!(of.len(), 9);
+    }
+}
