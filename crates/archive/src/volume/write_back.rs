@@ -333,9 +333,9 @@ impl Chunking<'_> {
                 }
                 read => read?,
             };
-            let written = if kept.is_empty() { vec![0..BLOCK] } else { patch.have.ranges() };
+            let have = if kept.is_empty() { &Have::ALL } else { &patch.have };
             self.waiting.push(Expected::new(block, patch.since, kept));
-            for range in written {
+            for range in have.ranges() {
                 if range.start > 0 {
                     cutting.border();
                 }
