@@ -79,6 +79,9 @@ pub enum Rule {
     /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
     /// maps blocks that a power cut lost.
     ChunksBeforeMapping,
+    /// What a block keeps of a chunk, of which another part was written, begins where that part ends.
+    /// Otherwise a volume reads bytes from another place of the chunk.
+    KeptPartsCut,
     /// A clone of a served volume has what was written to the volume before. Otherwise the clone
     /// lacks changes that its maker saw.
     CloneFlushed,
@@ -240,7 +243,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 69] = [
+    pub const BUGS: [(&'static str, Rule); 70] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -256,6 +259,7 @@ impl Rule {
         ("id-twice", Rule::IdRangeDurableFirst),
         ("rot-copied", Rule::MovedChunksVerified),
         ("counted-twice", Rule::RemovedCountedOnce),
+        ("kept-part-uncut", Rule::KeptPartsCut),
         ("clone-unflushed", Rule::CloneFlushed),
         ("clone-page-reused", Rule::ClonePagesKept),
         ("shard-missing", Rule::EveryNodeHasItsShard),

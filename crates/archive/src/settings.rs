@@ -155,6 +155,9 @@ pub struct Settings {
     /// bytes that they occupy on the medium. `u64::MAX`, the default, is no limit, for an archive
     /// that is trusted.
     pub memory: u64,
+    /// Parts of a block's mapping, at most, when part of the block is written and the rest stays as
+    /// it is mapped. A block with more is read, and cut anew.
+    pub patched_parts: usize,
     /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
     /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
@@ -207,6 +210,7 @@ impl Default for Settings {
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
+            patched_parts: 64,
             zeroed_ranges: 64 << 10,
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,

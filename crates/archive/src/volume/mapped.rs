@@ -13,6 +13,7 @@ use crate::{
         container::Chunk,
         recipe::{Part, parts},
     },
+    rules::Rule,
     tables::{Tables, Volume},
 };
 
@@ -47,6 +48,101 @@ impl Mapped<'_> {
             )),
             _ => error,
         }
+    }
+
+    /// The parts that stand for a range of it, without reading what they stand for. `all` are its parts.
+    pub(super) fn parts_of(
+        &self,
+        reader: &mut ChunkReader,
+        all: &[Part],
+        range: &Range<usize>,
+    ) -> Result<Vec<Part>> {
+        if all.is_empty() {
+            return Ok(vec![Part::Zeroes(range.len() as u64)]);
+        }
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for part in all {
+            let end = at + length(part) as usize;
+            let (from, to) = (range.start.max(at), range.end.min(end));
+            if from < to {
+                self.cut(reader, part, from - at..to - at, &mut parts).map_err(|e| self.name(e))?;
+            }
+            at = end;
+        }
+        Ok(parts)
+    }
+
+    /// Adds the parts that stand for a range of a part.
+    fn cut(
+        &self,
+        reader: &mut ChunkReader,
+        part: &Part,
+        range: Range<usize>,
+        parts: &mut Vec<Part>,
+    ) -> Result<()> {
+        match part {
+            _ if range == (0..length(part) as usize) => parts.push(part.clone()),
+            Part::Run { first, fingerprints, bytes } => {
+                let mut at = 0;
+                let mut each = |n: usize, bytes: usize| {
+                    let (from, to) = (range.start.max(at), range.end.min(at + bytes));
+                    let chunk = Address { slot: first.slot + n as u16, ..*first };
+                    let fingerprint = fingerprints[n];
+                    match parts.last_mut() {
+                        _ if from >= to => {}
+                        Some(Part::Run { first, bytes: before, fingerprints })
+                            if to - from == bytes
+                                && first.container == chunk.container
+                                && usize::from(first.slot) + fingerprints.len()
+                                    == usize::from(chunk.slot) =>
+                        {
+                            *before += bytes as u32;
+                            fingerprints.push(fingerprint);
+                        }
+                        _ if to - from == bytes => parts.push(Part::Run {
+                            first: chunk,
+                            bytes: bytes as u32,
+                            fingerprints: vec![fingerprint],
+                        }),
+                        _ => parts.push(Part::Slice {
+                            chunk,
+                            fingerprint,
+                            skip: self.skipped((from - at) as u32),
+                            bytes: (to - from) as u32,
+                        }),
+                    }
+                    at += bytes;
+                };
+                match fingerprints.len() {
+                    1 => each(0, *bytes as usize),
+                    all => reader
+                        .lengths(self.tables, self.container_reader, *first, all)?
+                        .into_iter()
+                        .enumerate()
+                        .for_each(|(n, bytes)| each(n, bytes as usize)),
+                }
+                if at == *bytes as usize {
+                    Ok(())
+                } else {
+                    Err(corrupt("its chunks have other lengths than its mapping says"))
+                }?;
+            }
+            Part::Slice { chunk, fingerprint, skip, .. } => parts.push(Part::Slice {
+                chunk: *chunk,
+                fingerprint: *fingerprint,
+                skip: skip + self.skipped(range.start as u32),
+                bytes: range.len() as u32,
+            }),
+            Part::Zeroes(_) | Part::Hole(_) => parts.push(Part::Zeroes(range.len() as u64)),
+            Part::End(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The bytes of a chunk before what a block keeps of it.
+    fn skipped(&self, bytes: u32) -> u32 {
+        if self.container_reader.keeps(Rule::KeptPartsCut) { bytes } else { 0 }
     }
 
     /// Reads a range of it.

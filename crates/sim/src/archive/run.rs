@@ -227,6 +227,8 @@ impl Sim {
             leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
+            // Some read most blocks of which a part is written.
+            patched_parts: [64, 8, 3][(self.params.seed / 128 % 3) as usize],
             leaf_entries: self.params.leaves.unwrap_or(512),
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
