@@ -238,7 +238,9 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
-            "--quick" => effort = Effort { rounds: 3, seconds: 3, stream_mib: 512, trial: 1, overwrites: 1 },
+            "--quick" => {
+                effort = Effort { rounds: 3, seconds: 3, stream_mib: 512, trial: 1, overwrites: 1 }
+            }
             "--only" => only = rest.next().cloned(),
             other => bail!("unknown argument '{other}'"),
         }

@@ -196,7 +196,8 @@ impl Params {
         let found = include_str!("../../seeds/archive-bugs.txt").lines();
         let found = found.take_while(|line| *line != NEWER_THAN_LIMITS);
         let mut found = found.flat_map(str::split_whitespace);
-        if is_older(self.seed, NEWER_THAN_LIMITS) || found.any(|word| word.parse() == Ok(self.seed)) {
+        if is_older(self.seed, NEWER_THAN_LIMITS) || found.any(|word| word.parse() == Ok(self.seed))
+        {
             return self;
         }
         Params { trimmed_max, container_numbers, ..self }

@@ -309,6 +309,15 @@ impl Sim {
             )
     }
 
+    /// True when there are no more numbers for containers, in this life.
+    pub(super) fn is_out_of_numbers(&mut self, error: &Error) -> bool {
+        let is = self.numbers.is_some() && error.to_string().contains("no container numbers left");
+        if is {
+            self.reach.hit("container numbers ran out");
+        }
+        is
+    }
+
     /// Decides whether an error ends the life or is a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
@@ -320,8 +329,7 @@ impl Sim {
         if self.is_outdated(error) {
             return Stop::Down;
         }
-        if self.numbers.is_some() && error.to_string().contains("no container numbers left") {
-            self.reach.hit("container numbers ran out");
+        if self.is_out_of_numbers(error) {
             return Stop::Down;
         }
         let failed = self.files.take_failed();
@@ -497,7 +505,8 @@ impl Sim {
         let Actors { putting, serving, collection, admin, .. } = &self.actors;
         let archives = putting.iter().map(|putting| &putting.archive);
         let archives = archives.chain(serving.iter().map(|serving| &serving.archive));
-        let mut archives = archives.chain(collection.iter().map(|(archive, _)| archive)).chain(admin);
+        let mut archives =
+            archives.chain(collection.iter().map(|(archive, _)| archive)).chain(admin);
         match archives.find(|archive| archive.tables().next_id > most) {
             None => Ok(()),
             Some(archive) => {

@@ -103,15 +103,8 @@ impl Sim {
         self.say(|| "served".into());
         let replaying = Replaying::new(&ingest, self.now);
         let trimmed = BTreeSet::new();
-        self.actors.serving = Some(Serving {
-            archive,
-            ingest,
-            volumes,
-            exports,
-            replaying,
-            trimmed,
-            write_backs: 0,
-        });
+        self.actors.serving =
+            Some(Serving { archive, ingest, volumes, exports, replaying, trimmed, write_backs: 0 });
         self.resolve_volumes()
     }
 
@@ -507,6 +500,7 @@ impl Sim {
 
     /// A full disk takes nothing, and that is all.
     fn refused(&mut self, what: &str, error: &Error) -> Flow {
+        let _ = self.is_out_of_numbers(error);
         if error.kind() == Kind::NoSpace
             && self.params.profile == Profile::FullDisk
             && !self.files.is_down()

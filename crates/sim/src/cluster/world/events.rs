@@ -89,8 +89,10 @@ impl Inner {
     }
 
     /// Fails when an object has more pending drops than its limit and the changes allow that may have
-    /// been decided together: of each worker, of those who write, and of a scrub.
-    fn drops(&mut self, id: ObjectId, object: &ObjectName) {
+    /// been decided together: of each worker, of those who write, and of a scrub. A change that compares
+    /// the version of the object was decided alone.
+    fn drops(&mut self, id: ObjectId, op: &Write) {
+        let object = &op.object;
         let Some(map) = self.objects.get(object).and_then(|object| checks::parse(id, object).ok())
         else {
             return;
@@ -100,7 +102,15 @@ impl Inner {
         if found >= limit {
             self.reach.hit("as many pending drops as there may be");
         }
-        let most = limit + together * map.entries.len().max(1);
+        let is_drop = |(key, _): &(Vec<u8>, Vec<u8>)| key::parse_pending(key).is_some();
+        let adds =
+            |change: &Change| matches!(change, Change::SetOmap(pairs) if pairs.iter().any(is_drop));
+        let alone = op.guards.iter().any(|guard| matches!(guard, Guard::Version(_)));
+        let most = if alone && op.changes.iter().any(adds) {
+            limit
+        } else {
+            limit + together * map.entries.len().max(1)
+        };
         if found > most {
             let what = format!("object {id} has {found} pending drops, and {limit} may wait");
             self.fail(Failure::new(Checker::Bounds, what));
@@ -127,8 +137,11 @@ impl Inner {
         let found = object.omap.keys().filter(is_its).count();
         let most = self.most_noted.entry(session).or_default();
         *most = noted.len().max(*most);
-        let most = 3 * *most + 4;
-        if op.changes.iter().any(|change| matches!(change, Change::DropOmap(keys) if !keys.is_empty()))
+        let most = 2 * *most + 2;
+        if op
+            .changes
+            .iter()
+            .any(|change| matches!(change, Change::DropOmap(keys) if !keys.is_empty()))
         {
             self.reach.hit("attempts were taken back");
         }
@@ -434,8 +447,8 @@ impl Inner {
         if let Some(discards) = checks::discards(&self.objects, &op.object) {
             self.limits(discards);
         }
-        if let Some(id) = ObjectId::parse(&op.object.name) {
-            self.drops(id, &op.object);
+        if let Some(id) = ObjectId::parse(&op.object.name).filter(|_| result.is_ok()) {
+            self.drops(id, op);
         }
         if result.is_ok() && op.object.name.starts_with("a.") {
             self.attempts(op);
