@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 32] = [
+const TARGETS: [&str; 36] = [
     "superblock",
     "zone_list",
     "claim",
@@ -27,6 +27,10 @@ const TARGETS: [&str; 32] = [
     "stream",
     "trace",
     "nbd_session",
+    "nbd_secured",
+    "certificate",
+    "access_file",
+    "control",
     "http_head",
     "archive",
     "nodes",
@@ -116,8 +120,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 
 /// The step of CI: every target for a short time, as many at a time as there are processors.
 pub(crate) fn smoke() -> Result<Tally> {
-    let shares: Vec<&[&str]> =
-        TARGETS.chunks(TARGETS.len().div_ceil(machine::cores())).collect();
+    let shares: Vec<&[&str]> = TARGETS.chunks(TARGETS.len().div_ceil(machine::cores())).collect();
     let mut passed = 0;
     for ended in machine::side_by_side(&shares, |targets| {
         show(runner(targets, CI_SECONDS)?, Duration::from_secs(600))

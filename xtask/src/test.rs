@@ -222,8 +222,10 @@ fn clippy() -> Result<Tally> {
 /// The engine knows planted bugs only under a feature that nothing in the product asks for, and the
 /// product imports no crate of the workshop.
 fn features() -> Result<Tally> {
-    let tree =
-        run_program(cargo([&["tree", "--quiet", "--edges", "features"], &TESTED[..]].concat()), LIMIT)?;
+    let tree = run_program(
+        cargo([&["tree", "--quiet", "--edges", "features"], &TESTED[..]].concat()),
+        LIMIT,
+    )?;
     if let Some(line) = tree.lines().find(|line| line.contains("planted-bugs")) {
         bail!("the product would be built with planted bugs: {}", line.trim());
     }

@@ -52,6 +52,12 @@ pub enum Rule {
     /// The epoch advances only when nobody is in the one before it. Otherwise a collection frees
     /// space under a reader of two epochs ago.
     EpochAdvancesWhenDrained,
+    /// A trim waits for a write-back when as many trimmed ranges wait as may. Otherwise a frame of the
+    /// log gets too large for them, and no volume can be written back any more.
+    TrimmedRangesLimited,
+    /// No container gets a number that has more bits than an address has for it. Otherwise its chunks
+    /// count as another container's.
+    ContainerNumbersLimited,
     /// A range of container ids is durable before the first of them is given. Otherwise two
     /// containers get the same id.
     IdRangeDurableFirst,
@@ -243,7 +249,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 70] = [
+    pub const BUGS: [(&'static str, Rule); 72] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -257,6 +263,8 @@ impl Rule {
         ("freed-under-reader", Rule::FreedAfterReaders),
         ("turned-undrained", Rule::EpochAdvancesWhenDrained),
         ("id-twice", Rule::IdRangeDurableFirst),
+        ("trimmed-ranges-unlimited", Rule::TrimmedRangesLimited),
+        ("container-numbers-unlimited", Rule::ContainerNumbersLimited),
         ("rot-copied", Rule::MovedChunksVerified),
         ("counted-twice", Rule::RemovedCountedOnce),
         ("kept-part-uncut", Rule::KeptPartsCut),

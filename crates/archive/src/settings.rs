@@ -6,6 +6,7 @@ use onefold_core::{Algorithm, Error, Kind};
 
 use crate::{
     format::{
+        ContainerId,
         class::Rad,
         frame::FRAME_PAYLOAD_MAX,
         parameters::{Chunking, Compression},
@@ -161,6 +162,8 @@ pub struct Settings {
     /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
     /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
+    /// Containers have numbers below this, 2^40 at most, since addresses have no more bits for them.
+    pub container_numbers: u64,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,
     /// Numbers of containers that the merges of one log move, at most, since these cost time. A
@@ -212,6 +215,7 @@ impl Default for Settings {
             memory: u64::MAX,
             patched_parts: 64,
             zeroed_ranges: 64 << 10,
+            container_numbers: ContainerId::END,
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
             leaf_entries: 512,

@@ -9,6 +9,7 @@ use super::{
     layer::{BLOCK, Layer, SECTOR},
     volumes::{Volumes, deleted},
 };
+use crate::rules::Rule;
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
@@ -129,7 +130,12 @@ impl Volumes {
     fn write_back_ranges(&self) -> Result<()> {
         let ranges: usize =
             self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
-        if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.write_back_all() }
+        if ranges < self.archive.settings.zeroed_ranges
+            || !self.archive.keeps(Rule::TrimmedRangesLimited)
+        {
+            return Ok(());
+        }
+        self.write_back_all()
     }
 
     /// The size of a volume.

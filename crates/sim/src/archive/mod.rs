@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 94] = [
+const MARKS: [&str; 96] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -63,10 +63,12 @@ const MARKS: [&str; 94] = [
     "an upgrade met a full disk",
     "an upgrade was cut off",
     "an upgrade was refused",
+    "as many trimmed ranges wait as may",
     "checked after a crash",
     "chunks encoded at once",
     "chunks encoded at once by their counts",
     "collection waits for older puts",
+    "container numbers ran out",
     "containers dropped",
     "containers merged",
     "containers settled",

@@ -36,8 +36,14 @@ pub enum Medium {
 /// KiB that no stream of a run has.
 pub(crate) const ALL_AT_ONCE: u32 = 1024;
 
+/// More trimmed ranges than volumes of a run have.
+const TRIMMED_MANY: usize = 64 << 10;
+
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
+
+/// The line behind the kept seeds that are older than limits of trims and of numbers.
+const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of trims and of numbers.";
 
 /// The line of the kept seeds behind which clones of volumes are drawn.
 const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
@@ -117,6 +123,10 @@ pub struct Params {
     pub log_bytes: u64,
     /// Numbers of containers that the merges of one log move, at most.
     pub moved_max: u64,
+    /// Trimmed ranges of volumes that wait, at most.
+    pub trimmed_max: usize,
+    /// Containers have numbers below this, while faults last.
+    pub container_numbers: Option<u64>,
     /// Entries of the auxiliary index.
     pub auxiliary_entries: usize,
     /// Collection runs.
@@ -170,6 +180,27 @@ impl Params {
     fn moved_max(seed: u64) -> u64 {
         let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
+    /// In every other archive one or two trimmed ranges of volumes may wait; in one of seven of one
+    /// directory, where nothing rots, there are few numbers of containers. From a source of its own;
+    /// none of the kept seeds that are older.
+    fn limited(self) -> Params {
+        let rng = &mut Rng::new(self.seed ^ 0x6c69_6d69_7473_2e2e);
+        let trimmed_max = [1, 2, TRIMMED_MANY, TRIMMED_MANY][rng.below(4) as usize];
+        let numbers = 1 + 1024 * [2, 4, 8][rng.below(3) as usize];
+        let may_end = matches!(self.profile, Profile::Crashes | Profile::FullDisk)
+            && !self.medium.damages()
+            && self.spread.is_none();
+        let container_numbers = (rng.percent(14) && may_end).then_some(numbers);
+        let found = include_str!("../../seeds/archive-bugs.txt").lines();
+        let found = found.take_while(|line| *line != NEWER_THAN_LIMITS);
+        let mut found = found.flat_map(str::split_whitespace);
+        if is_older(self.seed, NEWER_THAN_LIMITS) || found.any(|word| word.parse() == Ok(self.seed))
+        {
+            return self;
+        }
+        Params { trimmed_max, container_numbers, ..self }
     }
 
     /// How much may be written and not durable, and durable and not listed: in most archives a few
@@ -311,6 +342,10 @@ impl Params {
     /// The parameters that belong to `seed`.
     #[must_use]
     pub fn draw(seed: u64) -> Params {
+        Params::draw_common(seed).limited()
+    }
+
+    fn draw_common(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
         let choose =
             |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
@@ -339,6 +374,8 @@ impl Params {
             list_bytes,
             log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
             moved_max: Params::moved_max(seed),
+            trimmed_max: TRIMMED_MANY,
+            container_numbers: None,
             auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,
             collects: rng.percent(70),
             keep_partial: choose(rng, &[0, 0, 5, 1000]),

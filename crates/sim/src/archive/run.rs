@@ -131,6 +131,8 @@ pub(super) struct Sim {
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
     pub(super) refused: bool,
+    /// Containers have numbers below this in this life.
+    pub(super) numbers: Option<u64>,
     /// The changes that a process counts at once, where it is another one.
     pub(super) portion: Option<usize>,
     pub(super) reach: Reach,
@@ -193,6 +195,7 @@ impl Sim {
             index_disk,
             sync_failed: false,
             refused: false,
+            numbers: None,
             portion: None,
             reach: Reach::default(),
         }
@@ -215,6 +218,8 @@ impl Sim {
             container_bytes: self.params.container_bytes,
             log_bytes: self.params.log_bytes,
             moved_max: self.params.moved_max,
+            zeroed_ranges: self.params.trimmed_max,
+            container_numbers: self.numbers.unwrap_or(1 << 40),
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             // Some archives count a few at a time.
@@ -306,6 +311,15 @@ impl Sim {
             )
     }
 
+    /// True when there are no more numbers for containers, in this life.
+    pub(super) fn is_out_of_numbers(&mut self, error: &Error) -> bool {
+        let is = self.numbers.is_some() && error.to_string().contains("no container numbers left");
+        if is {
+            self.reach.hit("container numbers ran out");
+        }
+        is
+    }
+
     /// Decides whether an error ends the life or is a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
@@ -315,6 +329,9 @@ impl Sim {
             return Stop::Down;
         }
         if self.is_outdated(error) {
+            return Stop::Down;
+        }
+        if self.is_out_of_numbers(error) {
             return Stop::Down;
         }
         let failed = self.files.take_failed();
@@ -368,6 +385,7 @@ impl Sim {
                 Ok(()) | Err(Stop::Down) => {}
                 Err(Stop::Failed(failure)) => return Err(failure),
             }
+            self.numbers = None;
             self.crash();
             let under_way = (self.unsure.clone(), self.known(), self.disks.clone());
             if self.aside.percent(60) {
@@ -435,6 +453,10 @@ impl Sim {
     }
 
     pub(super) fn life(&mut self) -> Flow {
+        if let Some(most) = self.params.container_numbers {
+            // What is past them already stays, and nothing is added.
+            self.numbers = Some(most.max(self.open(false)?.tables().next_id));
+        }
         self.files.arm_crash(self.rng.below(self.params.crash_within));
         if self.params.profile == Profile::StopFaults {
             self.files.arm_failure(self.rng.percent(50), self.rng.below(100));
@@ -461,6 +483,7 @@ impl Sim {
                 moved => moved?,
             }
             self.look_at_syncs()?;
+            self.look_at_numbers()?;
         }
         self.files.set_capacity(None);
         Ok(())
@@ -476,6 +499,24 @@ impl Sim {
         }
         let what = format!("{found} bytes of a segment are not durable, and {most} may be");
         Err(Failure::new(Checker::Limits, what))
+    }
+
+    /// No process takes numbers for containers beyond those that there are.
+    fn look_at_numbers(&self) -> Result<(), Failure> {
+        let Some(most) = self.numbers else { return Ok(()) };
+        let Actors { putting, serving, collection, admin, .. } = &self.actors;
+        let archives = putting.iter().map(|putting| &putting.archive);
+        let archives = archives.chain(serving.iter().map(|serving| &serving.archive));
+        let mut archives =
+            archives.chain(collection.iter().map(|(archive, _)| archive)).chain(admin);
+        match archives.find(|archive| archive.tables().next_id > most) {
+            None => Ok(()),
+            Some(archive) => {
+                let next = archive.tables().next_id;
+                let what = format!("the next container is {next}, and {most} is the end");
+                Err(Failure::new(Checker::Limits, what))
+            }
+        }
     }
 
     /// Faults that leave the draws of all others as they are.
