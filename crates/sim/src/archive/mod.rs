@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 94] = [
+const MARKS: [&str; 96] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -110,8 +110,10 @@ const MARKS: [&str; 94] = [
     "unflushed writes were lost",
     "upgraded",
     "usage counts compared with the roots",
+    "usage counts in pages compared with the roots",
     "volumes flushed",
     "volumes met a full disk",
+    "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",
 ];

@@ -227,6 +227,8 @@ impl Sim {
             leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
+            count_page: self.params.count_pages.map_or(512, |(page, _)| page),
+            count_files: self.params.count_pages.map_or(32, |(_, files)| files),
             leaf_entries: self.params.leaves.unwrap_or(512),
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
@@ -334,6 +336,7 @@ impl Sim {
         let kinds = self.upgraded.kinds;
         (format.trees, format.clones) = (kinds.trees, kinds.clones);
         (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
+        format.counts_in_pages = kinds.counts_in_pages;
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -405,6 +408,13 @@ impl Sim {
                     return Err(Failure::new(Checker::Progress, "no collection begins"));
                 }
                 Ok(()) => self.actors = Actors::default(),
+            }
+            match self.old_condemnation() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(Checker::Progress, "nothing is put and collected"));
+                }
+                Ok(()) => {}
             }
         }
         self.end()
