@@ -144,9 +144,7 @@ impl Rewriter {
 
     /// Removes files that the counts lay in `before`, and of which no page counts any more.
     pub(super) fn remove_files(&self, before: &BTreeSet<u64>, now: &BTreeSet<u64>) -> Result<()> {
-        let is_gone =
-            |file: &&u64| !now.contains(file) || !self.archive.keeps(Rule::NamedCountFilesKept);
-        let gone = before.iter().filter(is_gone);
+        let gone = before.iter().filter(|file| !now.contains(file));
         gone.map(|file| self.archive.files.remove(&counts_name(*file)))
             .try_for_each(|removed| removed.or_else(not_there))
     }
