@@ -135,6 +135,15 @@ pub enum Rule {
     /// Differences that a portion counted are no differences any more. Otherwise they are counted
     /// twice.
     PortionCountedOnce,
+    /// A portion writes each page of counts that it changed. Otherwise what came is not counted, and a
+    /// collection frees it.
+    ChangedPagesWritten,
+    /// A page of counts that a portion carries over is the one that counts. Otherwise one that the
+    /// portion changed is as it was before.
+    NewestPagesCarried,
+    /// A page of counts is believed only with the checksum that the directory has. Otherwise rot makes
+    /// counts too low, and a collection frees what something names.
+    CountPagesCompared,
     /// New counts have a number that no file of counts has. Otherwise a frame that was lost and comes
     /// back names what another process counted.
     CountsNumberedAnew,
@@ -151,9 +160,7 @@ pub enum Rule {
     /// twice.
     RecountedOnce,
     /// A recount spares what was condemned by the counts that it replaces. Otherwise a collection drops
-    /// chunks that came before the new counts, since it looks only at what came after them. Seeds
-    /// seldom meet this, so the list of planted bugs lacks it; a test of the simulator's files asks for
-    /// it.
+    /// chunks that came before the new counts, since it looks only at what came after them.
     CondemnedSparedFirst,
     /// A forgotten snapshot is kept for a time from when a collection saw it. Otherwise the clock of
     /// the process that forgot it empties the trash.
@@ -249,7 +256,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 72] = [
+    pub const BUGS: [(&'static str, Rule); 76] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -290,11 +297,15 @@ impl Rule {
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
         ("portion-counted-twice", Rule::PortionCountedOnce),
+        ("count-page-unwritten", Rule::ChangedPagesWritten),
+        ("old-count-page-carried", Rule::NewestPagesCarried),
+        ("count-page-unchecked", Rule::CountPagesCompared),
         ("counts-number-again", Rule::CountsNumberedAnew),
         ("condemned-uncounted", Rule::AllCountedFirst),
         ("due-forgotten", Rule::DueCountsKept),
         ("clone-uncounted", Rule::ClonesCounted),
         ("recounted-twice", Rule::RecountedOnce),
+        ("condemned-before-recount", Rule::CondemnedSparedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),

@@ -43,6 +43,9 @@ pub struct Format {
     pub on_demand: bool,
     /// Volumes may be clones of others; programs from before them refuse the archive.
     pub clones: bool,
+    /// Counting writes the pages of usage counts that changed, instead of all counts; programs from
+    /// before them refuse the archive.
+    pub counts_in_pages: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -65,6 +68,7 @@ impl Format {
             leaves: false,
             on_demand: false,
             clones: false,
+            counts_in_pages: false,
             fingerprint: Algorithm::Blake3,
         }
     }
@@ -75,7 +79,14 @@ impl Format {
     /// them to older ones.
     #[must_use]
     pub fn with_features(self) -> Format {
-        Format { trees: true, leaves: true, on_demand: true, clones: true, ..self }
+        Format {
+            trees: true,
+            leaves: true,
+            on_demand: true,
+            clones: true,
+            counts_in_pages: true,
+            ..self
+        }
     }
 }
 
@@ -144,6 +155,10 @@ pub struct Settings {
     pub count_slots: usize,
     /// Pieces of recipes, or nodes of trees that came, that collection counts at once.
     pub count_portion: usize,
+    /// Containers of a page of usage counts; 512 unless a simulation wants more pages.
+    pub count_page: u64,
+    /// Files that pages of usage counts lie in, at most.
+    pub count_files: usize,
     /// Entries of the chunk index that a portion of a background import or merge takes on.
     pub index_portion: usize,
     /// Leaves of the tables that a portion of a background checkpoint writes.
@@ -208,6 +223,8 @@ impl Default for Settings {
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             count_portion: 64 << 10,
+            count_page: 512,
+            count_files: 32,
             index_portion: 64 << 10,
             leaf_portion: 64,
             ahead_bytes: 64 << 20,

@@ -239,6 +239,7 @@ fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> 
         fingerprint: format.fingerprint,
         leaves: format.leaves,
         on_demand: format.leaves && format.on_demand,
+        counts_in_pages: format.counts_in_pages,
     };
     for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
         fresh(files, name)?;

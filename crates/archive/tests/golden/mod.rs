@@ -49,9 +49,10 @@ pub(crate) fn forms() -> Vec<Form> {
     let clones = Kinds { clones: true, ..trees };
     let leaves = Kinds { leaves: true, ..clones };
     let on_demand = Kinds { on_demand: true, ..leaves };
+    let counts = Kinds { counts_in_pages: true, ..on_demand };
     let plain = |kinds| Form { kinds, sha256: false, gathers: false, nodes: false };
     let mut all = Vec::new();
-    for kinds in [first, trees, clones, leaves, on_demand] {
+    for kinds in [first, trees, clones, leaves, on_demand, counts] {
         let late = Form { nodes: true, ..plain(Kinds { late: true, ..kinds }) };
         all.extend([plain(kinds), late]);
         if kinds.leaves {
@@ -69,12 +70,13 @@ pub(crate) fn forms() -> Vec<Form> {
 impl Form {
     /// The name of its golden archive.
     pub(crate) fn name(self) -> String {
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let words = [
             (trees, "trees"),
             (clones, "clones"),
             (leaves, "leaves"),
             (on_demand, "demand"),
+            (counts_in_pages, "counts"),
             (late && !self.gathers, "late"),
             (self.gathers, "gathered"),
             (self.sha256, "sha256"),
@@ -86,20 +88,21 @@ impl Form {
 
     /// The version of its label, and the features that are needed to read and to write.
     pub(crate) fn label(self) -> (u8, u64, u64) {
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let bits = [late, trees, leaves, self.sha256, clones, on_demand];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
+        let write = u64::from(self.gathers) | u64::from(counts_in_pages) << 1;
         match read {
             0 => (1, 0, 0),
-            1 if !self.gathers => (2, 0, 0),
-            _ => (3, read, u64::from(self.gathers)),
+            1 if write == 0 => (2, 0, 0),
+            _ => (3, read, write),
         }
     }
 
     pub(crate) fn create(self, at: &Path) {
         let rad = Rad { delay: 1, batch: 1, classes: [2, 2, 2], gathers: 0 };
         let gathered = Rad { delay: 0, gathers: 16, ..rad };
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 256 << 10,
@@ -107,6 +110,7 @@ impl Form {
             leaves,
             on_demand,
             clones,
+            counts_in_pages,
             late: late.then_some(if self.gathers { gathered } else { rad }),
             fingerprint: if self.sha256 { Algorithm::HmacSha256 } else { Algorithm::Blake3 },
             ..Format::new([7; 16], [8; 32], [9; 16])

@@ -112,8 +112,10 @@ const MARKS: [&str; 96] = [
     "unflushed writes were lost",
     "upgraded",
     "usage counts compared with the roots",
+    "usage counts in pages compared with the roots",
     "volumes flushed",
     "volumes met a full disk",
+    "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",
 ];

@@ -69,6 +69,10 @@ const NEWER_THAN_LATE_COUNTS: &str = "# The seeds below draw frames of counts th
 /// The line behind the kept seeds that are older than upgrades.
 const NEWER_THAN_UPGRADES: &str = "# The seeds below draw upgrades.";
 
+/// The line behind the kept seeds that are older than usage counts in pages, and than recounts after an
+/// older condemnation.
+const NEWER_THAN_COUNT_PAGES: &str = "# The seeds below draw usage counts in pages.";
+
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
@@ -164,6 +168,12 @@ pub struct Params {
     /// The kinds of tables with which an archive begins that is upgraded later to all others; drawn
     /// from a source of its own.
     pub older: Option<Kinds>,
+    /// Usage counts are in pages of so many containers, which lie in so many files at most; drawn from
+    /// a source of its own.
+    pub count_pages: Option<(u64, usize)>,
+    /// Once in a run all references are counted anew after an older condemnation; drawn from a source of
+    /// its own.
+    pub old_condemnation: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -264,6 +274,24 @@ impl Params {
         is_drawn && is_plain && self.collects && !self.trees && self.spread.is_none()
     }
 
+    /// Two archives of three have usage counts in pages, most of them tiny; none of the kept seeds that
+    /// are older than that.
+    fn count_pages(seed: u64) -> Option<(u64, usize)> {
+        let rng = &mut Rng::new(seed ^ 0x636f_756e_745f_7067);
+        let page = [1, 1, 2, 4, 512][rng.below(5) as usize];
+        let files = [2, 3, 8, 32][rng.below(4) as usize];
+        (rng.percent(67) && !is_older(seed, NEWER_THAN_COUNT_PAGES)).then_some((page, files))
+    }
+
+    /// One archive in four of one directory, where nothing rots; none of the kept seeds that are older
+    /// than that.
+    fn old_condemnation(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6f6c_645f_636f_6e64);
+        let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
+        let is_drawn = rng.percent(25) && !is_older(self.seed, NEWER_THAN_COUNT_PAGES);
+        is_drawn && is_plain && self.collects && self.spread.is_none()
+    }
+
     /// One archive in eight is of an older program, and upgraded: of the first, of one with snapshots
     /// of directories, of one with clones, or of one with leaves; none of those that come to many
     /// snapshots of the tables, and of the kept seeds that are older than upgrades.
@@ -288,6 +316,7 @@ impl Params {
             leaves: self.leaves.is_some(),
             on_demand: self.leaves.is_some() && self.on_demand.is_some(),
             clones: self.clones,
+            counts_in_pages: self.count_pages.is_some(),
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }
@@ -335,6 +364,12 @@ impl Params {
         }
         if self.late_counts {
             all.push(with(&|params| params.late_counts = false));
+        }
+        if self.count_pages.is_some() {
+            all.push(with(&|params| params.count_pages = None));
+        }
+        if self.old_condemnation {
+            all.push(with(&|params| params.old_condemnation = false));
         }
         all
     }
@@ -397,6 +432,8 @@ impl Params {
             replays: Params::replays(seed),
             on_demand,
             late_counts: false,
+            count_pages: Params::count_pages(seed).or(older.map(|_| (2, 3))),
+            old_condemnation: false,
             older,
             index_disk: Params::index_disk(seed),
         };
@@ -421,6 +458,7 @@ impl Params {
             };
         }
         params.late_counts = params.late_counts();
+        params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not
             // expand.

@@ -234,6 +234,8 @@ impl Sim {
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
             // Some read most blocks of which a part is written.
             patched_parts: [64, 8, 3][(self.params.seed / 128 % 3) as usize],
+            count_page: self.params.count_pages.map_or(512, |(page, _)| page),
+            count_files: self.params.count_pages.map_or(32, |(_, files)| files),
             leaf_entries: self.params.leaves.unwrap_or(512),
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
@@ -353,6 +355,7 @@ impl Sim {
         let kinds = self.upgraded.kinds;
         (format.trees, format.clones) = (kinds.trees, kinds.clones);
         (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
+        format.counts_in_pages = kinds.counts_in_pages;
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -425,6 +428,13 @@ impl Sim {
                     return Err(Failure::new(Checker::Progress, "no collection begins"));
                 }
                 Ok(()) => self.actors = Actors::default(),
+            }
+            match self.old_condemnation() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(Checker::Progress, "nothing is put and collected"));
+                }
+                Ok(()) => {}
             }
         }
         self.end()

@@ -5,6 +5,7 @@ pub(super) mod index_disk;
 mod late_counts;
 mod names;
 mod nodes;
+mod old_condemnation;
 pub(super) mod repair;
 mod replay;
 mod restores;
