@@ -137,7 +137,7 @@ impl Inner {
         let found = object.omap.keys().filter(is_its).count();
         let most = self.most_noted.entry(session).or_default();
         *most = noted.len().max(*most);
-        let most = 2 * *most + 2;
+        let most = 3 * *most + 4;
         if op
             .changes
             .iter()
