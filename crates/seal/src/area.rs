@@ -22,7 +22,7 @@ use onefold_core::{Error, Kind, Result, checksum};
 
 use crate::{
     Secret,
-    keys::{DOMAIN_BYTES, Keys},
+    keys::{DOMAIN_BYTES, DOMAINS_MAX, Keys, SLOTS_MAX},
     random::Random,
     slot::{SLOT_BYTES, Slot, SlotSecret},
     uses::Use,
@@ -31,12 +31,6 @@ use crate::{
 
 /// Bytes of a copy: three blocks of a block store.
 pub const AREA_BYTES: usize = 3 * 4096;
-
-/// Slots of a store.
-pub const SLOTS_MAX: usize = 16;
-
-/// Domains of a store.
-pub const DOMAINS_MAX: usize = 64;
 
 /// The only suite there is.
 pub const SUITE: u8 = 1;

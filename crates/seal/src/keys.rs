@@ -6,12 +6,17 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::{
     Secret,
-    area::{DOMAINS_MAX, SLOTS_MAX},
     random::Random,
     slot::{Argon, Making, Slot, SlotKind, SlotSecret},
     uses::Use,
     wrap::{Name, Wrapped, unwrap, wrap},
 };
+
+/// Slots of a store.
+pub const SLOTS_MAX: usize = 16;
+
+/// Domains of a store.
+pub const DOMAINS_MAX: usize = 64;
 
 /// Bytes of a domain's name at most.
 const DOMAIN_NAME_MAX: usize = 30;

@@ -37,10 +37,10 @@ mod uses;
 mod wrap;
 
 pub use crate::{
-    area::{AREA_BYTES, DOMAINS_MAX, KeyArea, SLOTS_MAX, SUITE},
+    area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, judge},
-    keys::{Domain, Keys},
+    keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX},
     opener::Opener,
     random::Random,
     recovery::{from_words, to_words},
