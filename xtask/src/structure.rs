@@ -23,8 +23,8 @@ use crate::{machine, test::Tally};
 
 /// Crates of the product.
 const CRATES: [&str; 11] = [
-    "core", "seal", "block", "archive", "cluster", "backend", "serve", "mount", "console", "onefold",
-    "cli",
+    "core", "seal", "block", "archive", "cluster", "backend", "serve", "mount", "console",
+    "onefold", "cli",
 ];
 
 /// Longest line of code.
