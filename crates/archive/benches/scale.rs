@@ -181,7 +181,7 @@ fn make_with_leaves(
 fn count_portions(path: &Path) {
     let archive = open(path, true);
     let containers = archive.refresh().unwrap().containers.len() as u64;
-    // What can't be read of a stream that goes keeps its count; its recipe's own pieces do not.
+    // When a stream goes whose recipe can't be read, its chunks keep their counts; the recipe's pieces do not.
     for segment in 1..=(containers / IN_SEGMENT) as u32 + 1 {
         let file = fs::File::create(path.join(format!("segment-{segment:08}"))).unwrap();
         file.set_len(SEGMENT_BYTES).unwrap();

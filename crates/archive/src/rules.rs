@@ -85,7 +85,7 @@ pub enum Rule {
     /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
     /// maps blocks that a power cut lost.
     ChunksBeforeMapping,
-    /// What a block keeps of a chunk, of which another part was written, begins where that part ends.
+    /// A block of which a part was written keeps the rest of a chunk from where that part ends.
     /// Otherwise a volume reads bytes from another place of the chunk.
     KeptPartsCut,
     /// A clone of a served volume has what was written to the volume before. Otherwise the clone

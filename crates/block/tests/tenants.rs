@@ -145,7 +145,7 @@ fn rule_14_zeroes_that_are_written_end_a_draw_as_blocks_do() {
             trimmed += 1;
             assert!(trimmed < 512, "they are never kept again");
         }
-        // That was an answer: the next one is given at another free space.
+        // A refusal was an answer: the next one is given at another free space.
         seen += u32::from(!kept());
     }
     assert!(seen > 0, "all answers are given at one free space");

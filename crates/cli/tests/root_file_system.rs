@@ -122,7 +122,7 @@ fn plant(root: &Path) -> bool {
     true
 }
 
-/// What rsync would change to make `other` like `root`: nothing.
+/// Rsync would change nothing to make `other` like `root`.
 #[track_caller]
 fn is_the_same(root: &Path, other: &Path) {
     let slash = |path: &Path| format!("{}/", path.display());

@@ -15,7 +15,7 @@ use crate::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
         },
     },
-    memory::{Budget, BufferPool},
+    memory::{Budget, BufferPool, Drawn},
     rules::Rule,
     settings::{Format, Settings},
     tables::{LeafStore, Tables},
@@ -319,6 +319,11 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     archive.replay_new_frames(&mut archive.position.lock())?;
     archive.leaves.opened();
     Ok(archive)
+}
+
+/// Draws from the memory for structures whose sizes the medium states.
+pub(crate) fn memory_of(archive: &Archive) -> Drawn {
+    Drawn::from(&archive.budget)
 }
 
 fn judge_sync(archive: &Archive, file: &dyn File, synced: Result<()>) -> Result<()> {

@@ -471,7 +471,7 @@ pub(super) type Range = BTreeMap<ContainerId, Vec<u16>>;
 
 /// Counts that changes are applied to.
 pub(super) trait CountsAtHand {
-    /// Those of a container, if it is among them.
+    /// The counts of a container, if it is among them.
     fn of(&mut self, id: ContainerId) -> Option<&mut Vec<u16>>;
 }
 

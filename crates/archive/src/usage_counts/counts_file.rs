@@ -119,7 +119,7 @@ fn form(archive: &Arc<Archive>, file: Arc<dyn File>, number: u64, pace: &Pace) -
 /// The pages of counts, of which none is looked at yet; `None` where the counts are a list.
 ///
 /// # Errors
-/// As [`PagesReader::over`]; `NotFound` without counts.
+/// The errors of [`PagesReader::over`]; `NotFound` without counts.
 pub(super) fn pages(
     archive: &Arc<Archive>,
     number: u64,
@@ -134,7 +134,7 @@ pub(super) fn pages(
 /// The numbers of the files that the counts `number` lie in.
 ///
 /// # Errors
-/// As [`pages`].
+/// The errors of [`pages`].
 pub(crate) fn files_of_counts(archive: &Arc<Archive>, number: u64) -> Result<BTreeSet<u64>> {
     if !archive.label().counts_in_pages || number == 0 {
         return Ok(BTreeSet::from([number]));

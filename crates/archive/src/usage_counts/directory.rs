@@ -171,7 +171,7 @@ impl Directory {
     }
 }
 
-/// What is stored of some bytes: compressed where that is shorter.
+/// The bytes as they are stored: compressed where that is shorter.
 pub(super) fn shortest(bytes: Vec<u8>) -> Vec<u8> {
     let packed = compress::pack(&bytes);
     if packed.len() < bytes.len() { packed } else { bytes }

@@ -27,7 +27,8 @@ use super::{
 use crate::{
     container::Pace,
     format::{ContainerId, bytes::corrupt, log_reader::PIECE_BYTES},
-    operations_log::Archive,
+    memory::Drawn,
+    operations_log::{Archive, memory_of},
     rules::Rule,
 };
 
@@ -47,14 +48,16 @@ pub(crate) struct PagesReader {
     files: BTreeMap<u64, Arc<dyn File>>,
     /// Asked before each page is read.
     pace: Pace,
+    /// Memory of the directory.
+    _drawn: Drawn,
 }
 
 impl PagesReader {
     /// The pages that file `number` names.
     ///
     /// # Errors
-    /// `Corrupt` when the directory is damaged, `NotFound` when a file of pages is gone, and those of
-    /// the system.
+    /// `Corrupt` when the directory is damaged, `Memory` when it takes more than there may be, `NotFound`
+    /// when a file of pages is gone, and those of the system.
     pub(super) fn over(
         archive: &Arc<Archive>,
         file: Arc<dyn File>,
@@ -64,6 +67,9 @@ impl PagesReader {
         let mut head = vec![0; HEADER_BYTES];
         let n = file.read_at(0, &mut head)?;
         let header = Header::decode(&head[..n], number, &archive.identity)?;
+        // Holes of a file have as many bytes as a stranger likes.
+        let drawn = memory_of(archive);
+        drawn.more(u64::from(header.bytes) + 3 * u64::from(header.expanded))?;
         pace.ask(u64::from(header.bytes))?;
         let stored = read(&*file, header.at, header.bytes as usize)?;
         if archive.identity.checksum(&stored) != header.checksum {
@@ -78,7 +84,8 @@ impl PagesReader {
             };
             files.insert(other, opened);
         }
-        Ok(PagesReader { archive: archive.clone(), directory, files, pace: pace.clone() })
+        let (archive, pace) = (archive.clone(), pace.clone());
+        Ok(PagesReader { archive, directory, files, pace, _drawn: drawn })
     }
 
     /// Containers of a page.
@@ -120,7 +127,7 @@ impl PagesReader {
     /// Reads all pages, so that damage is known before anything is made of them.
     ///
     /// # Errors
-    /// As [`page`](Self::page).
+    /// The errors of [`page`](Self::page).
     pub(super) fn look(&self) -> Result<()> {
         self.directory.pages.keys().try_for_each(|page| self.page(*page).map(|_| ()))
     }
@@ -286,5 +293,36 @@ impl PagesWriter {
         self.file.sync()?;
         self.archive.files.sync_names()?;
         Ok(self.directory.files.into_keys().chain([self.number]).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::Directory;
+    use onefold_core::Kind;
+
+    use super::*;
+    use crate::{Format, settings::Settings};
+
+    #[test]
+    fn rule_09_a_directory_of_holes_takes_no_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let format = Format { reserve_bytes: 1 << 20, ..Format::new([1; 16], [2; 32], [3; 16]) };
+        Archive::create(&Directory::create(dir.path()).unwrap(), &format).unwrap();
+        let settings = Settings { memory: 64 << 20, ..Settings::default() };
+        let files = Arc::new(Directory::open(dir.path(), true).unwrap());
+        let archive = Arc::new(Archive::open(files, true, settings).unwrap());
+        let bytes = 1 << 30;
+        let header = Header { at: 1 << 20, bytes, expanded: bytes, checksum: 0 };
+        let file = archive.files.create(&counts_name(9)).unwrap();
+        file.write_at(0, &header.encode(9, &archive.identity)).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(dir.path().join(counts_name(9)))
+            .unwrap()
+            .set_len(2 << 30)
+            .unwrap();
+        let read = PagesReader::over(&archive, file, 9, &Pace::default());
+        assert_eq!(read.err().map(|error| error.kind()), Some(Kind::Memory));
     }
 }

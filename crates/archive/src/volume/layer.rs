@@ -58,7 +58,7 @@ impl Have {
 /// The known sectors of a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Patch {
-    /// Known sectors of a page that is not there are zero.
+    /// Sectors that nobody wrote are zero: all of them where there is no page.
     pages: [Option<Box<[u8]>>; PAGES],
     pub(super) have: Have,
     /// The last frame that was known when it was written.
@@ -121,8 +121,7 @@ impl Patch {
             let (page, at) = (sector * SECTOR / PAGE, sector * SECTOR % PAGE);
             let within = at..at + SECTOR;
             match (&mut self.pages[page], &below.pages[page]) {
-                (None, None) => {}
-                (Some(bytes), None) => bytes[within].fill(0),
+                (_, None) => {}
                 (here, Some(bytes)) => {
                     here.get_or_insert_with(zeroes)[within.clone()].copy_from_slice(&bytes[within])
                 }

@@ -5,7 +5,10 @@ use std::collections::VecDeque;
 
 use onefold_core::{Fingerprint, Result};
 
-use super::{layer::BLOCK, mapped::length};
+use super::{
+    layer::BLOCK,
+    mapped::{join, length},
+};
 use crate::{
     format::{
         Address,
@@ -20,7 +23,7 @@ pub(super) struct Expected {
     block: u64,
     /// The last frame that was known when it was written.
     since: u64,
-    /// What it keeps of its mapping, and where that begins, in order. The bytes between come.
+    /// The parts of its mapping that it keeps, and where they begin, in order. The bytes between come.
     kept: VecDeque<(usize, Vec<Part>)>,
 }
 
@@ -65,29 +68,17 @@ impl Mapper {
             && block.kept.front().is_some_and(|(start, _)| *start == self.at)
             && let Some((_, parts)) = block.kept.pop_front()
         {
-            parts.into_iter().for_each(|part| self.join(part));
+            parts.into_iter().for_each(|part| self.add(part));
         }
     }
 
-    fn join(&mut self, part: Part) {
+    fn add(&mut self, part: Part) {
         self.at += length(&part) as usize;
-        match (self.parts.last_mut(), part) {
-            (Some(Part::Zeroes(before)), Part::Zeroes(more)) => *before += more,
-            (
-                Some(Part::Run { first, bytes, fingerprints }),
-                Part::Run { first: next, bytes: more, fingerprints: new },
-            ) if first.container == next.container
-                && usize::from(first.slot) + fingerprints.len() == usize::from(next.slot) =>
-            {
-                *bytes += more;
-                fingerprints.extend(new);
-            }
-            (_, part) => self.parts.push(part),
-        }
+        join(&mut self.parts, part);
     }
 
     fn part(&mut self, part: Part, write_piece: &mut PieceWriter<'_>) -> Result<()> {
-        self.join(part);
+        self.add(part);
         self.keep();
         if self.at == BLOCK { self.end_block(write_piece) } else { Ok(()) }
     }

@@ -49,7 +49,7 @@ impl Volumes {
         let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
         let mapped =
             Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
-        // What is known is what is newer.
+        // The layers are newer than the mapping.
         let above = (known != Have::default()).then(|| into.to_vec());
         self.with_reader(|reader| mapped.read(reader, range.clone(), into))?;
         if let Some(above) = above {

@@ -361,11 +361,11 @@ impl Chunking<'_> {
         Ok(())
     }
 
-    /// Fills `bytes` with what was written of a block. Gives what the rest keeps of the block's mapping, and
-    /// where it begins, in order: nothing when `bytes` has the rest too, which was read.
+    /// Fills `bytes` with what was written of a block. Gives the parts of the block's mapping that the rest
+    /// keeps, and where they begin, in order: none when `bytes` has the rest too, which was read.
     ///
-    /// What was written gets chunks of its own, and the rest is not read, when that is most of the block and
-    /// few parts come of it: one part for each stretch of chunks, and one for each end that was cut off.
+    /// The rest is not read when it is more than half of the block and few parts come of it: one for each
+    /// stretch of chunks, and one for each end that was cut off.
     fn rest_of(
         &mut self,
         reader: &mut ChunkReader,
