@@ -150,7 +150,9 @@ fn tools() -> Result<()> {
     }
     if machine::find("cargo-deb").is_none() {
         // Unoptimised: it is built faster than it would pack faster.
-        run_program(cargo(["install", "--quiet", "--locked", "--debug", "cargo-deb"]), LIMIT)?;
+        let mut command = cargo(["install", "--quiet", "--locked", "--debug", "cargo-deb"]);
+        command.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        run_program(command, LIMIT)?;
     }
     Ok(())
 }

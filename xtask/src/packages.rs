@@ -21,7 +21,7 @@ const QEMU_ISCSI: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 22] = [
+const WANTED: [(&str, &str); 23] = [
     ("chromium", "chromium"),
     ("curl", "curl"),
     ("fio", "fio"),
@@ -41,6 +41,7 @@ const WANTED: [(&str, &str); 22] = [
     ("setfattr", "attr"),
     ("setfacl", "acl"),
     ("setcap", "libcap2-bin"),
+    ("rsync", "rsync"),
     ("tgt-admin", "tgt"),
     ("iscsi-test-cu", "libiscsi-bin"),
     (QEMU_ISCSI, "qemu-block-extra"),

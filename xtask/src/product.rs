@@ -48,19 +48,28 @@ pub(crate) enum Build {
     Release,
 }
 
+/// The packages that the tests build, as every step names them to cargo. Crates that others provide
+/// get the features that all packages of one run ask for together: a run that names one package
+/// alone compiles most of them, and all of ours, once more.
+pub(crate) const TESTED: [&str; 3] = ["--workspace", "--exclude", "onefold-sim"];
+
 /// Builds a package, and returns where its command is.
-fn built(package: &str, command: &str, build: Build) -> Result<PathBuf> {
-    let mut arguments = vec!["build", "--quiet", "--locked", "--package", package];
-    if build == Build::Release {
-        arguments.push("--release");
-    }
-    run(cargo(arguments), BUILD_LIMIT)?;
+pub(crate) fn built(package: &str, command: &str, build: Build) -> Result<PathBuf> {
+    let arguments = match build {
+        Build::Release => vec!["--release", "--package", package],
+        // With an example cargo counts what tests alone depend on, as it does when it builds tests.
+        Build::Test => [&TESTED[..], &["--bin", command, "--example", "null"]].concat(),
+    };
+    run(cargo([&["build", "--quiet", "--locked"], &arguments[..]].concat()), BUILD_LIMIT)?;
     let profile = if build == Build::Release { "release" } else { "debug" };
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| machine::root().join("target"), PathBuf::from);
-    let binary = target.join(profile).join(command);
+    let binary = builds().join(profile).join(command);
     ensure!(binary.exists(), "{} was not built", binary.display());
     Ok(binary)
+}
+
+/// The folder of builds.
+pub(crate) fn builds() -> PathBuf {
+    machine::root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 impl Onefold {

@@ -8,7 +8,7 @@ use crate::{
     ceph, clients,
     demo::{self, Tools},
     docs, fuzz, guests, licences, machine, package, packages, pages, paper,
-    product::Build,
+    product::{Build, TESTED},
     program::{cargo, run as run_program, show},
     sim, structure, threads,
 };
@@ -102,7 +102,7 @@ const STEPS: [Step; 28] = [
     Step {
         name: "ceph",
         about: "the object store and the cluster engine on a real Ceph cluster",
-        run: ceph::test,
+        run: ceph::step,
     },
     Step { name: "papers", about: "the short form of the papers' experiments", run: paper::short },
     Step {
@@ -214,7 +214,7 @@ fn clippy() -> Result<Tally> {
         arguments.extend(["--", "--deny", "warnings"]);
         run_program(cargo(arguments), LIMIT)
     };
-    lint(&["--workspace", "--exclude", "onefold-sim"])?;
+    lint(&TESTED)?;
     lint(&["--package", "onefold-sim"])?;
     Ok(Tally::pass(""))
 }
@@ -223,15 +223,7 @@ fn clippy() -> Result<Tally> {
 /// product imports no crate of the workshop.
 fn features() -> Result<Tally> {
     let tree = run_program(
-        cargo([
-            "tree",
-            "--quiet",
-            "--workspace",
-            "--exclude",
-            "onefold-sim",
-            "--edges",
-            "features",
-        ]),
+        cargo([&["tree", "--quiet", "--edges", "features"], &TESTED[..]].concat()),
         LIMIT,
     )?;
     if let Some(line) = tree.lines().find(|line| line.contains("planted-bugs")) {
@@ -247,19 +239,24 @@ fn features() -> Result<Tally> {
 }
 
 fn unit() -> Result<Tally> {
-    tests(&["--workspace", "--exclude", "onefold-sim", "--", "--skip", "rule_"])
+    tests(&[&TESTED[..], &["--", "--skip", "rule_"]].concat())
 }
 
 /// The tests of the rules of SECURITY.md, which have a rule's number in their names. Some need
 /// root: a second user, a mount namespace, a loop device.
 fn hostile() -> Result<Tally> {
-    let everything =
-        ["--workspace", "--exclude", "onefold-sim", "--tests", "--lib", "--bins", "--", "rule_"];
+    let mut everything = [&TESTED[..], &["--tests", "--lib", "--bins", "--", "rule_"]].concat();
     if machine::is_root() {
-        return tests(&[&everything[..], &["--include-ignored"]].concat());
+        everything.push("--include-ignored");
+    } else {
+        println!("NOT TESTED: rules about other users need root (sudo cargo xtask test hostile)");
     }
-    println!("NOT TESTED: rules about other users need root (sudo cargo xtask test hostile)");
-    tests(&everything)
+    let mut command = testing(&everything);
+    // Most of these tests wait: for claims, leases and limits of time.
+    if std::env::var_os("RUST_TEST_THREADS").is_none() {
+        command.env("RUST_TEST_THREADS", (2 * machine::cores()).to_string());
+    }
+    counted(command)
 }
 
 /// The tests that need root, and are ignored without being asked for.
@@ -270,7 +267,7 @@ fn device() -> Result<Tally> {
         );
         return Ok(Tally { note: "not tested: needs root".into(), ..Tally::default() });
     }
-    tests(&["--package", "onefold-backend", "--test", "file_disk", "--", "--ignored"])
+    tests(&[&TESTED[..], &["--test", "file_disk", "--", "--ignored"]].concat())
 }
 
 fn simulation() -> Result<Tally> {
@@ -332,9 +329,12 @@ fn bugs(arguments: &[&str]) -> Result<Tally> {
 
 /// Runs cargo's tests and adds up what they say.
 fn tests(packages: &[&str]) -> Result<Tally> {
-    let mut arguments = vec!["test", "--quiet", "--locked", "--no-fail-fast"];
-    arguments.extend(packages);
-    counted(cargo(arguments))
+    counted(testing(packages))
+}
+
+/// The command that runs them.
+pub(crate) fn testing(packages: &[&str]) -> std::process::Command {
+    cargo([&["test", "--quiet", "--locked", "--no-fail-fast"], packages].concat())
 }
 
 /// Runs tests, and counts them.

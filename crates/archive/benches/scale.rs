@@ -11,7 +11,8 @@
 //! The rows of bytes are by the system's figures: what opening reads, and what a checkpoint writes that
 //! follows one change. The rows below are of archives with leaves of tables: all read by opening, and
 //! those of containers read on demand; the latter also with few streams, as the catalogue is always
-//! read.
+//! read. The last rows are of usage counts as one list, and in pages: what a portion of counting
+//! writes.
 
 #![allow(clippy::unwrap_used, reason = "a bench panics where it fails")]
 
@@ -67,6 +68,16 @@ const PUTS_BEFORE: usize = 10;
 
 const PUT_BYTES: usize = 2048;
 
+/// How collections are done.
+const COLLECTION: CollectionOptions = CollectionOptions {
+    now: 2_000_000_000,
+    keep_partial: 0,
+    trash: 0,
+    wait: true,
+    reserve_bytes: 1 << 20,
+    encode_all: false,
+};
+
 const LARGE_BYTES: usize = 256 << 20;
 
 fn main() {
@@ -115,20 +126,33 @@ fn main() {
             (few, false, "all leaves, few streams: "),
             (few, true, "on demand, few streams: "),
         ] {
-            make_with_leaves(&archive, (containers, streams), on_demand);
+            make_with_leaves(&archive, (containers, streams), (on_demand, false));
             tell(&LEAF_VERBS, of);
+        }
+        for (in_pages, of) in [(false, "counts as a list: "), (true, "counts in pages: ")] {
+            make_with_leaves(
+                &archive,
+                (containers, streams.unwrap_or(containers)),
+                (true, in_pages),
+            );
+            tell(&["counting"], of);
         }
     }
 }
 
 /// The same archive with its tables in leaves: its log has all records, and one checkpoint was
 /// taken.
-fn make_with_leaves(path: &Path, (containers, streams): (u64, u64), on_demand: bool) {
+fn make_with_leaves(
+    path: &Path,
+    (containers, streams): (u64, u64),
+    (on_demand, counts_in_pages): (bool, bool),
+) {
     let files = Directory::create(path).unwrap();
     let format = Format {
         reserve_bytes: 1 << 20,
         leaves: true,
         on_demand,
+        counts_in_pages,
         ..Format::new([1; 16], [2; 32], [3; 16])
     };
     Archive::create(&files, &format).unwrap();
@@ -150,6 +174,44 @@ fn make_with_leaves(path: &Path, (containers, streams): (u64, u64), on_demand: b
     append(&ended(containers, streams));
     fs::write(path.join("log-0000000001"), log).unwrap();
     checkpoint(&open(path, true));
+}
+
+/// Bytes that portions of counting write: the first one in this form, one that follows a put of 2 KiB,
+/// and one that follows the removal of a hundred streams from all over the archive.
+fn count_portions(path: &Path) {
+    let archive = open(path, true);
+    let containers = archive.refresh().unwrap().containers.len() as u64;
+    // When a stream goes whose recipe can't be read, its chunks keep their counts; the recipe's pieces do not.
+    for segment in 1..=(containers / IN_SEGMENT) as u32 + 1 {
+        let file = fs::File::create(path.join(format!("segment-{segment:08}"))).unwrap();
+        file.set_len(SEGMENT_BYTES).unwrap();
+    }
+    let put_one = |name: &str| {
+        let (name, shape) = (name.to_owned(), Shape::Bytes);
+        let request = PutRequest { name, shape, now: 1_800_000_000, wait: true };
+        let bytes = request.name.clone().into_bytes().repeat(100);
+        let one = |feeder: &mut Feeder<'_>| feeder.bytes(&bytes);
+        drop(put(&archive, request, &Gauge::default(), one).unwrap());
+    };
+    let count = |what: &str| {
+        let mut collection = Collection::begin(&archive, COLLECTION).unwrap();
+        while collection.doing() != "counting references" {
+            collection.step().unwrap();
+        }
+        let (before, taken) = (transferred(), timed(|| collection.step().unwrap()).1);
+        let [read, written] = transferred();
+        let kb = |bytes: u64| bytes / 1000;
+        let (read, written) = (kb(read - before[0]), kb(written - before[1]));
+        say(&format!("a portion after {what}: {written} kB written, {read} kB read"), &taken);
+    };
+    put_one("first");
+    count("a put of 2 KiB, the first in this form");
+    put_one("second");
+    count("another");
+    let all: Vec<String> = archive.refresh().unwrap().streams.keys().cloned().collect();
+    let some = all.iter().step_by((all.len() / 100).max(1));
+    some.for_each(|name| archive.remove(name).unwrap());
+    count("the removal of a hundred streams");
 }
 
 /// Bytes that this process has read and written by calls of the system.
@@ -273,7 +335,7 @@ fn name(n: u64) -> String {
     format!("machine-{:02}/backup-{:08}", n % 50, n / 50)
 }
 
-/// Usage counts that say that each chunk is needed once.
+/// Usage counts in runs of about forty chunks, each named by up to 64 others: no chunk is dead.
 fn write_counts(path: &Path, identity: &Identity, containers: u64) {
     let mut out = BufWriter::new(fs::File::create(path.join("counts-0000000001")).unwrap());
     out.write_all(b"ONEFCNTS").unwrap();
@@ -287,7 +349,9 @@ fn write_counts(path: &Path, identity: &Identity, containers: u64) {
     for n in 0..containers {
         block.extend((n + 1).to_le_bytes());
         block.extend(CHUNKS.to_le_bytes());
-        block.extend(1u16.to_le_bytes().repeat(CHUNKS as usize));
+        let run = |slot: u32| (n * u64::from(CHUNKS) + u64::from(slot)) / 40;
+        let count = |slot| 1 + (run(slot).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as u16;
+        (0..CHUNKS).for_each(|slot| block.extend(count(slot).to_le_bytes()));
         if block.len() >= 64 << 10 {
             write(&block);
             block.clear();
@@ -348,18 +412,12 @@ fn measure(verb: &str, path: &Path) {
             assert!(bytes > 0);
             say("ls, when it is open", &taken);
         }
+        "counting" => count_portions(path),
         "gc" => {
             let archive = open(path, true);
-            let options = CollectionOptions {
-                now: 2_000_000_000,
-                keep_partial: 0,
-                trash: 0,
-                wait: true,
-                reserve_bytes: 1 << 20,
-                encode_all: false,
-            };
-            let (done, taken) =
-                timed(|| Collection::begin(&archive, options).unwrap().run(&mut |_| {}).unwrap());
+            let (done, taken) = timed(|| {
+                Collection::begin(&archive, COLLECTION).unwrap().run(&mut |_| {}).unwrap()
+            });
             assert_eq!(done.dropped + done.merged, 0);
             say("gc of nothing, when it is open", &taken);
         }

@@ -52,6 +52,12 @@ pub enum Rule {
     /// The epoch advances only when nobody is in the one before it. Otherwise a collection frees
     /// space under a reader of two epochs ago.
     EpochAdvancesWhenDrained,
+    /// A trim waits for a write-back when as many trimmed ranges wait as may. Otherwise a frame of the
+    /// log gets too large for them, and no volume can be written back any more.
+    TrimmedRangesLimited,
+    /// No container gets a number that has more bits than an address has for it. Otherwise its chunks
+    /// count as another container's.
+    ContainerNumbersLimited,
     /// A range of container ids is durable before the first of them is given. Otherwise two
     /// containers get the same id.
     IdRangeDurableFirst,
@@ -79,6 +85,9 @@ pub enum Rule {
     /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
     /// maps blocks that a power cut lost.
     ChunksBeforeMapping,
+    /// A block of which a part was written keeps the rest of a chunk from where that part ends.
+    /// Otherwise a volume reads bytes from another place of the chunk.
+    KeptPartsCut,
     /// A clone of a served volume has what was written to the volume before. Otherwise the clone
     /// lacks changes that its maker saw.
     CloneFlushed,
@@ -144,6 +153,12 @@ pub enum Rule {
     /// Differences that a portion counted are no differences any more. Otherwise they are counted
     /// twice.
     PortionCountedOnce,
+    /// A portion writes each page of counts that it changed. Otherwise what came is not counted, and a
+    /// collection frees it.
+    ChangedPagesWritten,
+    /// A page of counts that a portion carries over is the one that counts. Otherwise one that the
+    /// portion changed is as it was before.
+    NewestPagesCarried,
     /// New counts have a number that no file of counts has. Otherwise a frame that was lost and comes
     /// back names what another process counted.
     CountsNumberedAnew,
@@ -160,9 +175,7 @@ pub enum Rule {
     /// twice.
     RecountedOnce,
     /// A recount spares what was condemned by the counts that it replaces. Otherwise a collection drops
-    /// chunks that came before the new counts, since it looks only at what came after them. Seeds
-    /// seldom meet this, so the list of planted bugs lacks it; a test of the simulator's files asks for
-    /// it.
+    /// chunks that came before the new counts, since it looks only at what came after them.
     CondemnedSparedFirst,
     /// A forgotten snapshot is kept for a time from when a collection saw it. Otherwise the clock of
     /// the process that forgot it empties the trash.
@@ -258,7 +271,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 76] = [
+    pub const BUGS: [(&'static str, Rule); 82] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -272,8 +285,11 @@ impl Rule {
         ("freed-under-reader", Rule::FreedAfterReaders),
         ("turned-undrained", Rule::EpochAdvancesWhenDrained),
         ("id-twice", Rule::IdRangeDurableFirst),
+        ("trimmed-ranges-unlimited", Rule::TrimmedRangesLimited),
+        ("container-numbers-unlimited", Rule::ContainerNumbersLimited),
         ("rot-copied", Rule::MovedChunksVerified),
         ("counted-twice", Rule::RemovedCountedOnce),
+        ("kept-part-uncut", Rule::KeptPartsCut),
         ("clone-unflushed", Rule::CloneFlushed),
         ("clone-page-reused", Rule::ClonePagesKept),
         ("shard-missing", Rule::EveryNodeHasItsShard),
@@ -296,11 +312,14 @@ impl Rule {
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
         ("portion-counted-twice", Rule::PortionCountedOnce),
+        ("count-page-unwritten", Rule::ChangedPagesWritten),
+        ("old-count-page-carried", Rule::NewestPagesCarried),
         ("counts-number-again", Rule::CountsNumberedAnew),
         ("condemned-uncounted", Rule::AllCountedFirst),
         ("due-forgotten", Rule::DueCountsKept),
         ("clone-uncounted", Rule::ClonesCounted),
         ("recounted-twice", Rule::RecountedOnce),
+        ("condemned-before-recount", Rule::CondemnedSparedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),

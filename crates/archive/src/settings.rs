@@ -7,6 +7,7 @@ use onefold_seal::Opener;
 
 use crate::{
     format::{
+        ContainerId,
         class::Rad,
         frame::FRAME_PAYLOAD_MAX,
         parameters::{Chunking, Compression},
@@ -43,6 +44,9 @@ pub struct Format {
     pub on_demand: bool,
     /// Volumes may be clones of others; programs from before them refuse the archive.
     pub clones: bool,
+    /// Counting writes the pages of usage counts that changed, instead of all counts; programs from
+    /// before them refuse the archive.
+    pub counts_in_pages: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -65,6 +69,7 @@ impl Format {
             leaves: false,
             on_demand: false,
             clones: false,
+            counts_in_pages: false,
             fingerprint: Algorithm::Blake3,
         }
     }
@@ -75,7 +80,14 @@ impl Format {
     /// them to older ones.
     #[must_use]
     pub fn with_features(self) -> Format {
-        Format { trees: true, leaves: true, on_demand: true, clones: true, ..self }
+        Format {
+            trees: true,
+            leaves: true,
+            on_demand: true,
+            clones: true,
+            counts_in_pages: true,
+            ..self
+        }
     }
 }
 
@@ -144,6 +156,10 @@ pub struct Settings {
     pub count_slots: usize,
     /// Pieces of recipes, or nodes of trees that came, that collection counts at once.
     pub count_portion: usize,
+    /// Containers of a page of usage counts; 512 unless a simulation wants more pages.
+    pub count_page: u64,
+    /// Files that pages of usage counts lie in, at most.
+    pub count_files: usize,
     /// Entries of the chunk index that a portion of a background import or merge takes on.
     pub index_portion: usize,
     /// Leaves of the tables that a portion of a background checkpoint writes.
@@ -156,9 +172,14 @@ pub struct Settings {
     /// bytes that they occupy on the medium. `u64::MAX`, the default, is no limit, for an archive
     /// that is trusted.
     pub memory: u64,
+    /// Parts of a block's mapping, at most, when part of the block is written and the rest stays as
+    /// it is mapped. A block with more is read, and cut anew.
+    pub patched_parts: usize,
     /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
     /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
+    /// Containers have numbers below this, 2^40 at most, since addresses have no more bits for them.
+    pub container_numbers: u64,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,
     /// Numbers of containers that the merges of one log move, at most, since these cost time. A
@@ -233,12 +254,16 @@ impl Default for Settings {
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             count_portion: 64 << 10,
+            count_page: 512,
+            count_files: 32,
             index_portion: 64 << 10,
             leaf_portion: 64,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
+            patched_parts: 64,
             zeroed_ranges: 64 << 10,
+            container_numbers: ContainerId::END,
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
             leaf_entries: 512,

@@ -2,23 +2,27 @@
 //! changes nothing unnoticed.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod golden;
 mod support;
 
 use std::{
     fs,
     os::unix::fs::FileExt,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use onefold_archive::{
-    Archive, Collection, Compression, Format, KeySource, Settings, change_keys, check,
-    create_sealed, erase_keys, key_area, rebuild_chunk_index,
+    Archive, Collection, Compression, Format, FoundLabel, KeySource, Label, Settings, change_keys,
+    check, create_sealed, erase_keys, key_area, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
 use onefold_seal::{AREA_BYTES, Argon, Keys, SlotKind};
-use support::{By, Counter, get, noise, options, put, secret};
+use support::{By, Call, Counter, Watch, Watched, get, noise, options, put, secret};
 
 struct Desk(tempfile::TempDir);
 
@@ -148,6 +152,87 @@ fn rule_51_two_archives_of_one_content_have_nothing_in_common() {
     // What is not sealed: magic, the archive's id and lengths, of labels and containers.
     let common = one.intersection(&other).count();
     assert!(common < 16, "{common} blocks of 16 bytes are the same");
+}
+
+/// The bytes of a file that stay readable in a sealed archive, by `docs/archive-format.md`.
+fn may_be_read(name: &str, bytes: &[u8], at: usize) -> bool {
+    let begins = |with: &[u8], step: usize, header: usize| {
+        let start = at / step * step;
+        bytes[start..].starts_with(with) && at < start + header
+    };
+    match name.split(['-', '.']).next().unwrap() {
+        "label" | "keys" | "vouched" | "claim" | "reserve" | "fast" => true,
+        "segment" => begins(b"ONEFCONT", 4096, 56),
+        "log" => begins(b"ONFL", 64, 40),
+        "snapshot" => at < 40,
+        "counts" => at < 16,
+        _ => false,
+    }
+}
+
+#[test]
+fn rule_32_what_the_documents_do_not_list_as_readable_is_sealed() {
+    let desk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let form = golden::forms().into_iter().find(|form| form.sealed).unwrap();
+    let at = desk.path().join("a");
+    form.create(&at);
+    form.fill_created(&at);
+    form.is_whole(&form.open(&at, u64::MAX));
+    let mut kinds = std::collections::BTreeSet::new();
+    for entry in fs::read_dir(&at).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let bytes = fs::read(&path).unwrap();
+        if !bytes.is_empty() {
+            kinds.insert(name.split('-').next().unwrap().to_owned());
+        }
+        for (n, part) in bytes.chunks_exact(16).enumerate() {
+            // Numbers have zeroes, and words have letters; sealed bytes have five zeroes among 16 once in
+            // 200 million. What nobody wrote is zero.
+            let zeroes = part.iter().filter(|byte| **byte == 0).count();
+            let is_text = part.iter().all(|byte| (b' '..=b'~').contains(byte));
+            let is_plain = ((5..16).contains(&zeroes) || is_text) && !may_be_read(&name, &bytes, n * 16);
+            assert!(!is_plain, "{name} at {}: {part:02x?}", n * 16);
+        }
+    }
+    for kind in ["label", "log", "snapshot", "tables", "maps", "segment", "index", "counts"] {
+        assert!(kinds.contains(kind), "{kind} is not among {kinds:?}");
+    }
+}
+
+#[test]
+fn rule_29_counts_that_somebody_changed_free_nothing() {
+    let desk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let form = golden::forms().into_iter().find(|form| form.sealed).unwrap();
+    let at = desk.path().join("a");
+    form.create(&at);
+    form.fill_created(&at);
+    let counts = || -> Vec<PathBuf> {
+        let names = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().path());
+        let mut all: Vec<PathBuf> =
+            names.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("counts-")).collect();
+        all.sort();
+        all
+    };
+    for step in 0..12u8 {
+        let newest = counts().pop().unwrap();
+        let mut bytes = fs::read(&newest).unwrap();
+        assert_eq!(bytes.len() % 4096, 0, "the length of {} tells something", newest.display());
+        // The header, a page, the directory, and the whole of it as an older program's.
+        let place = match step % 4 {
+            0 => 20,
+            1 => 60 + usize::from(step),
+            2 => bytes.len() - 100,
+            _ => 7,
+        };
+        bytes[place] ^= 1 << (step % 8);
+        fs::write(&newest, &bytes).unwrap();
+        let archive = form.open(&at, u64::MAX);
+        put(&archive, &format!("more-{step}"), &golden::text(300 + usize::from(step))).unwrap();
+        golden::collect(&archive);
+        golden::collect(&archive);
+        form.is_whole(&archive);
+    }
 }
 
 #[test]
@@ -334,4 +419,41 @@ fn rule_22_who_names_a_key_is_given_no_plain_archive_and_who_has_none_no_sealed_
     let label = fs::read(plain.at().join("label")).unwrap();
     desk.write("label", 0, &label);
     assert_eq!(desk.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
+}
+
+#[test]
+fn rule_22_a_label_that_changes_between_two_looks_is_not_taken() {
+    let desk = Desk::new(Compression::None);
+    put(&desk.open(), "stream", b"content").unwrap();
+    let good = fs::read(desk.at().join("label")).unwrap();
+    let mut forged = Vec::new();
+    for place in good.chunks(4096) {
+        let FoundLabel::Good(label) = Label::decode(place) else { panic!("no label") };
+        let label = Label { segment_bytes: 1 << 30, ..label };
+        forged.extend(label.encode(&label.identity()).unwrap());
+    }
+    let mut opened = 0;
+    // Which of the reads of the label show the forged one.
+    for shows in 0..1u32 << 9 {
+        let reads = AtomicU64::new(0);
+        let (path, both) = (desk.at().join("label"), [good.clone(), forged.clone()]);
+        let watch: Watch = Arc::new(move |name, call, does| {
+            if name == "label" && matches!(call, Call::Read(..)) {
+                let n = reads.fetch_add(1, Relaxed).min(31);
+                fs::write(&path, &both[(shows >> n & 1) as usize]).unwrap();
+            }
+            does()
+        });
+        let files = Arc::new(Directory::open(&desk.at(), false).unwrap());
+        let settings = Settings {
+            opener: KeySource::new(Arc::new(By(1, false))),
+            ..Settings::default()
+        };
+        if let Ok(archive) = Archive::open(Arc::new(Watched { files, watch }), false, settings) {
+            opened += 1;
+            assert_eq!(archive.label().segment_bytes, 16 << 20, "reads {shows:b} show the forged one");
+        }
+        fs::write(desk.at().join("label"), &good).unwrap();
+    }
+    assert!(opened > 0);
 }

@@ -293,13 +293,10 @@ fn what_was_cut_off_does_not_come_back() {
     assert_eq!(volume.write(0, &[1]).unwrap_err().kind(), Kind::NotFound);
 }
 
-#[test]
-fn a_flush_tells_what_a_drain_in_the_background_lost() {
-    let directory = tempfile::tempdir().unwrap();
-    create(directory.path(), Chunking::FastCdc(8192));
-    let settings = || Settings { log_bytes: 1 << 20, ..Settings::default() };
+/// A volume `v` of four blocks, of which two are written, and a byte of the first one is damaged.
+fn a_damaged_chunk_of_the_first_block(directory: &std::path::Path, settings: Settings) {
     {
-        let served = serve(directory.path(), settings());
+        let served = serve(directory, settings);
         served.archive.create_volume("v", 4 * BLOCK as u64, 1).unwrap();
         let volume = served.exports.open("v").unwrap();
         volume.write(0, &noise(1, 2 * BLOCK)).unwrap();
@@ -307,10 +304,60 @@ fn a_flush_tells_what_a_drain_in_the_background_lost() {
         drop(volume);
         served.volumes.close().unwrap();
     }
-    let segment = directory.path().join("segment-00000001");
+    let segment = directory.join("segment-00000001");
     let mut bytes = std::fs::read(&segment).unwrap();
     bytes[50_000] ^= 1;
     std::fs::write(&segment, bytes).unwrap();
+}
+
+#[test]
+fn a_part_of_a_block_is_written_without_reading_the_rest() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(8192));
+    a_damaged_chunk_of_the_first_block(directory.path(), Settings::default());
+    let served = serve(directory.path(), Settings::default());
+    let volume = served.exports.open("v").unwrap();
+    // One write begins and ends inside of chunks, whatever their cuts; one lies where the damage is.
+    let mut expected = noise(1, 2 * BLOCK);
+    let writes = [(BLOCK + 512, 512), (BLOCK + 5 * 4096, 4096), (30_720, 40_960), (0, 512)];
+    for (n, (at, bytes)) in writes.into_iter().enumerate() {
+        let data = noise(100 + n as u64, bytes);
+        expected[at..at + bytes].copy_from_slice(&data);
+        volume.write(at as u64, &data).unwrap();
+        volume.flush().unwrap();
+    }
+    let counts = served.volumes.counts();
+    assert_eq!(counts.new_bytes, writes.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>());
+    drop(volume);
+    served.volumes.close().unwrap();
+    drop(served);
+    let served = serve(directory.path(), Settings::default());
+    let volume = served.exports.open("v").unwrap();
+    // The damage was overwritten: its chunk may be damaged still, and what is left of it can't be read.
+    let mut there = 0;
+    for at in (0..2 * BLOCK).step_by(4096) {
+        match read(&*volume, at, 4096) {
+            Ok(bytes) => {
+                assert!(bytes == expected[at..at + 4096], "at {at}");
+                there += 4096;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Corrupt);
+                let written = 30_720 <= at && at + 4096 <= 71_680;
+                assert!(at < BLOCK && !written, "{error} at {at}");
+            }
+        }
+    }
+    assert!(there >= BLOCK + 36_864, "only {there} bytes can be read");
+}
+
+#[test]
+fn a_flush_tells_what_a_drain_in_the_background_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(8192));
+    // Blocks that are written in part are read.
+    let settings = || Settings { log_bytes: 1 << 20, patched_parts: 0, ..Settings::default() };
+    a_damaged_chunk_of_the_first_block(directory.path(), settings());
     let served = serve(directory.path(), settings());
     let volume = served.exports.open("v").unwrap();
     volume.write(0, &[1; 4096]).unwrap();

@@ -147,6 +147,14 @@ pub fn credential(id: &[u8; 16]) -> Option<PathBuf> {
     Some(Path::new(&directory).join(format!("onefold.{id}")))
 }
 
+/// True when the service manager gives the credential of some store.
+#[must_use]
+pub fn has_credentials() -> bool {
+    let given = std::env::var_os("CREDENTIALS_DIRECTORY").map(std::fs::read_dir);
+    let mut names = given.and_then(Result::ok).into_iter().flatten().flatten();
+    names.any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"onefold."))
+}
+
 /// Bytes of this machine's memory; as little as a slot may assume where the system does not tell.
 #[must_use]
 pub fn machine_memory() -> u64 {

@@ -293,7 +293,7 @@ impl Rule {
         ("cuts-unlimited", Rule::CutsLimited),
         ("volumes-unlimited", Rule::VolumesLimited),
         ("carriers-unlimited", Rule::CarriersLimited),
-        ("closed_windows-unlimited", Rule::ClosedWindowsLimited),
+        ("closed-windows-unlimited", Rule::ClosedWindowsLimited),
         ("ranges-unlimited", Rule::RangesLimited),
         ("fingerprint-halved", Rule::WholeFingerprintStored),
         ("damage-spreads", Rule::DamageFailsItsReadsAlone),

@@ -124,6 +124,33 @@ fn rule_14_zeroes_are_kept_no_longer_than_writes_are_taken() {
     assert_eq!(seen, 8, "they are kept although writes are refused");
 }
 
+/// So do zeroes that are written. Answers that end no draw would tell how much is free to the block, and
+/// by that whether a trim of a guess freed anything.
+#[test]
+fn rule_14_zeroes_that_are_written_end_a_draw_as_blocks_do() {
+    let mut seen = 0;
+    for secret in 0..16 {
+        let (engine, attacker) = two_tenants(4711);
+        engine.keep_tenants_apart([secret; 32]);
+        let end = fill(&engine, attacker, 0);
+        let kept = || {
+            write(&engine, attacker, end, &[0; 4096]).unwrap();
+            engine.extents(attacker, Lba(end), 1, 1).unwrap()[0].kind == ExtentKind::Zero
+        };
+        let mut trimmed = 0;
+        while !kept() {
+            engine.trim(attacker, trimmed * 4096, 4096).unwrap();
+            engine.flush().unwrap();
+            engine.checkpoint().unwrap();
+            trimmed += 1;
+            assert!(trimmed < 512, "they are never kept again");
+        }
+        // A refusal was an answer: the next one is given at another free space.
+        seen += u32::from(!kept());
+    }
+    assert!(seen > 0, "all answers are given at one free space");
+}
+
 #[test]
 fn rule_14_a_store_that_was_full_takes_again_at_another_free_space() {
     let (engine, attacker) = two_tenants(4711);

@@ -18,8 +18,8 @@ use onefold_console::failure::{Failure, sentence_of};
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
 
-/// Verbs of earlier versions, and one that people look for; and what to do instead.
-const GONE: [(&str, &str); 4] = [
+/// Verbs of earlier versions, and those that people know from restic and borg; and what to do instead.
+const GONE: [(&str, &str); 15] = [
     (
         "archive",
         "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all \
@@ -30,6 +30,17 @@ const GONE: [(&str, &str); 4] = [
         "`onefold create cluster` makes a store of the cluster engine, and all other verbs find \
          out what a store is",
     ),
+    ("init", "`onefold create archive DIR` makes an archive, which `backup` stores into"),
+    ("prune", "`onefold gc` frees the space of what `forget` took out of the lists"),
+    ("compact", "`onefold gc` frees the space of what `forget` took out of the lists"),
+    ("extract", "`onefold restore ARCHIVE SNAPSHOT [PATH…] -C DIR` brings files back"),
+    ("dump", "`onefold cat ARCHIVE SNAPSHOT PATH` writes a file of a snapshot to standard output"),
+    ("list", "`onefold snapshots` lists snapshots, and `onefold ls` what is in one"),
+    ("delete", "`onefold forget ARCHIVE SNAPSHOT` takes a snapshot out of the lists"),
+    ("umount", "`umount DIR` of the system ends a mount, as Ctrl-C does"),
+    ("unlock", "locks end with their processes: there is none to remove"),
+    ("tag", "`onefold backup --tag WORD` gives a tag to the snapshot that it makes"),
+    ("info", "`onefold status` shows what a store of any engine holds"),
     ("stats", "`onefold status` shows what a store of any engine holds"),
     ("stop", "a server ends by SIGTERM or Ctrl-C, and closes its store in order"),
 ];

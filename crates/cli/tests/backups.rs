@@ -633,6 +633,48 @@ fn snapshots_are_mounted() {
 }
 
 #[test]
+fn a_mount_supports_labels_of_selinux_from_the_first_that_it_meets() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    for name in ["plain", "labelled"] {
+        fs::create_dir(desk.path(name)).unwrap();
+        fs::write(desk.path(name).join("one"), b"1").unwrap();
+        fs::write(desk.path(name).join("two"), b"2").unwrap();
+    }
+    const LABEL: &str = "security.selinux";
+    let (label, flags) = (b"system_u:object_r:etc_t:s0", rustix::fs::XattrFlags::empty());
+    if rustix::fs::setxattr(desk.path("labelled/one"), LABEL, label, flags).is_err() {
+        println!("NOT TESTED: the file system takes no labels");
+        return;
+    }
+    ["plain", "labelled"].iter().for_each(|set| {
+        backup(&desk, &format!("{set} --set {set}"));
+    });
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk.command("mount a m").stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    let asked = |path: &str, name: &str| {
+        let set = path.split('/').next().unwrap();
+        let below = desk.path(path);
+        let at = desk.path("m").join(set).join("latest").join(below.strip_prefix("/").unwrap());
+        rustix::fs::getxattr(at, name, &mut [0; 100]).map_err(|errno| errno.raw_os_error())
+    };
+    let (none, no) = (rustix::io::Errno::NODATA, rustix::io::Errno::OPNOTSUPP);
+    assert_eq!(asked("plain/one", "user.x"), Err(none.raw_os_error()));
+    assert_eq!(asked("plain/one", LABEL), Err(no.raw_os_error()));
+    assert_eq!(asked("labelled/one", LABEL), Ok(label.len()));
+    assert_eq!(asked("labelled/two", LABEL), Err(none.raw_os_error()));
+    assert_eq!(asked("plain/two", LABEL), Err(none.raw_os_error()));
+    let ended = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
+    assert!(ended.success() && mount.wait().unwrap().success());
+}
+
+#[test]
 fn a_mount_ends_while_somebody_is_in_it() {
     if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
         println!("NOT TESTED: mounting needs /dev/fuse and root");

@@ -6,9 +6,9 @@ mod support;
 
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use support::{Desk, noise};
@@ -91,6 +91,24 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
     let (opens, said) = with_words(&desk, "key add a --new key --name second", "correct horse");
     assert!(opens && said.contains("slot 2"), "{said}");
     desk.ok("ls a --key key");
+    // A credential, which a service manager would put there.
+    fs::create_dir(desk.path("given")).unwrap();
+    let id: String =
+        fs::read(desk.path("a/label")).unwrap()[16..32].iter().map(|b| format!("{b:02x}")).collect();
+    fs::copy(desk.path("key"), desk.path(&format!("given/onefold.{id}"))).unwrap();
+    let as_service = |arguments: &str| {
+        let mut command = desk.command(arguments);
+        let output = command.env("CREDENTIALS_DIRECTORY", desk.path("given")).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (opens, said) = as_service("ls a --key credential");
+    assert!(opens, "{said}");
+    let (opens, said) = as_service("ls a");
+    assert!(!opens && said.contains("--key"), "no slot is that of a credential: {said}");
+    // Whoever gives a service a key means no plain archive, whatever stands in its place.
+    desk.ok("create archive plain");
+    let (opens, said) = as_service("ls plain");
+    assert!(!opens && said.contains("is not encrypted"), "{said}");
     // A program that prints what is in the key file.
     let program = desk.path("kms");
     let script = format!("#!/bin/sh\ncat {}\n", desk.path("key").display());
@@ -199,4 +217,85 @@ fn rule_31_block_stores_that_can_not_be_encrypted_say_so() {
     desk.fails("create block f --size 64M --like e", 1, &["it is encrypted"]);
     desk.fails("create block g --size 64M --no-encryption --key key", 2, &["--no-encryption"]);
     assert!(!desk.path("a").exists() && !desk.path("g").exists());
+
+/// Runs a verb at a terminal, where these words are typed, each behind its prompt; gives what the terminal
+/// showed, and whether the verb succeeded. `None` where `script`, which makes terminals, is not installed.
+fn at_terminal(desk: &Desk, arguments: &str, typed: &[(&str, &str)]) -> Option<(bool, String)> {
+    let command = desk.command(arguments);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+    let mut script = Command::new("script");
+    script.args(["-q", "-e", "-c", &words.join(" "), "/dev/null"]);
+    script.current_dir(desk.path("")).env("RUNTIME_DIRECTORY", desk.runtime());
+    script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = script.spawn().ok()?;
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut shown, mut seen) = (Vec::new(), 0);
+    let mut byte = [0];
+    for (prompt, words) in typed {
+        while !shown[seen..].ends_with(prompt.as_bytes()) {
+            assert!(output.read(&mut byte).unwrap() > 0, "{}", String::from_utf8_lossy(&shown));
+            shown.push(byte[0]);
+        }
+        seen = shown.len();
+        input.write_all(format!("{words}\n").as_bytes()).unwrap();
+    }
+    output.read_to_end(&mut shown).unwrap();
+    drop(input);
+    let is_done = child.wait().unwrap().success();
+    Some((is_done, String::from_utf8(shown).unwrap()))
+}
+
+#[test]
+fn rule_35_somebody_at_a_terminal_is_asked_for_a_passphrase() {
+    let desk = Desk::new();
+    let (first, again) = ("(empty for none): ", "the same again: ");
+    let typed = [(first, "correct horse"), (again, "correct horse")];
+    let Some((is_made, shown)) = at_terminal(&desk, "create archive a", &typed) else { return };
+    assert!(is_made && shown.contains("it is encrypted") && shown.contains("onefold1"), "{shown}");
+    assert!(!shown.contains("correct horse"), "nobody sees what is typed");
+    let (opens, shown) = at_terminal(&desk, "ls a", &[("passphrase: ", "correct horse")]).unwrap();
+    assert!(opens && !shown.contains("horse"), "{shown}");
+    let (opens, shown) = at_terminal(&desk, "ls a", &[("passphrase: ", "wrong")]).unwrap();
+    assert!(!opens && shown.contains("opens no slot") && shown.contains("--key recovery"), "{shown}");
+    let typed = [(first, "one"), (again, "another")];
+    let (is_made, shown) = at_terminal(&desk, "create archive b", &typed).unwrap();
+    assert!(!is_made && shown.contains("differ") && !desk.path("b").exists(), "{shown}");
+    // Nothing typed makes a plain one, and says so; and so does the word, without a question.
+    let (is_made, shown) = at_terminal(&desk, "create archive b", &[(first, "")]).unwrap();
+    assert!(is_made && shown.contains("not encrypted"), "{shown}");
+    let (is_made, shown) = at_terminal(&desk, "create archive c --no-encryption", &[]).unwrap();
+    assert!(is_made && shown.contains("not encrypted"), "{shown}");
+}
+
+#[test]
+fn rule_35_what_is_on_paper_brings_everything_back() {
+    let desk = Desk::new();
+    let made = desk.ok("create archive a --key key");
+    let paper = recovery(&made);
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/letter"), noise(3, 100_000)).unwrap();
+    desk.ok("backup a tree --set home --key key");
+    fs::write(desk.path("stream"), noise(4, 200_000)).unwrap();
+    desk.ok("put a stream stream --key key");
+    // The machine is gone, and with it the key file. What is left is the archive, and the paper.
+    fs::rename(desk.path("a"), desk.path("rescued")).unwrap();
+    fs::remove_file(desk.path("key")).unwrap();
+    desk.fails("ls rescued --key key", 1, &["key", "--key recovery"]);
+    let (_, said) = with_words(&desk, "ls rescued --key recovery", "onefold1qqqqqq-qqqqqq");
+    assert!(said.contains("wrong letter"), "{said}");
+    // As somebody may type it.
+    let typed = paper.to_uppercase().replace('-', " ");
+    let (_, said) = with_words(&desk, "restore rescued home -C back --key recovery", &typed);
+    let found = fs::read(desk.path("back/letter")).or_else(|_| fs::read(desk.path("back/tree/letter")));
+    assert!(found.is_ok_and(|bytes| bytes == noise(3, 100_000)), "{said}");
+    let (is_there, said) =
+        with_words(&desk, "get rescued stream --output got --key recovery", &paper);
+    assert!(is_there && fs::read(desk.path("got")).unwrap() == noise(4, 200_000), "{said}");
+    // A new key for the new machine, and the old one opens nothing any more.
+    let (is_added, said) = with_words(&desk, "key add rescued --new new --key recovery", &paper);
+    assert!(is_added, "{said}");
+    desk.ok("key remove rescued 0 --key new");
+    desk.ok("backup rescued tree --set home --key new");
+    desk.ok("check rescued --key new");
 }

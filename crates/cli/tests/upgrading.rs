@@ -34,10 +34,10 @@ fn an_older_archive_is_upgraded_once_and_takes_snapshots_then() {
     assert!(said.contains("would give a: snapshots of directories"), "{said}");
     assert!(said.contains("programs that do not know these refuse it"), "{said}");
     let said = json(&desk.ok("upgrade a --dry-run --json"));
-    assert_eq!((said["features"].as_array().unwrap().len(), &said["upgraded"]), (4, &false.into()));
+    assert_eq!((said["features"].as_array().unwrap().len(), &said["upgraded"]), (5, &false.into()));
     assert!(fs::read(desk.path("a/label")).unwrap() == label);
     let said = json(&desk.ok("upgrade a --json"));
-    assert_eq!((said["features"].as_array().unwrap().len(), &said["upgraded"]), (4, &true.into()));
+    assert_eq!((said["features"].as_array().unwrap().len(), &said["upgraded"]), (5, &true.into()));
     desk.ok("backup a tree");
     desk.ok("check a");
     desk.ok("get a one --output out --verify");

@@ -97,6 +97,17 @@ pub enum Rule {
     /// A long trim waits while as many are open as may be. Otherwise each write looks through
     /// trims without a bound.
     DiscardsLimited,
+    /// A change that leaves pending drops waits while its object has as many as may be. Otherwise a
+    /// map has more keys than those who read it expect. No seed is known that finds this, so the list of
+    /// planted bugs lacks it.
+    PendingDropsLimited,
+    /// A write waits while as many bytes of writes wait as may be. Otherwise a client takes all of a
+    /// server's memory.
+    WaitingBytesLimited,
+    /// A session takes back the attempts that are over when it records the next ones. Otherwise they
+    /// are as many as its changes. No seed is known that finds this, so the list of planted bugs lacks
+    /// it.
+    AttemptsTakenBack,
     /// An attempt is recorded before its reference is added. Otherwise nobody finds the reference of
     /// a session that was killed.
     AttemptNotedFirst,
@@ -141,7 +152,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 44] = [
+    pub const BUGS: [(&'static str, Rule); 45] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -172,6 +183,7 @@ impl Rule {
         ("name-not-compared", Rule::NameCompared),
         ("kept-chunk-not-listed", Rule::KeptChunkListed),
         ("long-discards-without-bound", Rule::DiscardsLimited),
+        ("waiting-bytes-without-bound", Rule::WaitingBytesLimited),
         ("attempt-not-noted", Rule::AttemptNotedFirst),
         ("attempt-forgotten-while-its-entry-waits", Rule::AttemptKeptWhileOpen),
         ("gone-base-fails-a-write", Rule::GoneBaseReadAgain),

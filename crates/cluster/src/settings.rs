@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::rules::Rule;
+use crate::{format::PENDING_MAX, rules::Rule};
 
 /// When the data written to volumes are deduplicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,11 @@ pub struct Settings {
     /// Long trims that have not reached all their objects, at most: each write looks through them.
     /// One more waits.
     pub discards_max: usize,
+    /// Drops that a metadata object may be left with when a change is decided, at most
+    /// [`PENDING_MAX`]; no fewer than its entries. Others wait, or do them first.
+    pub pending_max: usize,
+    /// Bytes of a volume's writes that wait, at most. One more waits until they are over.
+    pub waiting_bytes: usize,
     /// Reads of a chunk within a minute that make it hot; 0 for never.
     pub hit_count: u32,
     /// Bytes of clean chunks kept in metadata objects by this server.
@@ -71,6 +76,8 @@ impl Default for Settings {
             direct_objects: 16,
             looked_for_max: 16_384,
             discards_max: 64,
+            pending_max: PENDING_MAX,
+            waiting_bytes: 32 << 20,
             hit_count: 8,
             cache_bytes: 64 << 20,
             known_objects: 4096,

@@ -8,11 +8,13 @@
 //! | [`size`] | sizes, ranges, numbers and times as people write and read them |
 //! | [`logging`] | the log on standard error |
 //! | [`address`] | where servers listen, as it is written in options |
+//! | [`access`] | the file that says which peers may use which volumes |
 //! | [`manual`], [`reference`], [`completions`] | the manual pages of a command, its reference in Markdown, and what shells complete |
 //!
 //! *Invariants:* nothing here knows an engine. A closed pipe is no panic. A control character that
 //! a file's name brought along reaches neither the terminal nor a line of the log.
 
+pub mod access;
 pub mod address;
 pub mod completions;
 pub mod failure;

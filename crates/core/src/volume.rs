@@ -49,6 +49,12 @@ pub trait Volume: Send + Sync {
     /// Size in bytes; a multiple of 4096. Changes when the volume is resized.
     fn size(&self) -> u64;
 
+    /// The name by which clients find it now, where the engine knows it: somebody may have renamed the
+    /// volume since it was opened. `None` where it does not, and when the volume was deleted.
+    fn current_name(&self) -> Option<String> {
+        None
+    }
+
     /// True for what can only be read, as a snapshot.
     fn is_read_only(&self) -> bool {
         false

@@ -7,8 +7,11 @@
 //!
 //! *Invariant:* nothing of the product depends on this crate.
 
+mod access;
 mod archive;
+mod certificate;
 mod cluster;
+mod control;
 mod corrupt;
 mod decoders;
 mod folder;
@@ -21,10 +24,12 @@ mod nbd;
 mod objects;
 pub mod reach;
 pub mod runner;
+mod secured;
 mod stream;
 mod tools;
 mod trace;
 
+pub use access::access_file;
 pub use archive::{
     archive,
     decoders::{
@@ -34,7 +39,9 @@ pub use archive::{
     nodes::nodes,
     parts::{counts, index, maps, tables},
 };
+pub use certificate::certificate;
 pub use cluster::cluster;
+pub use control::control;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use folder::folder;
 pub use http::http_head;
@@ -42,6 +49,7 @@ pub use image::{image, repaired_image};
 pub use keys::key_area;
 pub use nbd::nbd_session;
 pub use objects::objects;
+pub use secured::nbd_secured;
 pub use stream::stream;
 pub use tools::tools;
 pub use trace::trace;
@@ -57,7 +65,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 33] = [
+pub const TARGETS: [Target; 37] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -70,6 +78,10 @@ pub const TARGETS: [Target; 33] = [
     Target { name: "stream", body: stream, examples: stream::examples },
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
+    Target { name: "nbd_secured", body: nbd_secured, examples: secured::examples },
+    Target { name: "certificate", body: certificate, examples: certificate::examples },
+    Target { name: "access_file", body: access_file, examples: access::examples },
+    Target { name: "control", body: control, examples: control::examples },
     Target { name: "http_head", body: http_head, examples: http::examples },
     Target { name: "archive", body: archive, examples: archive::examples },
     Target { name: "nodes", body: nodes, examples: archive::nodes::examples },

@@ -61,11 +61,13 @@ pub fn nbd_session(data: &[u8]) {
     }
 }
 
+/// The bytes of an option.
+pub(crate) fn option(kind: u32, data: &[u8]) -> Vec<u8> {
+    [b"IHAVEOPT", &kind.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
+}
+
 /// Sessions in each dialect, with every command.
 pub(crate) fn examples() -> Vec<Vec<u8>> {
-    let option = |kind: u32, data: &[u8]| {
-        [b"IHAVEOPT", &kind.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
-    };
     let name = |data: &[u8]| [&4u32.to_be_bytes()[..], b"disk", data].concat();
     let go = option(7, &name(&[0, 2, 0, 1, 0, 3]));
     let meta = option(

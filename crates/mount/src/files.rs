@@ -3,7 +3,10 @@
 use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -38,7 +41,12 @@ pub(crate) struct Files {
     began: SystemTime,
     /// The system compares owners and modes, and knows no lists of access rights.
     by_modes: bool,
+    /// An entry with a label of SELinux was met.
+    has_labels: AtomicBool,
 }
+
+/// The label of a file, for SELinux.
+const SELINUX: &[u8] = b"security.selinux";
 
 /// What is told of an inode, and for how long that is true.
 type Told = (FileAttr, Duration);
@@ -63,6 +71,7 @@ impl Files {
             listings: Mutex::default(),
             began: SystemTime::now(),
             by_modes,
+            has_labels: AtomicBool::new(false),
         })
     }
 
@@ -158,8 +167,20 @@ impl Files {
         let TreeWhat::Directory(Some(top)) = directory.what else { return Ok(None) };
         let Some((place, entry)) = self.trees.find(&top, name)? else { return Ok(None) };
         let number =
-            self.inodes.lock().tell_entry(above, snapshot, place, is(&entry), bare(&entry));
+            self.inodes.lock().tell_entry(above, snapshot, place, is(&entry), self.bare(&entry));
         Ok(Some((self.of_entry(number, &entry)?, FOR_EVER)))
+    }
+
+    /// True for an entry without extended attributes.
+    fn bare(&self, entry: &TreeEntry) -> bool {
+        let has_label = match &entry.attributes {
+            Attributes::Inline(all) => all.iter().any(|(name, _)| name == SELINUX),
+            Attributes::Stored(..) => true,
+        };
+        if has_label {
+            self.has_labels.store(true, Relaxed);
+        }
+        entry.attributes == Attributes::default()
     }
 
     fn file(&self, number: INodeNo) -> Result<TreeEntry, Errno> {
@@ -238,7 +259,7 @@ impl Files {
                 walk.seek(offset);
                 while let Some((place, entry)) = walk.next(&self.trees)? {
                     let told = || {
-                        let (is, bare) = (is(&entry), bare(&entry));
+                        let (is, bare) = (is(&entry), self.bare(&entry));
                         let number =
                             self.inodes.lock().tell_entry(above, *snapshot, place, is, bare);
                         Ok((self.of_entry(number, &entry)?, FOR_EVER))
@@ -270,10 +291,6 @@ fn is(entry: &TreeEntry) -> Is {
         (_, 0) => Is::File,
         (_, link) => Is::Link(link),
     }
-}
-
-fn bare(entry: &TreeEntry) -> bool {
-    entry.attributes == Attributes::default()
 }
 
 fn attr(number: u64, entry: &TreeEntry) -> FileAttr {
@@ -477,6 +494,16 @@ impl Files {
     /// each file that is listed, and are answered without its page.
     pub(crate) fn is_bare(&self, number: INodeNo) -> bool {
         self.inodes.lock().is_bare(number.0)
+    }
+
+    /// The answer to a question about an attribute of an entry that has none. Of a host without
+    /// SELinux no file has a label: until one was met, labels are *not supported*, so that `ls` does not
+    /// ask for that of each file.
+    pub(crate) fn has_none(&self, name: &OsStr) -> Errno {
+        match name.as_bytes() == SELINUX && !self.has_labels.load(Relaxed) {
+            true => Errno::EOPNOTSUPP,
+            false => Errno::ENODATA,
+        }
     }
 
     pub(crate) fn getxattr(&self, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

@@ -4,9 +4,9 @@
 use std::{ffi::OsStr, sync::Arc};
 
 use fuser::{
-    Errno, FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
-    ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyXattr, Request,
+    FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyXattr, Request,
 };
 
 use super::{
@@ -136,7 +136,7 @@ impl Filesystem for Served {
         reply: ReplyXattr,
     ) {
         if self.files.is_bare(number) {
-            return reply.error(Errno::ENODATA);
+            return reply.error(self.files.has_none(name));
         }
         let name = name.to_owned();
         self.later(request, move |files| files.getxattr(number, &name, size, reply));

@@ -19,8 +19,8 @@ pub trait Opener: Send + Sync {
         false
     }
 
-    /// True when only a sealed store may be opened: the operator named a key, and a plain store with
-    /// the same id is a forgery.
+    /// True when only a sealed store may be opened: the operator named a key, or gave one, and a plain
+    /// store in its place is a forgery.
     fn refuses_plain(&self) -> bool {
         false
     }

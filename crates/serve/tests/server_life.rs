@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use onefold_core::Kind;
+use onefold_core::{Kind, VolumeLimits};
 use onefold_serve::nbd::{Limits, Peer, Right, Rights, Server};
 use raw_client::*;
 use volumes::{MemoryExports, MemoryVolume};
@@ -374,4 +374,42 @@ fn rule_12_a_silent_connection_ends_when_it_is_asked_for() {
     let (server, _, socket) = started(limits, dir.path());
     assert!(Raw::go(&socket, Mode::Simple).closed());
     until(|| server.statistics().connections == 0);
+}
+
+/// Gives everybody a right to one name.
+struct Only(&'static str);
+
+impl Rights for Only {
+    fn right(&self, _: Peer, volume: &str) -> Right {
+        if volume == self.0 { Right::Write } else { Right::Nothing }
+    }
+}
+
+/// It counted by the name with which it was opened, for as long as its clients stayed.
+#[test]
+fn rule_13_a_volume_that_was_renamed_counts_by_the_name_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = MemoryVolume::new(1 << 20);
+    let limits = VolumeLimits { iops: 2, ..VolumeLimits::default() };
+    let exports = MemoryExports::limited([("disk".to_owned(), volume.clone())], "other", limits);
+    let mut server = Server::with_rights(exports, Arc::new(Only("disk")), Limits::default());
+    let socket = dir.path().join("nbd.sock");
+    server.add_unix(&socket).unwrap();
+    server.start().unwrap();
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    let watch = server.watch();
+    watch.look_again();
+    raw.read(0, 0, 4096).unwrap();
+    assert_eq!((server.clients_of("disk"), server.clients_of("other")), (1, 0));
+    *volume.renamed.lock() = Some("other".to_owned());
+    assert_eq!((server.clients_of("disk"), server.clients_of("other")), (0, 1));
+    server.volumes_changed();
+    let began = Instant::now();
+    for _ in 0..3 {
+        raw.read(0, 0, 4096).unwrap();
+    }
+    assert!(began.elapsed() > Duration::from_millis(900), "without the limits of its name");
+    watch.look_again();
+    assert!(raw.closed(), "nobody has a right to that name");
+    server.stop(GRACE).unwrap();
 }

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use onefold_core::Kind;
@@ -146,6 +146,11 @@ impl Secured {
         made: Option<&Made>,
     ) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
         assert_eq!(option_end(&mut stream, STARTTLS, &[])?, ACK);
+        Ok(StreamOwned::new(self.session(made), stream))
+    }
+
+    /// A client's side of TLS, which has sent nothing yet.
+    fn session(&self, made: Option<&Made>) -> ClientConnection {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -161,9 +166,7 @@ impl Secured {
                 config.with_client_auth_cert(chain, key).unwrap()
             }
         };
-        let session =
-            ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
-        Ok(StreamOwned::new(session, stream))
+        ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap()
     }
 }
 
@@ -419,6 +422,41 @@ fn rule_41_slow_handshakes_keep_nobody_out_and_end() {
     assert_eq!(option_end(&mut stream, GO, &info_data("disk", &[])).unwrap(), ACK);
     assert!(slow.iter_mut().all(is_closed));
     assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+/// The first message of a client can be sent again by anybody, for nothing, and costs the server a key and a
+/// signature.
+#[test]
+fn rule_41_handshakes_of_strangers_leave_the_processor_to_those_who_work() {
+    let secured = secured(Limits::default());
+    let mut hello = Vec::new();
+    secured.session(None).write_tls(&mut hello).unwrap();
+    let answered = || {
+        let (answered, ends) = (AtomicU64::new(0), Instant::now() + Duration::from_secs(2));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while Instant::now() < ends {
+                        let Ok(mut stream) = secured.greeted() else { continue };
+                        let asked = option_end(&mut stream, STARTTLS, &[])
+                            .and_then(|_| stream.write_all(&hello));
+                        if asked.and_then(|()| stream.read_exact(&mut [0])).is_ok() {
+                            answered.fetch_add(1, SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        answered.into_inner()
+    };
+    let alone = answered();
+    let mut own = secured.by_tls(Some(&secured.client("own"))).unwrap();
+    assert_eq!(option_end(&mut own, GO, &info_data("disk", &[])).unwrap(), ACK);
+    own.write_all(&request_bytes(Mode::Simple, 0, FLUSH, 7, 0, 0)).unwrap();
+    own.flush().unwrap();
+    own.read_exact(&mut [0; 16]).unwrap();
+    let beside = answered();
+    assert!(beside > 0 && beside * 3 < alone * 2, "{alone} alone, {beside} beside one who works");
 }
 
 #[test]

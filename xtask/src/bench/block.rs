@@ -35,6 +35,11 @@ const SEQUENTIAL_MIB: u64 = 2048;
 /// it is free.
 const STORE: &str = "16G";
 
+/// Size of the aged store, and of its volume, which fills 80 % of it. It is made when the first store
+/// is done with, and gone.
+const AGED_STORE: &str = "2560M";
+const AGED_MIB: u64 = 2048;
+
 /// Free space that a full run needs.
 const SPACE_BYTES: u64 = 28 << 30;
 
@@ -49,21 +54,28 @@ enum On {
     Sequential,
     /// Gets what the sequential one holds already.
     Duplicates,
+    /// Alone in a store of its own: written once, then overwritten at random.
+    Aged,
 }
 
 impl On {
-    const ALL: [On; 3] = [On::Random, On::Sequential, On::Duplicates];
+    const FRESH: [On; 3] = [On::Random, On::Sequential, On::Duplicates];
 
     fn name(self) -> &'static str {
         match self {
             On::Random => "random",
             On::Sequential => "sequential",
             On::Duplicates => "duplicates",
+            On::Aged => "aged",
         }
     }
 
     fn mebibytes(self) -> u64 {
-        if self == On::Random { RANGE_MIB } else { SEQUENTIAL_MIB }
+        match self {
+            On::Random => RANGE_MIB,
+            On::Sequential | On::Duplicates => SEQUENTIAL_MIB,
+            On::Aged => AGED_MIB,
+        }
     }
 }
 
@@ -95,8 +107,8 @@ const fn job(name: &'static str, on: On, pattern: Pattern, aim: f64) -> Job {
     Job { name, on, pattern, aim, cold: false }
 }
 
-/// All writes come before the reads.
-const JOBS: [Job; 15] = [
+/// Each store's writes come before its reads.
+static JOBS: [Job; 17] = [
     job("random 4 KiB writes, each flushed, compressible", On::Random, WRITE, 0.95),
     job(
         "random 4 KiB writes, each flushed, incompressible",
@@ -174,6 +186,21 @@ const JOBS: [Job; 15] = [
             0.0,
         )
     },
+    job(
+        "random 4 KiB writes, depth 32, flush every 32, aged store",
+        On::Aged,
+        Pattern { depth: 32, flush_every: 32, ..WRITE },
+        0.0,
+    ),
+    Job {
+        cold: true,
+        ..job(
+            "sequential 128 KiB reads, cold, depth 8, aged store",
+            On::Aged,
+            Pattern { depth: 8, ..STREAM_READ },
+            0.0,
+        )
+    },
 ];
 
 /// How much is measured.
@@ -182,6 +209,8 @@ struct Effort {
     seconds: u64,
     stream_mib: u64,
     trial: u64,
+    /// How often the volume of the aged store is overwritten before.
+    overwrites: u64,
 }
 
 /// One side in one round.
@@ -204,12 +233,14 @@ struct Bench {
 
 /// Runs the table.
 pub(super) fn run(arguments: &[String]) -> Result<bool> {
-    let mut effort = Effort { rounds: 5, seconds: 10, stream_mib: 1536, trial: 3 };
+    let mut effort = Effort { rounds: 5, seconds: 10, stream_mib: 1536, trial: 3, overwrites: 3 };
     let mut only = None;
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
-            "--quick" => effort = Effort { rounds: 3, seconds: 3, stream_mib: 512, trial: 1 },
+            "--quick" => {
+                effort = Effort { rounds: 3, seconds: 3, stream_mib: 512, trial: 1, overwrites: 1 }
+            }
             "--only" => only = rest.next().cloned(),
             other => bail!("unknown argument '{other}'"),
         }
@@ -227,7 +258,10 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     );
     let (store, socket) = (scratch.file("bench.store"), scratch.file("bench.sock"));
     let mut bench = Bench { onefold, scratch, store, socket, server: None, written: None, effort };
-    bench.prepare()?;
+    let is_wanted = |job: &&Job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str()));
+    let (aged, fresh): (Vec<&Job>, Vec<&Job>) =
+        JOBS.iter().filter(is_wanted).partition(|job| job.on == On::Aged);
+    ensure!(!aged.is_empty() || !fresh.is_empty(), "no job is called so");
 
     println!("{}", machine_facts(bench.scratch.path(), &["fio", "qemu-nbd"]));
     println!(
@@ -239,28 +273,40 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
          |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    let mut reached = true;
-    for job in
-        JOBS.iter().filter(|job| only.as_ref().is_none_or(|only| job.name.contains(only.as_str())))
+    let (mut reached, mut told) = (true, Vec::new());
+    for (what, volumes, jobs) in
+        [("the store", &On::FRESH[..], fresh), ("the aged store", &[On::Aged], aged)]
     {
-        reached &= bench.row(job).map_err(|error| bench.with_log(error))?;
+        if jobs.is_empty() {
+            continue;
+        }
+        bench.prepare(volumes)?;
+        for job in jobs {
+            reached &= bench.row(job).map_err(|error| bench.with_log(error))?;
+        }
+        bench.stop()?;
+        bench.onefold.check(&bench.store)?;
+        told.push(format!("Of {what}: {}", bench.device_writes()?));
+        bench.forget(volumes)?;
     }
-    bench.stop()?;
-    bench.onefold.check(&bench.store)?;
-    println!("\n{}", bench.device_writes()?);
+    println!("\n{}", told.join("\n"));
     println!("`onefold check` after all of it: in order.");
     Ok(reached)
 }
 
 impl Bench {
-    /// Makes store and raw files, and writes the whole range of each once.
-    fn prepare(&mut self) -> Result<()> {
-        eprintln!("preparing: a store of {STORE}, raw files, and the first fill of both");
-        let volumes = On::ALL.map(|on| (on.name(), format!("{}M", on.mebibytes())));
-        self.onefold.create(&self.store, STORE, &["--preallocate", "full"], &volumes)?;
+    /// Makes a store with these volumes and raw files beside them, and writes the whole range of each
+    /// once. Then the volume of the aged store is overwritten at random; the raw file beside it is
+    /// not, since nothing of it would move.
+    fn prepare(&mut self, on: &[On]) -> Result<()> {
+        let size = if on.contains(&On::Aged) { AGED_STORE } else { STORE };
+        eprintln!("preparing: a store of {size}, raw files, and the first fill of both");
+        let volumes: Vec<_> =
+            on.iter().map(|on| (on.name(), format!("{}M", on.mebibytes()))).collect();
+        self.onefold.create(&self.store, size, &["--preallocate", "full"], &volumes)?;
         self.start()?;
         let fill = Pattern { depth: 8, ..STREAM };
-        for (n, on) in (0..).zip(On::ALL) {
+        for (n, &on) in (0..).zip(on) {
             let raw = self.raw(on);
             peer::create(&raw, on.mebibytes())?;
             let peer = Peer::start(&self.scratch, &raw, "native")?;
@@ -276,7 +322,22 @@ impl Bench {
                 1000 + n,
             )?;
         }
+        for n in 0..if on.contains(&On::Aged) { self.effort.overwrites } else { 0 } {
+            eprintln!("preparing: the volume is overwritten at random");
+            let (all, aged) = (On::Aged.mebibytes(), uri(&self.socket, On::Aged.name()));
+            let overwrite = Pattern { depth: 32, flush_every: 256, ..WRITE };
+            let length = Length::Mebibytes(all);
+            fio::run(&self.scratch, &aged, all, &overwrite, length, 2000 + n)?;
+        }
         Ok(())
+    }
+
+    /// Removes what [`prepare`](Self::prepare) made.
+    fn forget(&mut self, on: &[On]) -> Result<()> {
+        self.written = None;
+        let raws = on.iter().map(|&on| self.raw(on));
+        raws.chain([self.store.clone()])
+            .try_for_each(|file| fs::remove_file(&file).with_context(|| file.display().to_string()))
     }
 
     fn raw(&self, on: On) -> PathBuf {

@@ -13,9 +13,9 @@ use self::cluster::Cluster;
 use crate::{
     cleanup::{self, Scratch},
     machine,
-    product::path,
-    program::{cargo, show},
-    test::Tally,
+    product::{TESTED, path},
+    program::show,
+    test::{Tally, testing},
 };
 
 /// OSDs of a cluster: an erasure-coded pool 4+2 needs six.
@@ -135,7 +135,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             Ok(true)
         }
         ["test"] => {
-            let tally = test()?;
+            let tally = test(proof::LONG)?;
             println!("{} passed, {} failed", tally.passed, tally.failed);
             Ok(tally.failed == 0)
         }
@@ -143,9 +143,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
 }
 
+/// The step of the tests: the short form.
+pub(crate) fn step() -> Result<Tally> {
+    test(proof::SHORT)
+}
+
 /// The contract of object stores on every kind of pool, then the proof of the engine; on a cluster
 /// of its own.
-pub(crate) fn test() -> Result<Tally> {
+fn test(extent: proof::Extent) -> Result<Tally> {
     println!("    {}", cluster::ensure_installed()?);
     let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
@@ -159,26 +164,15 @@ pub(crate) fn test() -> Result<Tally> {
     cluster.wait_clean()?;
     rights::users(&cluster, &metadata, &chunks)?;
     let mut tally = contract(&cluster)?;
-    let proof = proof::run(&cluster, &scratch)?;
+    let proof = proof::run(&cluster, &scratch, extent)?;
     tally.passed += proof.passed;
     tally.failed += proof.failed;
     Ok(tally)
 }
 
 fn contract(cluster: &Cluster) -> Result<Tally> {
-    let mut command = cargo([
-        "test",
-        "--quiet",
-        "--locked",
-        "--package",
-        "onefold-backend",
-        "--test",
-        "rados",
-        "--",
-        "--ignored",
-        "--test-threads",
-        "1",
-    ]);
+    let ours = ["--test", "rados", "--", "--ignored", "--test-threads", "1"];
+    let mut command = testing(&[&TESTED[..], &ours].concat());
     let (variable, user) = rights::arguments(rights::DAILY);
     command.env("ONEFOLD_TEST_CEPH", path(&cluster.configuration())).env(variable, user);
     let ended = show(command, LIMIT)?;

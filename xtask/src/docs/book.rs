@@ -57,11 +57,12 @@ fn mdbook() -> Result<PathBuf> {
     let mdbook = tools.join("bin").join("mdbook");
     if !mdbook.exists() {
         println!("installing mdbook {VERSION} into {}", tools.display());
-        let arguments = ["install", "--quiet", "--locked", "--no-default-features"];
+        // Unoptimised: it is built in less time than it saves.
+        let arguments = ["install", "--quiet", "--locked", "--debug", "--no-default-features"];
         let features =
             ["--features", "search", "--version", VERSION, "--root", path(&tools), "mdbook"];
         let mut command = cargo(arguments.into_iter().chain(features));
-        command.current_dir(std::env::temp_dir());
+        command.current_dir(std::env::temp_dir()).env("CARGO_PROFILE_DEV_DEBUG", "0");
         run_program(command, INSTALL_LIMIT)?;
     }
     Ok(mdbook)

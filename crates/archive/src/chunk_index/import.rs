@@ -14,7 +14,7 @@ use crate::{
     container::ContainerReader,
     format::{
         damage::is_damage,
-        names::IMPORTER,
+        names::{IMPORTER, whole_or_gone},
         record::{IndexFile, Record},
     },
     operations_log::Archive,
@@ -165,11 +165,7 @@ pub(crate) fn write_run(
             entries.iter().try_for_each(|entry| writer.push(entry))?;
             writer.finish()
         });
-        if made.is_err() {
-            // What is half made takes room. The first error is the one to tell.
-            let _ = archive.files.remove(&index_name(number));
-        }
-        files.push(made?);
+        files.push(whole_or_gone(&*archive.files, &index_name(number), made)?);
     }
     archive.commit(false, |_| Ok(vec![Record::Imported { files, upto }]))
 }

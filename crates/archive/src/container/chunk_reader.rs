@@ -75,12 +75,7 @@ impl ChunkReader {
         count: usize,
         each: &mut dyn FnMut(&Chunk, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let lost = |slot: usize| {
-            Error::new(
-                Kind::Corrupt,
-                format!("chunk {slot} of container {} is not there", first.container),
-            )
-        };
+        let lost = |slot: usize| lost(first, slot);
         let (mut slot, end) = (usize::from(first.slot), usize::from(first.slot) + count);
         while slot < end {
             let address = u16::try_from(slot)
@@ -115,6 +110,33 @@ impl ChunkReader {
             slot += here;
         }
         Ok(())
+    }
+
+    /// The lengths of `count` chunks, slot after slot; only metadata is read.
+    pub(crate) fn lengths(
+        &mut self,
+        tables: &Tables,
+        container_reader: &ContainerReader,
+        first: Address,
+        count: usize,
+    ) -> Result<Vec<u32>> {
+        let mut lengths = Vec::with_capacity(count);
+        while lengths.len() < count {
+            let slot = usize::from(first.slot) + lengths.len();
+            let address = u16::try_from(slot)
+                .map(|slot| Address { slot, ..first })
+                .map_err(|_| lost(first, slot))?;
+            let (_, metadata, at) =
+                self.find(tables, container_reader, address)?.ok_or_else(|| lost(first, slot))?;
+            let left = count - lengths.len();
+            let here = metadata.chunks[at..].iter().take(left).enumerate();
+            let here = here.take_while(|(n, chunk)| {
+                chunk.first.container == first.container
+                    && usize::from(chunk.first.slot) == slot + n
+            });
+            lengths.extend(here.map(|(_, chunk)| chunk.bytes));
+        }
+        Ok(lengths)
     }
 
     /// The container that has the chunk, its metadata, and the chunk's place in it.
@@ -217,6 +239,10 @@ impl ChunkReader {
         // A long one's memory is not kept for a short one.
         if room.capacity() > bytes.max(GROUP_BYTES) { Vec::new() } else { room }
     }
+}
+
+fn lost(first: Address, slot: usize) -> Error {
+    Error::new(Kind::Corrupt, format!("chunk {slot} of container {} is not there", first.container))
 }
 
 /// Where the pieces lie, one after the other.

@@ -14,6 +14,7 @@ use crate::{
         record::Place,
     },
     operations_log::Archive,
+    rules::Rule,
     tables::Container,
 };
 
@@ -51,6 +52,11 @@ impl ContainerReader {
 
     pub(crate) fn identity(&self) -> &Identity {
         &self.archive.identity
+    }
+
+    /// True unless the steps break this rule.
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.archive.keeps(rule)
     }
 
     /// The metadata of a container.

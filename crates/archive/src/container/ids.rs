@@ -45,7 +45,9 @@ impl Ids {
         let count = if self.archive.keeps(Rule::IdRangeDurableFirst) { ID_RANGE } else { 0 };
         self.archive.commit(self.owner == Owner::Collector, |tables| {
             first = tables.next_id;
-            if first + ID_RANGE > ContainerId::END {
+            if first + ID_RANGE > self.archive.settings.container_numbers
+                && self.archive.keeps(Rule::ContainerNumbersLimited)
+            {
                 return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
             }
             // The first range brings the first segment along; on several nodes one is used by

@@ -25,6 +25,8 @@ pub(crate) struct Rewriter {
     pub(crate) pace: Pace,
     /// References of snapshots that were met while counting, to what is not there.
     pub(crate) absent: u64,
+    /// The number of usage counts of which a page is damaged.
+    pub(crate) lost_counts: Option<u64>,
 }
 
 impl Rewriter {
@@ -43,6 +45,7 @@ impl Rewriter {
             archive: archive.clone(),
             pace,
             absent: 0,
+            lost_counts: None,
         }
     }
 

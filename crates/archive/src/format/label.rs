@@ -60,6 +60,10 @@ const FEATURE_ON_DEMAND: u64 = 32;
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
 
+/// Needed to change it: usage counts are in pages. Whoever does not know them would find no counts, and
+/// count all references anew each time.
+const FEATURE_COUNTS_IN_PAGES: u64 = 2;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -91,6 +95,8 @@ pub struct Label {
     pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
+    /// Counting writes the pages of usage counts that changed.
+    pub counts_in_pages: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -110,13 +116,22 @@ pub struct Kinds {
     pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
+    /// Counting writes the pages of usage counts that changed.
+    pub counts_in_pages: bool,
 }
 
 impl Kinds {
     /// All that `create` sets and that an older archive can get without its data written again.
     #[must_use]
     pub fn upgraded(self) -> Kinds {
-        Kinds { late: self.late, trees: true, leaves: true, on_demand: true, clones: true }
+        Kinds {
+            late: self.late,
+            trees: true,
+            leaves: true,
+            on_demand: true,
+            clones: true,
+            counts_in_pages: true,
+        }
     }
 }
 
@@ -158,6 +173,7 @@ impl Label {
             leaves: self.leaves,
             on_demand: self.on_demand,
             clones: self.clones,
+            counts_in_pages: self.counts_in_pages,
         }
     }
 
@@ -201,8 +217,11 @@ impl Label {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
         let gathers = self.late.map_or(0, |rad| rad.gathers);
+        let to_write =
+            [(gathers > 0, FEATURE_GATHERED), (self.counts_in_pages, FEATURE_COUNTS_IN_PAGES)];
+        let write: u64 = to_write.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
         let has_features =
-            self.trees || self.leaves || self.on_demand || self.clones || named || gathers > 0;
+            self.trees || self.leaves || self.on_demand || self.clones || named || write > 0;
         let version = match (self.sealed, has_features, self.late.is_some()) {
             (Some(_), ..) => VERSION_SEALED,
             (_, true, _) => VERSION_FEATURES,
@@ -240,7 +259,6 @@ impl Label {
                 (self.clones, FEATURE_CLONES),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
-            let write = if gathers > 0 { FEATURE_GATHERED } else { 0 };
             w.u64(read).u64(write).u64(0);
         }
         if let Some(keys) = self.sealed {
@@ -303,6 +321,7 @@ impl Label {
             leaves: false,
             on_demand: false,
             clones: false,
+            counts_in_pages: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
         };
@@ -318,6 +337,7 @@ impl Label {
             return Err(corrupt("the label's features can't be true"));
         }
         label.clones = features & FEATURE_CLONES != 0;
+        label.counts_in_pages = to_write & FEATURE_COUNTS_IN_PAGES != 0;
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
                 .filter(|algorithm| !algorithm.needs_bytes())
@@ -360,7 +380,7 @@ fn features(bytes: &[u8]) -> Result<(u64, u64)> {
         | FEATURE_CLONES
         | FEATURE_ON_DEMAND;
     unknown(read, known, "to read it")?;
-    unknown(write, FEATURE_GATHERED, "to change it")?;
+    unknown(write, FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES, "to change it")?;
     Ok((read, write))
 }
 
@@ -416,7 +436,9 @@ pub(crate) fn look_for_proven(
     if label.sealed.is_some() || identity.sealing().is_some() {
         let mut bytes = vec![0; LABEL_BYTES];
         files.open(LABEL)?.read_at(label.place(), &mut bytes)?;
-        if !label.is_proven(identity, &bytes) {
+        // What was read before may be another one: whoever has the files may answer as they like.
+        let is_it = matches!(Label::decode(&bytes), Found::Good(read) if read == label);
+        if !is_it || !label.is_proven(identity, &bytes) {
             return Err(corrupt(format!(
                 "the label was changed by somebody without the archive's key; {PUT_BACK}"
             )));
@@ -484,9 +506,18 @@ mod tests {
             leaves,
             on_demand: false,
             clones: false,
+            counts_in_pages: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
         }
+    }
+
+    #[test]
+    fn rule_29_a_label_with_counts_in_pages_has_a_bit_of_those_that_change_it() {
+        let with = Label { counts_in_pages: true, ..label(false) };
+        let bytes = encoded(&with);
+        assert_eq!((bytes[8], bytes[FEATURES_AT], bytes[FEATURES_AT + 8]), (3, 0, 2));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == with));
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub struct Identity {
     pub id: [u8; 16],
     /// Seeds the checksums.
     pub key: u64,
+    /// Seeds those of bytes that stay readable.
+    readable: u64,
     sealing: Option<Arc<Sealing>>,
 }
 
@@ -85,13 +87,19 @@ impl Identity {
         let mut seed = [0; 8];
         seed.copy_from_slice(&id[..8]);
         let key = onefold_core::checksum::fast(u64::from_le_bytes(seed), secret);
-        Identity { id, key, sealing: None }
+        Identity { id, key, readable: key, sealing: None }
     }
 
     /// The checksum of `bytes`.
     #[must_use]
     pub fn checksum(&self, bytes: &[u8]) -> u64 {
         onefold_core::checksum::fast(self.key, bytes)
+    }
+
+    /// The checksum of `bytes` that a sealed archive leaves readable. It tells rot alone: whoever sees
+    /// both could find the seed of the others out.
+    pub(crate) fn readable_checksum(&self, bytes: &[u8]) -> u64 {
+        onefold_core::checksum::fast(self.readable, bytes)
     }
 
     /// The checksum of `parts` one behind the other.
@@ -102,7 +110,8 @@ impl Identity {
 
     /// The identity of a sealed archive.
     pub(crate) fn sealed(id: [u8; 16], sealing: Arc<Sealing>) -> Identity {
-        Identity { id, key: sealing.checksums(), sealing: Some(sealing) }
+        let readable = Identity::new(id, &[0; 32]).key;
+        Identity { id, key: sealing.checksums(), readable, sealing: Some(sealing) }
     }
 
     /// What seals the archive, if it is sealed.

@@ -69,6 +69,15 @@ pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
     }
 }
 
+/// Gives what was made as the file `name`, or removes what is half made, since that takes room. The
+/// error of the making is the one to tell.
+pub(crate) fn whole_or_gone<T>(files: &dyn Files, name: &str, made: Result<T>) -> Result<T> {
+    if made.is_err() {
+        let _ = files.remove(name);
+    }
+    made
+}
+
 /// A file of pages. When no snapshot names a page of it, a file that is there was left by a process
 /// that died while making it, perhaps on some of the nodes only: it is made anew on all of them.
 pub(crate) fn open_or_create(

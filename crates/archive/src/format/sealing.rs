@@ -40,12 +40,18 @@ pub(crate) enum What {
     Leaf,
     /// A page of the maps of volumes.
     MapPage,
-    /// A block of usage counts.
+    /// A block of usage counts in a list.
     Counts,
     /// The metadata of a container.
     Metadata,
     /// A page of the chunk index.
     IndexPage,
+    /// A page of usage counts.
+    CountsPage,
+    /// The directory of usage counts in pages.
+    CountsDirectory,
+    /// What says where that directory lies.
+    CountsHeader,
 }
 
 impl What {
@@ -60,6 +66,9 @@ impl What {
             What::Counts => 7,
             What::Metadata => 8,
             What::IndexPage => 9,
+            What::CountsPage => 10,
+            What::CountsDirectory => 11,
+            What::CountsHeader => 12,
         }
     }
 
@@ -264,3 +273,102 @@ impl PartialEq for ContainerSeal {
 }
 
 impl Eq for ContainerSeal {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use onefold_testbed::Rng;
+
+    use super::*;
+
+    /// Chance that repeats itself in each clone of a machine.
+    struct Repeated(Mutex<Rng>);
+
+    impl Random for Repeated {
+        fn fill(&self, into: &mut [u8]) -> Result<()> {
+            self.0.lock().unwrap().fill(into);
+            Ok(())
+        }
+    }
+
+    fn repeated() -> Arc<dyn Random> {
+        Arc::new(Repeated(Mutex::new(Rng::new(5))))
+    }
+
+    fn sealing() -> Sealing {
+        let keys = Keys::create([1; 16], &*repeated()).unwrap();
+        Sealing::new(&keys, repeated(), Flaws::default()).unwrap()
+    }
+
+    const KINDS: [What; 12] = [
+        What::Label,
+        What::Frame,
+        What::Snapshot,
+        What::SnapshotPart,
+        What::Leaf,
+        What::MapPage,
+        What::Counts,
+        What::Metadata,
+        What::IndexPage,
+        What::CountsPage,
+        What::CountsDirectory,
+        What::CountsHeader,
+    ];
+
+    #[test]
+    fn rule_29_nothing_of_an_archive_opens_as_another_kind_or_in_another_place() {
+        let sealing = sealing();
+        for what in KINDS {
+            let mut bytes = *b"what only one place has";
+            let tag = sealing.seal(what, (3, 4), b"beside", &mut bytes).unwrap();
+            let opens = |what: What, place: (u64, u64), beside: &[u8]| {
+                let mut copy = bytes;
+                sealing.open(what, place, beside, &mut copy, &tag)
+            };
+            assert!(opens(what, (3, 4), b"beside"));
+            for other in KINDS.into_iter().filter(|other| *other != what) {
+                assert!(!opens(other, (3, 4), b"beside"), "{what:?} as {other:?}");
+            }
+            for place in [(4, 3), (3, 5), (2, 4), (3 | 1 << 40, 4), (3, 4 | 1 << 48)] {
+                assert!(!opens(what, place, b"beside"), "{what:?} at {place:?}");
+            }
+            assert!(!opens(what, (3, 4), b"besides"), "{what:?}");
+        }
+    }
+
+    #[test]
+    fn rule_29_a_group_opens_in_its_place_of_its_container_only() {
+        let sealing = sealing();
+        let seal = |archive, id, kind, salt| sealing.container([archive; 16], id, kind, [salt; 32]);
+        let mut stored = b"a group of a container".to_vec();
+        let tag = seal(1, 2, 1, 3).unwrap().seal(4, 100, &mut stored).unwrap();
+        stored.extend_from_slice(&tag);
+        let opens = |by: Result<ContainerSeal>, group, raw, stored: &[u8]| {
+            by.unwrap().open(group, raw, &mut stored.to_vec()).is_some()
+        };
+        assert!(opens(seal(1, 2, 1, 3), 4, 100, &stored));
+        for other in [seal(2, 2, 1, 3), seal(1, 3, 1, 3), seal(1, 2, 2, 3), seal(1, 2, 1, 4)] {
+            assert!(!opens(other, 4, 100, &stored));
+        }
+        assert!(!opens(seal(1, 2, 1, 3), 5, 100, &stored), "another group");
+        assert!(!opens(seal(1, 2, 1, 3), 4, 101, &stored), "another length");
+        assert!(!opens(seal(1, 2, 1, 3), 4, 100, &stored[1..]), "a byte less");
+        for bit in 0..stored.len() * 8 {
+            let mut turned = stored.clone();
+            turned[bit / 8] ^= 1 << (bit % 8);
+            assert!(!opens(seal(1, 2, 1, 3), 4, 100, &turned), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn rule_29_no_two_containers_have_one_salt_though_chance_repeats_itself() {
+        let salt = |of: &[&[u8]]| sealing().salt(of).unwrap();
+        assert_eq!(salt(&[b"one", b"content"]), salt(&[b"one", b"content"]));
+        assert_ne!(salt(&[b"one", b"content"]), salt(&[b"another", b"content"]));
+        assert_ne!(salt(&[b"one", b"content"]), salt(&[b"onec", b"ontent"]));
+        let sealing = sealing();
+        let one = sealing.salt(&[b"one"]).unwrap();
+        assert_ne!(one, sealing.salt(&[b"one"]).unwrap(), "chance has its part, too");
+    }
+}

@@ -17,7 +17,9 @@ use crate::{
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
-    usage_counts::{Counted, CountsFound, InMemory, counts_number, highest_counts},
+    usage_counts::{
+        Counted, CountsFound, InMemory, counts_number, files_of_counts, highest_counts,
+    },
 };
 
 /// How collection is done.
@@ -104,6 +106,8 @@ pub struct Collection {
     looked: bool,
     /// All references are to be counted anew.
     recounts: bool,
+    /// Counts that could not be read were made anew.
+    counted_anew: bool,
     /// The counts that were wrong, once all references were counted anew.
     pub recounted: Option<CountsFound>,
     /// Counts of the work so far.
@@ -160,6 +164,7 @@ impl Collection {
             has_expired: false,
             looked: false,
             recounts: false,
+            counted_anew: false,
             recounted: None,
             done: Collected::default(),
         };
@@ -280,6 +285,10 @@ impl Collection {
                         if self.looked { Step::Recheck } else { Step::Count }
                     }
                     Counted::Portion => Step::Count,
+                    Counted::All if !self.counted_anew && !self.rewriter.trusts_counts()? => {
+                        self.counted_anew = true;
+                        Step::Count
+                    }
                     Counted::All if self.recounts => Step::Recount,
                     Counted::All => Step::Condemn,
                     Counted::InMemory(_) if self.recounts => {
@@ -423,13 +432,16 @@ impl Collection {
         let mut removed = false;
         // New counts get a higher number than a file has that a lost frame may name.
         let highest = highest_counts(&names);
+        // Where their directory can't be read, nobody knows which files it names.
+        let counted = files_of_counts(&self.archive, tables.counts);
+        let is_named = |n: &u64| counted.as_ref().map_or(true, |files| files.contains(n));
         for name in names {
             let segment =
                 name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
             let counts = counts_number(&name);
             let orphan = segment
                 .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
-                || counts.is_some_and(|n| n != tables.counts && n != highest.max(tables.counts));
+                || counts.is_some_and(|n| !is_named(&n) && n != highest.max(tables.counts));
             if orphan {
                 self.archive.files.remove(&name)?;
                 removed = true;

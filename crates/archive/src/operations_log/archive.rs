@@ -13,6 +13,7 @@ use crate::{
     erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
     format::{
         Identity,
+        bytes::corrupt,
         label::{Label, find_label, look_for_label, look_for_proven},
         names::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
@@ -20,7 +21,7 @@ use crate::{
         parameters::Chunking,
         sealing::{Flaws, Sealing},
     },
-    memory::{Budget, BufferPool},
+    memory::{Budget, BufferPool, Drawn},
     rules::Rule,
     settings::{Format, Settings},
     tables::{LeafStore, Tables},
@@ -288,6 +289,7 @@ fn create_in(
         fingerprint: format.fingerprint,
         leaves: format.leaves,
         on_demand: format.leaves && format.on_demand,
+        counts_in_pages: format.counts_in_pages,
         sealed: is_sealed.then_some(1),
     };
     let identity = match keys {
@@ -361,8 +363,8 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         Some((sealing, _)) => Identity::sealed(label.id, Arc::new(sealing)),
         None => label.identity(),
     };
-    if label.sealed.is_some() {
-        look_for_proven(&**files, &identity, true)?;
+    if label.sealed.is_some() && look_for_proven(&**files, &identity, true)?.0 != label {
+        return Err(corrupt("the label is another one each time it is read"));
     }
     let budget = Budget::new(settings.memory);
     let late = label.late.is_some();
@@ -401,6 +403,11 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         key_area::is_newest(sealing, opened, settings)?;
     }
     Ok(archive)
+}
+
+/// Draws from the memory for structures whose sizes the medium states.
+pub(crate) fn memory_of(archive: &Archive) -> Drawn {
+    Drawn::from(&archive.budget)
 }
 
 fn judge_sync(archive: &Archive, file: &dyn File, synced: Result<()>) -> Result<()> {

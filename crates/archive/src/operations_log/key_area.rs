@@ -117,7 +117,7 @@ pub(super) fn unlock(
     let opener = settings.opener.of();
     if label.sealed.is_none() {
         if opener.is_some_and(|opener| opener.refuses_plain()) {
-            let why = "a key was named, and the archive is not encrypted: it is not the one that you mean";
+            let why = "a key was given, and the archive is not encrypted: it is not the one that you mean";
             return Err(Error::new(Kind::Denied, why));
         }
         return Ok(None);

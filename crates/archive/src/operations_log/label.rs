@@ -55,7 +55,7 @@ fn write_label(archive: &Archive, position: &LogPosition) -> Result<()> {
 pub(super) fn record_synced(archive: &Archive, sequence: u64, snapshot: u64) -> Result<()> {
     let mut w = Writer::default();
     w.u64(sequence).u64(snapshot);
-    let checksum = archive.identity.checksum(&w.0);
+    let checksum = archive.identity.readable_checksum(&w.0);
     w.u64(checksum);
     // Only saves the next process a sync.
     match archive.files.open(SYNCED)?.write_at(0, &w.0) {
@@ -75,5 +75,5 @@ pub(super) fn recorded_synced(archive: &Archive) -> Result<(u64, u64)> {
     }
     let mut r = Reader(&bytes, None);
     let said = (r.u64()?, r.u64()?);
-    Ok(if archive.identity.checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
+    Ok(if archive.identity.readable_checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
 }

@@ -53,6 +53,7 @@ pub use self::{
     upgrade::{features_to_come, upgrade},
 };
 pub(crate) use self::{
+    archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     leaf_check::look_at_leaves,
 };

@@ -47,7 +47,7 @@ pub(crate) fn write_snapshot(
     let checksum = identity.seal(What::Snapshot, (number, 0), &[], &mut body)?;
     let mut w = Writer(Vec::with_capacity(SNAPSHOT_HEADER_BYTES + body.len()));
     w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(checksum);
-    let checksum = identity.checksum(&w.0);
+    let checksum = identity.readable_checksum(&w.0);
     w.u64(checksum).raw(&body);
     // Behind what counts: programs that do not know it do not look at it.
     let mut part = Writer::default();
@@ -95,7 +95,7 @@ pub(crate) fn read_snapshot(
     let (magic, found, length, sum) = (r.take(8)?, r.u64()?, r.u64()?, r.u64()?);
     if magic != SNAPSHOT_MAGIC
         || found != number
-        || r.u64()? != identity.checksum(&header[..SNAPSHOT_HEADER_BYTES - 8])
+        || r.u64()? != identity.readable_checksum(&header[..SNAPSHOT_HEADER_BYTES - 8])
     {
         return Err(damaged("its header is damaged"));
     }

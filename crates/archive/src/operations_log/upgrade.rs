@@ -51,6 +51,11 @@ pub fn features_to_come(label: &Label) -> Vec<&'static str> {
         (has.leaves, gets.leaves, "checkpoints that write what changed of the tables"),
         (has.on_demand, gets.on_demand, "containers that are looked up when they are needed"),
         (has.clones, gets.clones, "clones of volumes"),
+        (
+            has.counts_in_pages,
+            gets.counts_in_pages,
+            "usage counts in pages, of which counting writes those that changed",
+        ),
     ];
     all.into_iter().filter(|(has, gets, _)| !has && *gets).map(|(_, _, feature)| feature).collect()
 }
@@ -125,7 +130,7 @@ fn alone(archive: &Archive) -> Result<Vec<Box<dyn Lock>>> {
 /// Durable on return, and named by nothing.
 fn write_tables(archive: &Archive, position: &LogPosition, kinds: Kinds) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
-    let Kinds { trees, leaves, on_demand, clones, late: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, late: _, counts_in_pages: _ } = kinds;
     let tables = Tables::clone(&position.tables);
     let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
     let clones_keep = archive.keeps(Rule::ClonePagesKept);
@@ -149,13 +154,21 @@ fn write_labels(
     snapshot: u64,
     kinds: Kinds,
 ) -> Result<()> {
-    let Kinds { trees, leaves, on_demand, clones, late: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, late: _ } = kinds;
     let file = archive.files.open(LABEL)?;
     let places = if archive.keeps(Rule::BothPlacesUpgraded) { 2 } else { 1 };
     for place in 1..=places {
         let generation = position.generation + place;
-        let label = label_now(archive);
-        let label = Label { generation, snapshot, trees, leaves, on_demand, clones, ..label };
+        let label = Label {
+            generation,
+            snapshot,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            counts_in_pages,
+            ..label_now(archive)
+        };
         file.write_at(label.place(), &label.encode(&archive.identity)?)?;
         file.sync()?;
         archive.files.confirm()?;

@@ -162,10 +162,12 @@ impl Cutting {
         self.take()
     }
 
-    /// Ends the last chunk, and gives the chunks that are left.
+    /// Ends the last chunk, and gives the chunks that are left. Nothing may come behind them: the buffer
+    /// goes along.
     pub fn end(&mut self) -> Batch {
         self.border();
-        self.take()
+        let bytes = std::mem::take(&mut self.held);
+        self.batch(bytes)
     }
 
     fn cut_on(&mut self, last: bool) {
@@ -197,6 +199,11 @@ impl Cutting {
         let bytes = std::mem::replace(&mut self.held, rest);
         (self.filled, self.cut, self.chunks) = (self.filled - self.cut, 0, 0);
         self.there = self.filled;
+        self.batch(bytes)
+    }
+
+    /// The pieces so far, whose chunks lie at the beginning of `bytes`.
+    fn batch(&mut self, bytes: Vec<u8>) -> Batch {
         Batch {
             bytes: Arc::new(Pooled::new(bytes, self.buffers.clone())),
             begin: 0,

@@ -192,7 +192,7 @@ impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
-        let Kinds { late, trees, leaves, on_demand, clones } = kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages: _ } = kinds;
         let align = PLACE_ALIGN * u64::from(data);
         Tables { align, parity, late, trees, leaves, on_demand, clones, ..Tables::default() }
     }

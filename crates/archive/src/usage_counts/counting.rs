@@ -1,12 +1,20 @@
 //! Usage counts (dedupv1 3.7): a file of them, brought up to the log's end from what came and went
 //! since.
 
-use std::{collections::BTreeMap, iter::Peekable, sync::Arc, vec::IntoIter};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter::Peekable,
+    sync::Arc,
+    vec::IntoIter,
+};
 
 use onefold_core::{Error, File, Kind, Result};
 
 use super::{
-    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name, highest_counts},
+    counts_file::{CountsReader, CountsWriter, files_of_counts, pages},
+    memory_file::MemoryFile,
+    names::{MOST, counts_name, highest_counts},
+    pages::PagesWriter,
     tree_nodes::NodeChanges,
 };
 use crate::{
@@ -14,6 +22,7 @@ use crate::{
     format::{
         Address, ContainerId,
         damage::is_damage,
+        names::{fresh, whole_or_gone},
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
@@ -34,6 +43,25 @@ pub(crate) enum Counted {
     InMemory(InMemory),
 }
 
+/// Counts of a portion that are durable, and that no frame names yet.
+struct Made {
+    number: u64,
+    /// The files that they lie in.
+    files: BTreeSet<u64>,
+    /// The tables with the differences that are counted.
+    portion: Tables,
+    changes: NodeChanges,
+}
+
+/// Where the counts of a portion are.
+enum Making {
+    OnDisk(Box<Made>),
+    InMemory(InMemory),
+}
+
+/// Bytes of a container in a leaf of its table.
+const CONTAINER_BYTES: u64 = 31;
+
 /// The rewriter counts, since it reads recipes.
 impl Rewriter {
     /// Brings the counts a portion nearer to the log's end. `changed` tells of which containers the
@@ -48,32 +76,21 @@ impl Rewriter {
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Counted> {
         let tables = self.archive.refresh()?;
-        let goes_on = self.has_counts(&tables)?;
+        let goes_on = self.can_go_on(&tables)?;
         if goes_on && tables.differences.is_empty() && tables.snapshots.due().next().is_none() {
             return Ok(Counted::All);
         }
-        let limit = self.archive.settings.count_portion;
-        let (portion, changes) = self.portion(&tables, goes_on, limit)?;
-        let made = self.fresh_number(&tables)?;
-        loop {
-            match CountsWriter::create(&self.archive, made)
-                .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
-            {
-                Err(error) if error.kind() == Kind::NoSpace && may_use_reserve => {
-                    if !self.archive.spend_reserve()? {
-                        // No frame names it, not even one that was lost.
-                        self.archive.files.remove(&counts_name(made)).or_else(is_gone)?;
-                        return self.count_in_memory(&tables, goes_on);
-                    }
-                }
-                Err(error) if !may_use_reserve => {
-                    // What is half made takes room. The first error is the one to tell.
-                    let _ = self.archive.files.remove(&counts_name(made));
-                    return Err(error);
-                }
-                made => break made?,
+        let made = match self.make(&tables, goes_on, may_use_reserve) {
+            // A page of counts is damaged that this portion needs.
+            Err(error) if goes_on && self.are_lost(&tables, &error)? => {
+                self.make(&tables, false, may_use_reserve)
             }
-        }
+            made => made,
+        };
+        let Made { number, files, portion, changes } = match made? {
+            Making::OnDisk(made) => *made,
+            Making::InMemory(counts) => return Ok(Counted::InMemory(counts)),
+        };
         let (mut differences, upto) = (portion.differences.len() as u64, tables.sequence);
         // What is counted is no difference any more.
         if !self.archive.keeps(Rule::PortionCountedOnce) && differences > 1 {
@@ -84,15 +101,52 @@ impl Rewriter {
         let absent = changes.absent;
         let due =
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
+        let before = self.files_of(&tables);
         self.archive.commit(may_use_reserve, |_| {
-            let counted = Record::Counted { file: made, differences, upto };
+            let counted = Record::Counted { file: number, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
         self.absent += absent;
-        self.archive.files.remove(&counts_name(tables.counts)).or_else(is_gone)?;
+        self.remove_files(&before, &files)?;
         Ok(if all { Counted::All } else { Counted::Portion })
+    }
+
+    /// Makes the counts of the next portion, durable on return; without room on the disk, and with
+    /// nothing left of the reserve, of all, in memory.
+    fn make(&mut self, tables: &Tables, goes_on: bool, may_use_reserve: bool) -> Result<Making> {
+        let limit = self.archive.settings.count_portion;
+        let (portion, changes) = self.portion(tables, goes_on, limit)?;
+        let number = self.fresh_number(tables)?;
+        loop {
+            let written = self.write_counts(number, &portion, goes_on, &changes);
+            let is_full = matches!(&written, Err(error) if error.kind() == Kind::NoSpace);
+            if is_full && may_use_reserve && self.archive.spend_reserve()? {
+                continue;
+            }
+            // No frame names it, not even one that was lost.
+            let written = whole_or_gone(&*self.archive.files, &counts_name(number), written);
+            if is_full && may_use_reserve {
+                return self.count_in_memory(tables, goes_on).map(Making::InMemory);
+            }
+            let made = Made { number, files: written?, portion, changes };
+            return Ok(Making::OnDisk(Box::new(made)));
+        }
+    }
+
+    /// The files that the counts lie in. Those of counts that can't be read are removed by the next
+    /// collection.
+    pub(super) fn files_of(&self, tables: &Tables) -> BTreeSet<u64> {
+        let files = files_of_counts(&self.archive, tables.counts);
+        files.unwrap_or_else(|_| BTreeSet::from([tables.counts]))
+    }
+
+    /// Removes files that the counts lay in `before`, and of which no page counts any more.
+    pub(super) fn remove_files(&self, before: &BTreeSet<u64>, now: &BTreeSet<u64>) -> Result<()> {
+        let gone = before.iter().filter(|file| !now.contains(file));
+        gone.map(|file| self.archive.files.remove(&counts_name(*file)))
+            .try_for_each(|removed| removed.or_else(not_there))
     }
 
     /// The number of new counts: one that no file has. A process may have died with its frame on the
@@ -107,13 +161,12 @@ impl Rewriter {
     }
 
     /// Counts everything in memory, for this time: not even the reserve is left.
-    fn count_in_memory(&mut self, tables: &Tables, goes_on: bool) -> Result<Counted> {
+    fn count_in_memory(&mut self, tables: &Tables, goes_on: bool) -> Result<InMemory> {
         let file: Arc<dyn File> = Arc::new(MemoryFile::default());
-        let writer = CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
         let (all, changes) = self.portion(tables, goes_on, usize::MAX)?;
-        self.write_counts(&all, goes_on, &changes, writer)?;
+        self.write_counts_to(&file, tables.counts + 1, (&all, goes_on, &changes), false)?;
         self.absent += changes.absent;
-        Ok(Counted::InMemory((file, tables.sequence)))
+        Ok((file, tables.sequence))
     }
 
     /// The tables with the differences that are counted next, and what these change in trees. They
@@ -147,12 +200,51 @@ impl Rewriter {
         Ok((portion, changes))
     }
 
-    /// Bytes of the counts that there are; a portion writes about as many.
+    /// Bytes that a portion reads and writes, whatever came and went: all counts, or, where they are in
+    /// pages, the containers that it looks through for new ones.
     pub(crate) fn bytes_of_counts(&self, tables: &Tables) -> Result<u64> {
+        if self.archive.label().counts_in_pages {
+            return Ok(tables.containers.len() as u64 * CONTAINER_BYTES);
+        }
         match self.archive.files.open(&counts_name(tables.counts)) {
             Err(error) if error.kind() == Kind::NotFound => Ok(0),
             opened => opened?.bytes(),
         }
+    }
+
+    /// True when a portion can go on from the counts that there are. Of pages only the directory is
+    /// looked at: one that is damaged is met when it is needed.
+    fn can_go_on(&self, tables: &Tables) -> Result<bool> {
+        if tables.counts == 0 || self.lost_counts == Some(tables.counts) {
+            return Ok(false);
+        }
+        if !self.archive.label().counts_in_pages {
+            return self.has_counts(tables);
+        }
+        match pages(&self.archive, tables.counts, &self.pace) {
+            Ok(Some(_)) => Ok(true),
+            // They were made before an upgrade.
+            Ok(None) => self.has_counts(tables),
+            Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True when this error is that of counts which can't be read.
+    fn are_lost(&self, tables: &Tables, error: &Error) -> Result<bool> {
+        let may_be = is_damage(error) || error.kind() == Kind::NotFound;
+        Ok(may_be && self.archive.label().counts_in_pages && !self.has_counts(tables)?)
+    }
+
+    /// Looks at all pages of the counts, before something is made of them. False when one is damaged:
+    /// then the next portion counts everything anew.
+    pub(crate) fn trusts_counts(&mut self) -> Result<bool> {
+        let tables = self.archive.tables();
+        if !self.archive.label().counts_in_pages || self.has_counts(&tables)? {
+            return Ok(true);
+        }
+        self.lost_counts = Some(tables.counts);
+        Ok(false)
     }
 
     /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
@@ -168,15 +260,39 @@ impl Rewriter {
         }
     }
 
-    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all
-    /// streams are counted.
+    /// Writes new counts, durable on return; gives the files that they lie in. `on` goes on from the
+    /// counts there are; else all streams are counted.
     fn write_counts(
         &mut self,
+        number: u64,
         tables: &Tables,
         on: bool,
         changes: &NodeChanges,
-        mut writer: CountsWriter,
-    ) -> Result<()> {
+    ) -> Result<BTreeSet<u64>> {
+        let file = fresh(&*self.archive.files, &counts_name(number))?;
+        self.write_counts_to(&file, number, (tables, on, changes), true)
+    }
+
+    fn write_counts_to(
+        &mut self,
+        file: &Arc<dyn File>,
+        number: u64,
+        (tables, on, changes): (&Tables, bool, &NodeChanges),
+        carries: bool,
+    ) -> Result<BTreeSet<u64>> {
+        if on
+            && self.archive.label().counts_in_pages
+            && let Some(before) = pages(&self.archive, tables.counts, &self.pace)?
+        {
+            let writer = PagesWriter::over(&self.archive, file.clone(), number);
+            let mut writer = writer.after(&before);
+            self.write_changed(tables, changes, &before, &mut writer)?;
+            if carries {
+                writer.carry(&before)?;
+            }
+            return writer.finish();
+        }
+        let mut writer = CountsWriter::over(&self.archive, file.clone(), number)?;
         self.each_count(tables, on, changes, &mut |id, counts| writer.push(id, counts))?;
         writer.finish()
     }
@@ -210,7 +326,7 @@ impl Rewriter {
 
     /// Slots of a container that has no counts yet: where it was merged, up to the last one that
     /// its home has.
-    fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
+    pub(super) fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
         let mut slots = 0;
         for container in tables.places(id) {
             let container = container?;
@@ -237,7 +353,7 @@ impl Rewriter {
         tables: &Tables,
         on: bool,
         changes: &NodeChanges,
-        range: &mut Range,
+        range: &mut dyn CountsAtHand,
     ) -> Result<()> {
         if !on {
             return self.add_roots(tables, changes, range, &mut |what, error| {
@@ -296,7 +412,7 @@ impl Rewriter {
         &mut self,
         tables: &Tables,
         changes: &NodeChanges,
-        range: &mut Range,
+        range: &mut dyn CountsAtHand,
         unread: &mut dyn FnMut(String, Error) -> Result<()>,
     ) -> Result<()> {
         let mut one_more = |first, count| change(range, first, count, |n| n.saturating_add(1));
@@ -352,6 +468,18 @@ impl Rewriter {
 
 /// The counts of some containers that follow one another.
 pub(super) type Range = BTreeMap<ContainerId, Vec<u16>>;
+
+/// Counts that changes are applied to.
+pub(super) trait CountsAtHand {
+    /// The counts of a container, if it is among them.
+    fn of(&mut self, id: ContainerId) -> Option<&mut Vec<u16>>;
+}
+
+impl CountsAtHand for Range {
+    fn of(&mut self, id: ContainerId) -> Option<&mut Vec<u16>> {
+        self.get_mut(&id)
+    }
+}
 
 /// All containers, some at a time in the order of their numbers, with the counts that there are of
 /// them. Those without counts have zeroes.
@@ -419,12 +547,12 @@ pub(crate) fn weight(difference: &Difference) -> usize {
 }
 
 /// What is not there need not be removed.
-pub(super) fn is_gone(error: Error) -> Result<()> {
+fn not_there(error: Error) -> Result<()> {
     if error.kind() == Kind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// The numbers by which recipes name containers, in their order.
-fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
+pub(super) fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
     let mut numbers: Vec<ContainerId> = tables.moved_to.keys().copied().collect();
     for container in &tables.containers {
         let container = container?;
@@ -437,7 +565,7 @@ fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.
-fn change(range: &mut Range, first: Address, count: usize, to: impl Fn(u16) -> u16) {
-    let Some(counts) = range.get_mut(&first.container) else { return };
+fn change(range: &mut dyn CountsAtHand, first: Address, count: usize, to: impl Fn(u16) -> u16) {
+    let Some(counts) = range.of(first.container) else { return };
     counts.iter_mut().skip(usize::from(first.slot)).take(count).for_each(|n| *n = to(*n));
 }

@@ -15,13 +15,14 @@
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    counting::{Range, Ranges, is_gone},
-    counts_file::{CountsWriter, MOST, counts_name},
+    counting::{Range, Ranges},
+    counts_file::CountsWriter,
+    names::{MOST, counts_name},
     tree_nodes::NodeChanges,
 };
 use crate::{
     container::Rewriter,
-    format::{Address, ContainerId, damage::is_damage, record::Record},
+    format::{Address, ContainerId, damage::is_damage, names::whole_or_gone, record::Record},
     rules::Rule,
     tables::Tables,
 };
@@ -113,11 +114,8 @@ impl Rewriter {
             refuse_unread(found.unread.as_ref())?;
             writer.finish()
         });
-        if let Err(error) = written {
-            // What is half made takes room. The first error is the one to tell.
-            let _ = self.archive.files.remove(&counts_name(made));
-            return Err(error);
-        }
+        let files = whole_or_gone(&*self.archive.files, &counts_name(made), written)?;
+        let before = self.files_of(&tables);
         let mut differences = tables.differences.len() as u64;
         // Differences that are counted are none any more.
         if !self.archive.keeps(Rule::RecountedOnce) {
@@ -135,7 +133,7 @@ impl Rewriter {
             let due = due.then_some(Record::CountsDue { nodes: Vec::new() });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
-        self.archive.files.remove(&counts_name(tables.counts)).or_else(is_gone)?;
+        self.remove_files(&before, &files)?;
         Ok(found)
     }
 

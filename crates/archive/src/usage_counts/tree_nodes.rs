@@ -21,7 +21,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Kind, Result};
 
-use super::counts_file::{CountsReader, MOST};
+use super::{
+    counts_file::{CountsReader, pages},
+    names::MOST,
+    pages::PagesReader,
+};
 use crate::{
     container::Rewriter,
     format::{
@@ -63,18 +67,45 @@ const TOGETHER: u16 = 32;
 /// The counts of nodes, as far as they are known: memory for slots that are named, as a hostile tree
 /// may name one slot in each of many containers.
 #[derive(Default)]
-struct Counts(BTreeMap<(ContainerId, u16), [u16; TOGETHER as usize]>);
+struct Counts {
+    known: BTreeMap<(ContainerId, u16), [u16; TOGETHER as usize]>,
+    /// Where the counts of before are in pages: these, and which of them were looked at.
+    before: Option<(PagesReader, BTreeSet<u64>)>,
+}
 
 impl Counts {
+    /// Looks at the page that has the count of a node, before the first look at that count.
+    fn look(&mut self, tables: &Tables, node: Address) -> Result<()> {
+        let Some((before, looked_at)) = &mut self.before else { return Ok(()) };
+        let page = before.page_of(node.container);
+        if looked_at.insert(page) {
+            for (id, of) in before.page(page)? {
+                self.take(tables, id, &of)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the counts of a container, if nodes lie in it.
+    fn take(&mut self, tables: &Tables, id: ContainerId, of: &[u16]) -> Result<()> {
+        for home in tables.places(id) {
+            if home?.stored.kind == ContainerKind::Recipes {
+                self.insert(id, of);
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// The count of a node.
     fn of(&mut self, node: Address) -> &mut u16 {
-        let together = self.0.entry((node.container, node.slot / TOGETHER)).or_default();
+        let together = self.known.entry((node.container, node.slot / TOGETHER)).or_default();
         &mut together[usize::from(node.slot % TOGETHER)]
     }
 
     /// The count of a node; 0 for one of which nothing is known.
     fn known(&self, node: Address) -> u16 {
-        let together = self.0.get(&(node.container, node.slot / TOGETHER));
+        let together = self.known.get(&(node.container, node.slot / TOGETHER));
         together.map_or(0, |together| together[usize::from(node.slot % TOGETHER)])
     }
 
@@ -82,7 +113,7 @@ impl Counts {
     fn insert(&mut self, id: ContainerId, of: &[u16]) {
         for (n, some) in (0..).zip(of.chunks(usize::from(TOGETHER))) {
             if some.iter().any(|count| *count > 0) {
-                let together = self.0.entry((id, n)).or_default();
+                let together = self.known.entry((id, n)).or_default();
                 together[..some.len()].copy_from_slice(some);
             }
         }
@@ -138,6 +169,7 @@ impl Rewriter {
         }
         for node in std::mem::take(&mut due) {
             // A node that went while it was due has counted for nothing.
+            counts.look(tables, node)?;
             if counts.known(node) > 0 {
                 self.rise_all(tables, true, &mut changes, &mut counts, &mut due, vec![node])?;
             }
@@ -166,6 +198,7 @@ impl Rewriter {
             changes.first_absent = changes.first_absent.or(Some(node));
             return Ok(());
         }
+        counts.look(tables, node)?;
         let count = counts.of(node);
         let is_first = *count == 0 && again || !self.archive.keeps(Rule::NodesCountedOnce);
         *count = count.saturating_add(1);
@@ -215,13 +248,14 @@ impl Rewriter {
     ) -> Result<()> {
         let mut falling = Vec::new();
         for node in changes.removed.clone() {
-            lower(counts, node, &mut falling);
+            lower(tables, counts, node, &mut falling)?;
         }
         let due = std::mem::take(&mut changes.due);
         let (fallen, due) =
             fall(falling, due, |node, falling| match self.children(tables, node) {
                 Ok(children) => {
-                    children.into_iter().for_each(|child| lower(counts, child, falling));
+                    let mut children = children.into_iter();
+                    children.try_for_each(|child| lower(tables, counts, child, falling))?;
                     Ok(true)
                 }
                 Err(error) if error.kind() == Kind::Corrupt => Ok(false),
@@ -294,33 +328,42 @@ impl Rewriter {
         Ok(())
     }
 
-    /// The counts of all chunks in containers of recipes, where the nodes are.
+    /// The counts of chunks in containers of recipes, where the nodes are: of all of them, or from their
+    /// pages as they are asked for.
     fn counts_of_nodes(&mut self, tables: &Tables) -> Result<Counts> {
         let mut counts = Counts::default();
+        if self.archive.label().counts_in_pages
+            && let Some(before) = pages(&self.archive, tables.counts, &self.pace)?
+        {
+            counts.before = Some((before, BTreeSet::new()));
+            return Ok(counts);
+        }
         let mut reader = CountsReader::open(&self.archive, tables.counts, &self.pace)?;
         while let Some((id, of)) = reader.next()? {
-            for home in tables.places(id) {
-                if home?.stored.kind == ContainerKind::Recipes {
-                    counts.insert(id, &of);
-                    break;
-                }
-            }
+            counts.take(tables, id, &of)?;
         }
         Ok(counts)
     }
 }
 
 /// A node is named once less. When nothing names it any more, it joins those that fall.
-fn lower(counts: &mut Counts, node: Address, falling: &mut Vec<Address>) {
+fn lower(
+    tables: &Tables,
+    counts: &mut Counts,
+    node: Address,
+    falling: &mut Vec<Address>,
+) -> Result<()> {
+    counts.look(tables, node)?;
     // A saturated count may stand for more references, and one of 0 is damage.
     if matches!(counts.known(node), 0 | MOST) {
-        return;
+        return Ok(());
     }
     let count = counts.of(node);
     *count -= 1;
     if *count == 0 {
         falling.push(node);
     }
+    Ok(())
 }
 
 /// Follows nodes that nobody names any more to all that fall with them. `lower_children` adds nodes

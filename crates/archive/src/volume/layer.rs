@@ -2,12 +2,18 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use crate::{format::parameters::VOLUME_BLOCK_BYTES, memory::BufferPool, tables::Volume};
+use crate::{format::parameters::VOLUME_BLOCK_BYTES, tables::Volume};
 
 /// Bytes of a sector: a block is known in part or as a whole, sector by sector.
 pub(crate) const SECTOR: usize = 512;
 
+/// Bytes of a page: a patch takes memory page by page, so that small writes to many blocks take
+/// little.
+pub(super) const PAGE: usize = 4096;
+
 const SECTORS: usize = BLOCK / SECTOR;
+
+const PAGES: usize = BLOCK / PAGE;
 
 /// The sectors of a block that are known, a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +23,7 @@ impl Have {
     /// All of them.
     pub(super) const ALL: Have = Have([u64::MAX; SECTORS / 64]);
 
-    pub(super) fn has(&self, sector: usize) -> bool {
+    fn has(&self, sector: usize) -> bool {
         self.0[sector / 64] >> (sector % 64) & 1 == 1
     }
 
@@ -30,44 +36,112 @@ impl Have {
         *self == Have::ALL
             || (bytes.start / SECTOR..bytes.end.div_ceil(SECTOR)).all(|sector| self.has(sector))
     }
+
+    /// Bytes that are there.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum::<usize>() * SECTOR
+    }
+
+    /// The ranges of bytes that are there, as long as they can be, in order.
+    pub(super) fn ranges(&self) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for at in (0..SECTORS).filter(|&sector| self.has(sector)).map(|sector| sector * SECTOR) {
+            match ranges.last_mut() {
+                Some(last) if last.end == at => last.end += SECTOR,
+                _ => ranges.push(at..at + SECTOR),
+            }
+        }
+        ranges
+    }
 }
 
 /// The known sectors of a block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Patch {
-    pub(super) bytes: Vec<u8>,
+    /// Sectors that nobody wrote are zero: all of them where there is no page.
+    pages: [Option<Box<[u8]>>; PAGES],
     pub(super) have: Have,
     /// The last frame that was known when it was written.
     pub(super) since: u64,
 }
 
 impl Patch {
-    /// Nothing is known, or that all is zero. Memory comes from `spare`, with whatever is in it.
-    pub(super) fn new(zero: bool, since: u64, buffers: &BufferPool) -> Patch {
-        let mut bytes = buffers.take();
-        bytes.resize(BLOCK, 0);
-        if zero {
-            bytes.fill(0);
-        }
-        Patch { bytes, have: if zero { Have::ALL } else { Have::default() }, since }
+    /// Nothing is known, or that all is zero.
+    pub(super) fn new(zero: bool, since: u64) -> Patch {
+        let have = if zero { Have::ALL } else { Have::default() };
+        Patch { have, since, ..Patch::default() }
     }
 
-    /// Writes whole sectors, or what lies in sectors that are there.
+    /// Bytes of memory that it takes.
+    fn memory(&self) -> u64 {
+        let pages = self.pages.iter().flatten().count();
+        (std::mem::size_of::<Patch>() + pages * PAGE) as u64
+    }
+
+    /// Writes whole sectors.
     pub(super) fn write(&mut self, at: usize, data: &[u8]) {
-        self.bytes[at..at + data.len()].copy_from_slice(data);
-        (at.div_ceil(SECTOR)..(at + data.len()) / SECTOR).for_each(|sector| self.have.set(sector));
+        for (page, within, part) in by_page(at..at + data.len()) {
+            let data = &data[part];
+            match &mut self.pages[page] {
+                Some(bytes) => bytes[within].copy_from_slice(data),
+                none if data.len() == PAGE => *none = Some(data.into()),
+                none => none.insert(zeroes())[within].copy_from_slice(data),
+            }
+        }
+        (at / SECTOR..(at + data.len()) / SECTOR).for_each(|sector| self.have.set(sector));
     }
 
-    /// Takes from `below` the sectors that are there and are not here.
-    pub(super) fn fill(&mut self, below: &[u8], there: &Have) {
-        for sector in 0..SECTORS {
-            if there.has(sector) && !self.have.has(sector) {
-                let bytes = sector * SECTOR..(sector + 1) * SECTOR;
-                self.bytes[bytes.clone()].copy_from_slice(&below[bytes]);
-                self.have.set(sector);
+    /// Copies of a range what is known here and not in `known` yet.
+    pub(super) fn copy(&self, range: &Range<usize>, into: &mut [u8], known: &mut Have) {
+        for (page, within, part) in by_page(range.clone()) {
+            let (first, end) = (page * PAGE + within.start, page * PAGE + within.end);
+            for sector in first / SECTOR..end.div_ceil(SECTOR) {
+                if !self.have.has(sector) || known.has(sector) {
+                    continue;
+                }
+                known.set(sector);
+                let (from, to) = ((sector * SECTOR).max(first), ((sector + 1) * SECTOR).min(end));
+                let into = &mut into[part.start + from - first..part.start + to - first];
+                match &self.pages[page] {
+                    Some(bytes) => {
+                        into.copy_from_slice(&bytes[from - page * PAGE..to - page * PAGE])
+                    }
+                    None => into.fill(0),
+                }
             }
         }
     }
+
+    /// Takes from `below` the sectors that are there and are not here.
+    fn fill(&mut self, below: &Patch) {
+        for sector in (0..SECTORS).filter(|&sector| below.have.has(sector)) {
+            if self.have.has(sector) {
+                continue;
+            }
+            let (page, at) = (sector * SECTOR / PAGE, sector * SECTOR % PAGE);
+            let within = at..at + SECTOR;
+            match (&mut self.pages[page], &below.pages[page]) {
+                (_, None) => {}
+                (here, Some(bytes)) => {
+                    here.get_or_insert_with(zeroes)[within.clone()].copy_from_slice(&bytes[within])
+                }
+            }
+            self.have.set(sector);
+        }
+    }
+}
+
+fn zeroes() -> Box<[u8]> {
+    vec![0; PAGE].into()
+}
+
+/// The pages that a range of a block lies in; of each its number, the bytes of the page, and the bytes
+/// of the range.
+fn by_page(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
+    (range.start / PAGE..range.end.div_ceil(PAGE)).map(move |page| {
+        let (from, to) = (range.start.max(page * PAGE), range.end.min((page + 1) * PAGE));
+        (page, from - page * PAGE..to - page * PAGE, from - range.start..to - range.start)
+    })
 }
 
 /// Ranges of blocks that do not touch each other.
@@ -123,6 +197,8 @@ impl Ranges {
 pub(crate) struct Layer {
     pub(super) zeroed: Ranges,
     pub(super) blocks: BTreeMap<u64, Patch>,
+    /// Memory of the blocks.
+    memory: u64,
 }
 
 impl Layer {
@@ -130,8 +206,15 @@ impl Layer {
         self.blocks.is_empty() && self.zeroed.0.is_empty()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        (self.blocks.len() * BLOCK) as u64
+    /// Bytes of memory that the blocks take.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Bytes of memory that a write of so many bytes takes at most.
+    pub(super) fn memory_of(bytes: usize) -> u64 {
+        let (blocks, pages) = (bytes / BLOCK + 2, bytes / PAGE + 2);
+        (blocks * std::mem::size_of::<Patch>() + pages * PAGE) as u64
     }
 
     /// The block's patch, unless the volume was cut there since.
@@ -144,27 +227,37 @@ impl Layer {
         self.blocks.range(block..).next().map(|(&block, _)| block)
     }
 
-    /// The block's patch, to be written to.
-    pub(super) fn open(
+    /// Writes whole sectors of a block.
+    pub(super) fn write(
         &mut self,
         volume: &Volume,
         block: u64,
         since: u64,
-        buffers: &BufferPool,
-    ) -> &mut Patch {
+        at: usize,
+        data: &[u8],
+    ) {
         let zero = self.zeroed.contains(block);
-        let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since, buffers));
-        if volume.was_cut(block, patch.since) {
-            *patch = Patch::new(zero, since, buffers);
-        }
-        patch
+        let fresh = || Patch::new(zero, since);
+        let mut before = 0;
+        let patch = self
+            .blocks
+            .entry(block)
+            .and_modify(|patch| {
+                before = patch.memory();
+                if volume.was_cut(block, patch.since) {
+                    *patch = fresh();
+                }
+            })
+            .or_insert_with(fresh);
+        patch.write(at, data);
+        self.memory = self.memory - before + patch.memory();
     }
 
     /// Makes whole blocks zero.
     pub(super) fn zero(&mut self, blocks: Range<u64>) {
         let gone: Vec<u64> = self.blocks.range(blocks.clone()).map(|(&block, _)| block).collect();
         gone.iter().for_each(|block| {
-            self.blocks.remove(block);
+            self.memory -= self.blocks.remove(block).map_or(0, |patch| patch.memory());
         });
         self.zeroed.insert(blocks);
     }
@@ -178,7 +271,7 @@ impl Layer {
                 continue;
             }
             match self.blocks.get_mut(&block) {
-                Some(upper) => upper.fill(&patch.bytes, &patch.have),
+                Some(upper) => upper.fill(&patch),
                 None => {
                     self.blocks.insert(block, patch);
                 }
@@ -186,10 +279,11 @@ impl Layer {
         }
         for zeroed in below.zeroed.iter() {
             for (_, patch) in self.blocks.range_mut(zeroed.clone()) {
-                patch.fill(&[0; BLOCK], &Have::ALL);
+                patch.fill(&Patch::new(true, 0));
             }
             self.zeroed.insert(zeroed);
         }
+        self.memory = self.blocks.values().map(Patch::memory).sum();
     }
 }
 
@@ -225,31 +319,62 @@ mod tests {
             cuts: Vec::new(),
             block_index: std::sync::Arc::default(),
         };
-        let buffers = BufferPool::default();
         let mut below = Layer::default();
         below.zero(10..20);
         for block in [1, 2, 3] {
-            below.open(&volume, block, 0, &buffers).write(0, &[1; 2 * SECTOR]);
+            below.write(&volume, block, 0, 0, &[1; 2 * SECTOR]);
         }
         let mut upper = Layer::default();
         upper.zero(2..3);
-        upper.open(&volume, 3, 0, &buffers).write(SECTOR, &[2; SECTOR]);
-        upper.open(&volume, 12, 0, &buffers).write(0, &[3; SECTOR]);
+        upper.write(&volume, 3, 0, SECTOR, &[2; SECTOR]);
+        upper.write(&volume, 12, 0, 0, &[3; SECTOR]);
         upper.absorb(below, Some(&volume));
         assert!(
             upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2)
         );
         let of = |block: u64| &upper.blocks[&block];
-        assert_eq!(
-            (
-                of(1).bytes[0],
-                of(3).bytes[0],
-                of(3).bytes[SECTOR],
-                of(12).bytes[0],
-                of(12).bytes[SECTOR]
-            ),
-            (1, 1, 2, 3, 0)
-        );
+        let bytes = |block: u64| {
+            let mut bytes = vec![9; BLOCK];
+            of(block).copy(&(0..BLOCK), &mut bytes, &mut Have::default());
+            [bytes[0], bytes[SECTOR], bytes[BLOCK - 1]]
+        };
+        assert_eq!((bytes(1), bytes(3), bytes(12)), ([1, 1, 9], [1, 2, 9], [3, 0, 0]));
         assert!(of(12).have == Have::ALL && of(3).have.has(1) && !of(3).have.has(2));
+        let pages = upper.blocks.values().flat_map(|patch| patch.pages.iter().flatten()).count();
+        assert_eq!((pages, upper.memory()), (3, 3 * (PAGE + size_of::<Patch>()) as u64));
+    }
+
+    #[test]
+    fn a_patch_takes_pages_as_they_are_written() {
+        let mut patch = Patch::new(false, 0);
+        patch.write(PAGE - SECTOR, &[1; 2 * SECTOR]);
+        patch.write(3 * PAGE, &[2; PAGE]);
+        patch.write(BLOCK - SECTOR, &[3; SECTOR]);
+        assert_eq!(patch.memory(), (4 * PAGE + size_of::<Patch>()) as u64);
+        let written = [PAGE - SECTOR..PAGE + SECTOR, 3 * PAGE..4 * PAGE, BLOCK - SECTOR..BLOCK];
+        assert_eq!(patch.have.ranges(), written);
+        assert_eq!(patch.have.bytes(), 2 * SECTOR + PAGE + SECTOR);
+        // A range that begins and ends inside of sectors, of which the first is known already.
+        let mut known = Have::default();
+        known.set(PAGE / SECTOR - 1);
+        let (range, mut into) = (PAGE - 100..PAGE + 700, [9; 800]);
+        patch.copy(&range, &mut into, &mut known);
+        assert!(into[..100].iter().all(|&byte| byte == 9) && into[100..612] == [1; 512]);
+        assert!(into[612..].iter().all(|&byte| byte == 9) && !known.covers(&range));
+        // Zeroes that are known take no memory, and are zeroes beside what is written later.
+        let mut zero = Patch::new(true, 0);
+        assert_eq!(zero.memory(), size_of::<Patch>() as u64);
+        zero.write(SECTOR, &[4; SECTOR]);
+        let mut into = [9; 3 * SECTOR];
+        zero.copy(&(0..3 * SECTOR), &mut into, &mut Have::default());
+        assert_eq!([into[0], into[SECTOR], into[2 * SECTOR]], [0, 4, 0]);
+        patch.fill(&zero);
+        assert!(patch.have == Have::ALL);
+        let mut all = vec![9; BLOCK];
+        patch.copy(&(0..BLOCK), &mut all, &mut Have::default());
+        assert_eq!(
+            [all[0], all[SECTOR], all[PAGE], all[PAGE + SECTOR], all[BLOCK - 1]],
+            [0, 4, 1, 0, 3]
+        );
     }
 }

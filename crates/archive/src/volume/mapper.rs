@@ -5,7 +5,10 @@ use std::collections::VecDeque;
 
 use onefold_core::{Fingerprint, Result};
 
-use super::layer::BLOCK;
+use super::{
+    layer::BLOCK,
+    mapped::{join, length},
+};
 use crate::{
     format::{
         Address,
@@ -15,12 +18,26 @@ use crate::{
     stream::{PieceWriter, Remap, Target},
 };
 
+/// A block whose bytes come.
+pub(super) struct Expected {
+    block: u64,
+    /// The last frame that was known when it was written.
+    since: u64,
+    /// The parts of its mapping that it keeps, and where they begin, in order. The bytes between come.
+    kept: VecDeque<(usize, Vec<Part>)>,
+}
+
+impl Expected {
+    pub(super) fn new(block: u64, since: u64, kept: Vec<(usize, Vec<Part>)>) -> Expected {
+        Expected { block, since, kept: kept.into() }
+    }
+}
+
 /// Writes the mappings of blocks that come one after the other.
 #[derive(Default)]
 pub(crate) struct Mapper {
-    /// The blocks whose bytes are on their way, and the last frame that was known when each was
-    /// written.
-    blocks: VecDeque<(u64, u64)>,
+    /// The blocks whose bytes are on their way.
+    blocks: VecDeque<Expected>,
     /// Bytes of the first of them that are mapped, and the parts that map them.
     at: usize,
     parts: Vec<Part>,
@@ -29,8 +46,8 @@ pub(crate) struct Mapper {
 
 impl Mapper {
     /// The bytes of this block come next.
-    pub(super) fn expect(&mut self, block: u64, since: u64) {
-        self.blocks.push_back((block, since));
+    pub(super) fn expect(&mut self, block: Expected) {
+        self.blocks.push_back(block);
     }
 
     /// All blocks that came.
@@ -38,28 +55,38 @@ impl Mapper {
         self.done
     }
 
-    fn part(&mut self, part: Part, bytes: usize, write_piece: &mut PieceWriter<'_>) -> Result<()> {
-        match (self.parts.last_mut(), part) {
-            (Some(Part::Zeroes(before)), Part::Zeroes(more)) => *before += more,
-            (
-                Some(Part::Run { first, bytes, fingerprints }),
-                Part::Run { first: next, bytes: more, fingerprints: new },
-            ) if first.container == next.container
-                && usize::from(first.slot) + fingerprints.len() == usize::from(next.slot) =>
-            {
-                *bytes += more;
-                fingerprints.extend(new);
-            }
-            (_, part) => self.parts.push(part),
+    /// Bytes that come before the block ends, or something of its mapping stays.
+    fn room(&mut self) -> usize {
+        self.keep();
+        let kept = self.blocks.front().and_then(|block| block.kept.front());
+        kept.map_or(BLOCK, |(start, _)| *start) - self.at
+    }
+
+    /// Takes over what stays here.
+    fn keep(&mut self) {
+        while let Some(block) = self.blocks.front_mut()
+            && block.kept.front().is_some_and(|(start, _)| *start == self.at)
+            && let Some((_, parts)) = block.kept.pop_front()
+        {
+            parts.into_iter().for_each(|part| self.add(part));
         }
-        self.at += bytes;
+    }
+
+    fn add(&mut self, part: Part) {
+        self.at += length(&part) as usize;
+        join(&mut self.parts, part);
+    }
+
+    fn part(&mut self, part: Part, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        self.add(part);
+        self.keep();
         if self.at == BLOCK { self.end_block(write_piece) } else { Ok(()) }
     }
 
     fn end_block(&mut self, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         let parts = std::mem::take(&mut self.parts);
         self.at = 0;
-        let Some((block, since)) = self.blocks.pop_front() else { return Ok(()) };
+        let Some(Expected { block, since, .. }) = self.blocks.pop_front() else { return Ok(()) };
         let new = if parts.iter().all(|part| matches!(part, Part::Zeroes(_))) {
             None
         } else {
@@ -82,13 +109,13 @@ impl Target for Mapper {
     ) -> Result<()> {
         let mut skip = 0;
         while skip < bytes {
-            let n = (bytes - skip).min((BLOCK - self.at) as u32);
+            let n = (bytes - skip).min(self.room() as u32);
             let part = if n == bytes {
                 Part::Run { first: address, bytes, fingerprints: vec![fingerprint] }
             } else {
                 Part::Slice { chunk: address, fingerprint, skip, bytes: n }
             };
-            self.part(part, n as usize, write_piece)?;
+            self.part(part, write_piece)?;
             skip += n;
         }
         Ok(())
@@ -96,8 +123,8 @@ impl Target for Mapper {
 
     fn zeroes(&mut self, mut bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         while bytes > 0 {
-            let n = bytes.min((BLOCK - self.at) as u64);
-            self.part(Part::Zeroes(n), n as usize, write_piece)?;
+            let n = bytes.min(self.room() as u64);
+            self.part(Part::Zeroes(n), write_piece)?;
             bytes -= n;
         }
         Ok(())
@@ -112,7 +139,7 @@ mod tests {
     #[test]
     fn chunks_are_cut_where_blocks_end_and_zeroes_have_no_mapping() {
         let mut mapper = Mapper::default();
-        (10..14).for_each(|block| mapper.expect(block, 3));
+        (10..14).for_each(|block| mapper.expect(Expected::new(block, 3, Vec::new())));
         let mut pieces = Vec::new();
         let mut write_piece = |piece: Vec<u8>| {
             pieces.push(piece);
@@ -144,5 +171,44 @@ mod tests {
             [slice(500, 200), Part::Zeroes(u64::from(size) - 200)]
         );
         assert_eq!(parts(&pieces[2]).unwrap(), [run(at(3), size, &[3])]);
+    }
+
+    #[test]
+    fn a_block_keeps_what_was_not_written() {
+        let at = |slot| Address { container: ContainerId(1), slot };
+        let slice = |slot: u16, skip, bytes: usize| Part::Slice {
+            chunk: at(slot),
+            fingerprint: Fingerprint([slot as u8; 16]),
+            skip,
+            bytes: bytes as u32,
+        };
+        let mut mapper = Mapper::default();
+        let kept = vec![
+            (0, vec![slice(1, 0, 1000)]),
+            (3000, vec![slice(2, 7, 500), Part::Zeroes(500)]),
+            (6000, vec![Part::Zeroes(BLOCK as u64 - 6000)]),
+        ];
+        mapper.expect(Expected::new(4, 3, kept));
+        // All of it is zero then, and the next block keeps its end.
+        mapper.expect(Expected::new(9, 3, vec![(512, vec![Part::Zeroes(BLOCK as u64 - 512)])]));
+        mapper.expect(Expected::new(10, 3, vec![(512, vec![slice(3, 0, BLOCK - 512)])]));
+        let mut pieces = Vec::new();
+        let mut write_piece = |piece: Vec<u8>| {
+            pieces.push(piece);
+            Ok(at(pieces.len() as u16 - 1))
+        };
+        mapper.chunk(at(8), Fingerprint([8; 16]), 2000, &mut write_piece).unwrap();
+        // The end of the first block's bytes, all of the next one's, and of the third one's.
+        mapper.zeroes(2000 + 512 + 512, &mut write_piece).unwrap();
+        let done: Vec<_> =
+            mapper.done().iter().map(|remap| (remap.block, remap.new.map(|at| at.slot))).collect();
+        assert_eq!(done, [(4, Some(0)), (9, None), (10, Some(1))]);
+        let new = Part::Run { first: at(8), bytes: 2000, fingerprints: vec![Fingerprint([8; 16])] };
+        let rest = BLOCK as u64 - 3500;
+        assert_eq!(
+            parts(&pieces[0]).unwrap(),
+            [slice(1, 0, 1000), new, slice(2, 7, 500), Part::Zeroes(rest)]
+        );
+        assert_eq!(parts(&pieces[1]).unwrap(), [Part::Zeroes(512), slice(3, 0, BLOCK - 512)]);
     }
 }

@@ -5,11 +5,11 @@ use std::ops::Range;
 use onefold_core::{Extent, ExtentKind, Result};
 
 use super::{
-    layer::{BLOCK, Have, Layer, Patch, SECTOR},
+    layer::{BLOCK, Have, Layer, Patch},
     mapped::Mapped,
     volumes::{Volumes, deleted},
 };
-use crate::{memory::BufferPool, tables::Volume};
+use crate::tables::Volume;
 
 /// Stretches of a range that are looked at while all volumes wait; more are for another request.
 const STRETCHES: usize = 16 << 10;
@@ -32,7 +32,7 @@ impl Volumes {
     fn read_block(&self, id: u64, block: u64, range: Range<usize>, into: &mut [u8]) -> Result<()> {
         // In this order: what the tables name stays while somebody stays.
         let _guard = self.epoch_guard()?;
-        let (tables, patch) = {
+        let (tables, known) = {
             let state = self.state.lock();
             let tables = self.archive.tables();
             let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
@@ -40,21 +40,26 @@ impl Volumes {
             let layers = layers
                 .into_iter()
                 .flat_map(|layers| [Some(&layers.upper), layers.writing_back.as_deref()]);
-            let patch = over(layers.flatten(), volume, block, &range);
-            (tables, patch)
+            let known = over(layers.flatten(), volume, block, &range, into);
+            (tables, known)
         };
-        if let Some(patch) = patch.as_ref().filter(|patch| patch.have.covers(&range)) {
-            into.copy_from_slice(&patch.bytes[range]);
+        if known.covers(&range) {
             return Ok(());
         }
         let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
-        self.with_reader(|reader| {
-            let mapped =
-                Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
-            mapped.read(reader, range.clone(), into)
-        })?;
-        if let Some(patch) = patch {
-            overlay(&patch, range, into);
+        let mapped =
+            Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
+        // The layers are newer than the mapping.
+        let above = (known != Have::default()).then(|| into.to_vec());
+        self.with_reader(|reader| mapped.read(reader, range.clone(), into))?;
+        if let Some(above) = above {
+            for known in known.ranges() {
+                let (from, to) = (known.start.max(range.start), known.end.min(range.end));
+                if from < to {
+                    let part = from - range.start..to - range.start;
+                    into[part.clone()].copy_from_slice(&above[part]);
+                }
+            }
         }
         Ok(())
     }
@@ -128,40 +133,25 @@ fn next_of(layers: &[&Layer], block: u64) -> impl Iterator<Item = u64> {
         .flatten()
 }
 
-/// The sectors of a block that layers know, the upper layers first, as far as the range needs.
+/// Copies of a range what layers know of it, the upper layers first. Gives the sectors that they know.
 fn over<'a>(
     layers: impl Iterator<Item = &'a Layer>,
     volume: &Volume,
     block: u64,
     range: &Range<usize>,
-) -> Option<Patch> {
-    let mut known: Option<Patch> = None;
+    into: &mut [u8],
+) -> Have {
+    let mut known = Have::default();
     for layer in layers {
-        if known.as_ref().is_some_and(|known| known.have.covers(range)) {
-            break;
-        }
         if let Some(patch) = layer.patch(volume, block) {
-            match &mut known {
-                Some(known) => known.fill(&patch.bytes, &patch.have),
-                None => known = Some(patch.clone()),
-            }
+            patch.copy(range, into, &mut known);
         }
         if layer.zeroed.contains(block) {
-            known
-                .get_or_insert_with(|| Patch::new(true, 0, &BufferPool::default()))
-                .fill(&[0; BLOCK], &Have::ALL);
+            Patch::new(true, 0).copy(range, into, &mut known);
+        }
+        if known.covers(range) {
+            break;
         }
     }
     known
-}
-
-/// Copies the sectors that a patch has over what was read.
-fn overlay(patch: &Patch, range: Range<usize>, into: &mut [u8]) {
-    for sector in
-        (range.start / SECTOR..range.end.div_ceil(SECTOR)).filter(|&sector| patch.have.has(sector))
-    {
-        let (from, to) =
-            ((sector * SECTOR).max(range.start), ((sector + 1) * SECTOR).min(range.end));
-        into[from - range.start..to - range.start].copy_from_slice(&patch.bytes[from..to]);
-    }
 }

@@ -19,6 +19,10 @@ impl Volume for ArchiveVolume {
         self.volumes.size(self.id)
     }
 
+    fn current_name(&self) -> Option<String> {
+        self.volumes.archive.tables().volumes.get(&self.id).map(|volume| volume.name.clone())
+    }
+
     fn is_read_only(&self) -> bool {
         self.volumes.is_read_only(self.id)
     }

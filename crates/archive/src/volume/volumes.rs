@@ -11,10 +11,9 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::layer::{BLOCK, Layer};
+use super::layer::Layer;
 use crate::{
     container::{ChunkReader, ContainerReader},
-    memory::BufferPool,
     operations_log::{Archive, EpochGuard},
     rules::Rule,
     stream::Ingest,
@@ -32,8 +31,6 @@ pub struct Volumes {
     pub(super) ingest: Arc<Ingest>,
     pub(super) container_reader: ContainerReader,
     readers: Mutex<Vec<ChunkReader>>,
-    /// Memory of blocks.
-    pub(super) buffers: BufferPool,
     /// Keeps containers that are read from being freed. A read makes it, and `tend` drops it.
     guard: Mutex<Option<Arc<EpochGuard>>>,
     /// Held during a write-back.
@@ -54,7 +51,7 @@ pub struct Volumes {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) volumes: BTreeMap<u64, Layers>,
-    /// Bytes in memory.
+    /// Bytes of memory that the changes take.
     pub(super) bytes: u64,
     /// Changes so far, and how many of them were written back.
     pub(super) changes: u64,
@@ -129,7 +126,6 @@ impl Volumes {
         let archive = ingest.archive.clone();
         Arc::new(Volumes {
             container_reader: ContainerReader::new(archive.clone()),
-            buffers: BufferPool::keeping((archive.settings.dirty_bytes / BLOCK as u64) as usize),
             archive,
             ingest: ingest.clone(),
             readers: Mutex::default(),

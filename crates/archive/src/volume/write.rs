@@ -6,17 +6,18 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 
 use super::{
     catalogue::writable,
-    layer::{BLOCK, SECTOR},
+    layer::{BLOCK, Layer, SECTOR},
     volumes::{Volumes, deleted},
 };
+use crate::rules::Rule;
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.to_write(id, offset, data.len() as u64)?;
         // A large write goes part by part, so that each part finds room.
-        let most = (self.archive.settings.dirty_bytes / 2)
-            .saturating_sub(2 * BLOCK as u64)
-            .max(BLOCK as u64) as usize;
+        let most = ((self.archive.settings.dirty_bytes / 2).saturating_sub(2 * BLOCK as u64) / 4
+            * 3)
+        .max(BLOCK as u64) as usize;
         let (mut at, mut ticket) = (0, Ticket(0));
         while at < data.len() || ticket.0 == 0 {
             let n = (data.len() - at).min(most);
@@ -57,25 +58,24 @@ impl Volumes {
     fn put(&self, id: u64, offset: u64, data: &[u8]) -> Result<Option<Ticket>> {
         let mut state = self.state.lock();
         Volumes::going(&state)?;
-        let most = (data.len() / BLOCK + 2) * BLOCK;
-        if state.bytes > 0 && state.bytes + most as u64 > self.archive.settings.dirty_bytes {
+        let most = Layer::memory_of(data.len());
+        if state.bytes > 0 && state.bytes + most > self.archive.settings.dirty_bytes {
             return Ok(None);
         }
         let tables = self.archive.tables();
         let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
         let upper = &mut state.volumes.entry(id).or_default().upper;
-        let before = upper.bytes();
+        let before = upper.memory();
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
             let within = (at % BLOCK as u64) as usize;
             let (part, later) = rest.split_at(rest.len().min(BLOCK - within));
-            upper
-                .open(volume, at / BLOCK as u64, tables.sequence, &self.buffers)
-                .write(within, part);
+            upper.write(volume, at / BLOCK as u64, tables.sequence, within, part);
             (at, rest) = (at + part.len() as u64, later);
         }
-        let more = upper.bytes() - before;
-        state.bytes += more;
+        // A patch of what was cut since takes the place of one that may have taken more.
+        let after = upper.memory();
+        state.bytes = state.bytes + after - before;
         state.changes += 1;
         if state.bytes >= self.much() {
             self.much.notify_one();
@@ -115,9 +115,9 @@ impl Volumes {
             let mut state = self.state.lock();
             Volumes::going(&state)?;
             let upper = &mut state.volumes.entry(id).or_default().upper;
-            let before = upper.bytes();
+            let before = upper.memory();
             upper.zero(first / size..last / size);
-            let less = before - upper.bytes();
+            let less = before - upper.memory();
             state.bytes -= less;
             state.changes += 1;
             ticket = Ticket(state.changes);
@@ -130,7 +130,12 @@ impl Volumes {
     fn write_back_ranges(&self) -> Result<()> {
         let ranges: usize =
             self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
-        if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.write_back_all() }
+        if ranges < self.archive.settings.zeroed_ranges
+            || !self.archive.keeps(Rule::TrimmedRangesLimited)
+        {
+            return Ok(());
+        }
+        self.write_back_all()
     }
 
     /// The size of a volume.

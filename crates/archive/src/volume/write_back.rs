@@ -24,13 +24,13 @@ use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
 use super::{
     layer::{BLOCK, Have, Layer, Patch},
     mapped::{Mapped, chunks_of},
-    mapper::Mapper,
+    mapper::{Expected, Mapper},
     volumes::{Lost, Volumes},
 };
 use crate::{
     chunk_index::ByFingerprint,
     container::ChunkReader,
-    format::Address,
+    format::{Address, recipe::Part},
     settings::FilterName,
     stream::{Batch, Cutting, Given, Remaps, Results, Session, Sink, Staged, StreamWriter, staged},
     tables::Tables,
@@ -142,14 +142,8 @@ impl Volumes {
         let mut state = self.state.lock();
         match &done {
             Ok(lost) => {
+                drop(frozen);
                 state.volumes.values_mut().for_each(|layers| layers.writing_back = None);
-                for patch in frozen
-                    .into_iter()
-                    .filter_map(|(_, layer)| Arc::into_inner(layer))
-                    .flat_map(|layer| layer.blocks.into_values())
-                {
-                    self.buffers.give(patch.bytes);
-                }
                 state.written_back = upto;
                 if let Some(error) = lost {
                     state.lost = Some(Lost { upto, error: error.clone(), told: false });
@@ -176,7 +170,7 @@ impl Volumes {
             there.volumes.contains_key(id)
                 && !(layers.upper.is_empty() && layers.writing_back.is_none())
         });
-        state.bytes = state.volumes.values().map(|layers| layers.upper.bytes()).sum();
+        state.bytes = state.volumes.values().map(|layers| layers.upper.memory()).sum();
         done.and_then(|lost| lost.map_or(Ok(()), Err))
     }
 
@@ -229,7 +223,7 @@ impl Volumes {
             Ok(())
         };
         let mut placing = Placing::default();
-        if frozen.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
+        if frozen.iter().map(|(_, layer)| layer.memory()).sum::<u64>() < THREADS_FROM {
             let mut pack_and_write = |open| writer.pack_and_write(open);
             let one_by_one = |emit: &mut Emit<'_>| {
                 cut(&mut |mut item: Item| {
@@ -274,8 +268,8 @@ impl Volumes {
 enum Item {
     /// Chunks with their fingerprints.
     Batch {
-        /// The blocks that begin in it, and the last frame that was known when each was written.
-        blocks: Vec<(u64, u64)>,
+        /// The blocks that begin in it.
+        blocks: Vec<Expected>,
         /// The chunks that these blocks map now, with their addresses.
         placed: Vec<(Fingerprint, Address)>,
         batch: Batch,
@@ -302,23 +296,24 @@ struct Chunking<'a> {
     id: u64,
     layer: &'a Layer,
     /// For the next batch.
-    waiting: Vec<(u64, u64)>,
+    waiting: Vec<Expected>,
     placed: Vec<(Fingerprint, Address)>,
     lost: &'a mut Option<Error>,
 }
 
 impl Chunking<'_> {
-    /// Runs of neighbouring blocks, each chunked as one stream.
+    /// Runs of neighbouring blocks, each chunked as one stream. Where part of a block was not written, and
+    /// keeps its mapping, a stream ends and another begins.
     fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
         let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
-        let archive = self.volumes.archive.clone();
-        let mut cutting: Option<Cutting> = None;
+        let mut cutting = Cutting::new(&self.volumes.archive);
+        let mut bytes = Vec::new();
         let mut next = 0;
         for (&block, patch) in
             self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since))
         {
             if block != next {
-                self.end(cutting.take(), emit)?;
+                cutting.border();
             }
             next = block + 1;
             let mapped = Mapped {
@@ -327,59 +322,88 @@ impl Chunking<'_> {
                 volume,
                 block,
             };
-            let mut whole = None;
-            if patch.have != Have::ALL {
-                let mut base = Patch::new(false, patch.since, &self.volumes.buffers);
-                let read = self
-                    .volumes
-                    .with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
-                match read {
-                    Err(error) if error.kind() == Kind::Corrupt => {
-                        self.lost.get_or_insert(error);
-                        self.end(cutting.take(), emit)?;
-                        next = 0;
-                        continue;
-                    }
-                    read => read?,
+            bytes.resize(BLOCK, 0);
+            let read =
+                self.volumes.with_reader(|reader| self.rest_of(reader, &mapped, patch, &mut bytes));
+            let kept = match read {
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    self.lost.get_or_insert(error);
+                    next = 0;
+                    continue;
                 }
-                base.have = Have::ALL;
-                let mut filled = patch.clone();
-                filled.fill(&base.bytes, &base.have);
-                whole = Some(filled.bytes);
-            }
-            self.volumes.with_reader(|reader| self.remember(reader, &mapped))?;
-            self.waiting.push((block, patch.since));
-            let into = cutting.get_or_insert_with(|| Cutting::new(&archive));
-            let mut rest: &[u8] = whole.as_ref().unwrap_or(&patch.bytes);
-            while !rest.is_empty() {
-                let room = into.room();
-                let n = rest.len().min(room.len());
-                room[..n].copy_from_slice(&rest[..n]);
-                rest = &rest[n..];
-                if let Some(batch) = into.advance(n) {
-                    self.emit(batch, emit)?;
+                read => read?,
+            };
+            let have = if kept.is_empty() { &Have::ALL } else { &patch.have };
+            self.waiting.push(Expected::new(block, patch.since, kept));
+            for range in have.ranges() {
+                if range.start > 0 {
+                    cutting.border();
+                }
+                self.cut(&mut cutting, &bytes[range.clone()], emit)?;
+                if range.end < BLOCK {
+                    cutting.border();
                 }
             }
         }
-        self.end(cutting, emit)
+        self.emit(cutting.end(), emit)
     }
 
-    /// Adds the block's present chunks to `placed`: a rewrite often stores the same chunks again.
-    fn remember(&mut self, reader: &mut ChunkReader, mapped: &Mapped<'_>) -> Result<()> {
-        if !self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex) {
-            return Ok(());
-        }
-        match mapped.parts(reader) {
-            Ok(parts) => self.placed.extend(chunks_of(&parts)),
-            // `placed` is only advice to the block index filter, so damage is passed over.
-            Err(error) if error.kind() == Kind::Corrupt => {}
-            Err(error) => return Err(error),
+    fn cut(&mut self, cutting: &mut Cutting, mut rest: &[u8], emit: &mut Emit<'_>) -> Result<()> {
+        while !rest.is_empty() {
+            let room = cutting.room();
+            let n = rest.len().min(room.len());
+            room[..n].copy_from_slice(&rest[..n]);
+            rest = &rest[n..];
+            if let Some(batch) = cutting.advance(n) {
+                self.emit(batch, emit)?;
+            }
         }
         Ok(())
     }
 
-    fn end(&mut self, cutting: Option<Cutting>, emit: &mut Emit<'_>) -> Result<()> {
-        cutting.map_or(Ok(()), |mut cutting| self.emit(cutting.end(), emit))
+    /// Fills `bytes` with what was written of a block. Gives the parts of the block's mapping that the rest
+    /// keeps, and where they begin, in order: none when `bytes` has the rest too, which was read.
+    ///
+    /// The rest is not read when it is more than half of the block and few parts come of it: one for each
+    /// stretch of chunks, and one for each end that was cut off.
+    fn rest_of(
+        &mut self,
+        reader: &mut ChunkReader,
+        mapped: &Mapped<'_>,
+        patch: &Patch,
+        bytes: &mut [u8],
+    ) -> Result<Vec<(usize, Vec<Part>)>> {
+        let whole = patch.have == Have::ALL;
+        let compares = self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex);
+        let mut known = Have::default();
+        patch.copy(&(0..BLOCK), bytes, &mut known);
+        let parts = if whole && !compares { Ok(Vec::new()) } else { mapped.parts(reader) };
+        // `placed` is only advice to the block index filter, so damage is passed over.
+        if compares && let Ok(parts) = &parts {
+            self.placed.extend(chunks_of(parts));
+        }
+        if whole {
+            return match parts {
+                Err(error) if error.kind() != Kind::Corrupt => Err(error),
+                _ => Ok(Vec::new()),
+            };
+        }
+        let (parts, written) = (parts?, patch.have.ranges());
+        if 2 * patch.have.bytes() < BLOCK {
+            let starts = std::iter::once(0).chain(written.iter().map(|range| range.end));
+            let ends = written.iter().map(|range| range.start).chain([BLOCK]);
+            let rest = starts.zip(ends).filter(|(start, end)| start < end);
+            let kept: Vec<(usize, Vec<Part>)> = rest
+                .map(|(start, end)| Ok((start, mapped.parts_of(reader, &parts, &(start..end))?)))
+                .collect::<Result<_>>()?;
+            let all: usize = kept.iter().map(|(_, parts)| parts.len() + 1).sum();
+            if all <= self.volumes.archive.settings.patched_parts {
+                return Ok(kept);
+            }
+        }
+        mapped.read(reader, 0..BLOCK, bytes)?;
+        patch.copy(&(0..BLOCK), bytes, &mut Have::default());
+        Ok(Vec::new())
     }
 
     fn emit(&mut self, batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
@@ -415,7 +439,7 @@ impl Placing {
     fn take(&mut self, item: Item, session: &mut Session, sink: &mut Sink<'_>) -> Result<()> {
         match item {
             Item::Batch { blocks, placed, batch } => {
-                blocks.into_iter().for_each(|(block, since)| self.mapper.expect(block, since));
+                blocks.into_iter().for_each(|block| self.mapper.expect(block));
                 if self.placed.len() > PLACED_MAX {
                     self.placed.clear();
                 }

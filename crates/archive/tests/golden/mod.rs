@@ -53,9 +53,10 @@ pub(crate) fn forms() -> Vec<Form> {
     let clones = Kinds { clones: true, ..trees };
     let leaves = Kinds { leaves: true, ..clones };
     let on_demand = Kinds { on_demand: true, ..leaves };
+    let counts = Kinds { counts_in_pages: true, ..on_demand };
     let plain = |kinds| Form { kinds, sha256: false, gathers: false, nodes: false, sealed: false };
     let mut all = Vec::new();
-    for kinds in [first, trees, clones, leaves, on_demand] {
+    for kinds in [first, trees, clones, leaves, on_demand, counts] {
         let late = Form { nodes: true, ..plain(Kinds { late: true, ..kinds }) };
         all.extend([plain(kinds), late]);
         if kinds.leaves {
@@ -67,19 +68,20 @@ pub(crate) fn forms() -> Vec<Form> {
         }
     }
     all.push(Form { nodes: true, ..plain(first) });
-    all.push(Form { sealed: true, ..plain(on_demand) });
+    all.push(Form { sealed: true, ..plain(counts) });
     all
 }
 
 impl Form {
     /// The name of its golden archive.
     pub(crate) fn name(self) -> String {
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let words = [
             (trees, "trees"),
             (clones, "clones"),
             (leaves, "leaves"),
             (on_demand, "demand"),
+            (counts_in_pages, "counts"),
             (late && !self.gathers, "late"),
             (self.gathers, "gathered"),
             (self.sha256, "sha256"),
@@ -92,21 +94,27 @@ impl Form {
 
     /// The version of its label, and the features that are needed to read and to write.
     pub(crate) fn label(self) -> (u8, u64, u64) {
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let bits = [late, trees, leaves, self.sha256, clones, on_demand];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
+        let write = u64::from(self.gathers) | u64::from(counts_in_pages) << 1;
         match read {
-            _ if self.sealed => (4, read, 0),
+            _ if self.sealed => (4, read, write),
             0 => (1, 0, 0),
-            1 if !self.gathers => (2, 0, 0),
-            _ => (3, read, u64::from(self.gathers)),
+            1 if write == 0 => (2, 0, 0),
+            _ => (3, read, write),
         }
     }
 
     pub(crate) fn create(self, at: &Path) {
+        self.create_by(at, 5);
+    }
+
+    /// The same; a sealed one's keys come from this chance.
+    pub(crate) fn create_by(self, at: &Path, chance: u64) {
         let rad = Rad { delay: 1, batch: 1, classes: [2, 2, 2], gathers: 0 };
         let gathered = Rad { delay: 0, gathers: 16, ..rad };
-        let Kinds { late, trees, leaves, on_demand, clones } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 256 << 10,
@@ -114,12 +122,13 @@ impl Form {
             leaves,
             on_demand,
             clones,
+            counts_in_pages,
             late: late.then_some(if self.gathers { gathered } else { rad }),
             fingerprint: if self.sha256 { Algorithm::HmacSha256 } else { Algorithm::Blake3 },
             ..Format::new([7; 16], [8; 32], [9; 16])
         };
         if self.sealed {
-            let random = Arc::new(Counter(AtomicU64::new(5)));
+            let random = Arc::new(Counter(AtomicU64::new(chance)));
             let mut keys = Keys::create(format.id, &*random).unwrap();
             let file = (SlotKind::File, "published");
             keys.add_slot(file, &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
@@ -178,6 +187,11 @@ impl Form {
     /// collections, and changes behind the last checkpoint.
     pub(crate) fn fill(self, at: &Path) {
         self.create(at);
+        self.fill_created(at);
+    }
+
+    /// The same of one that was created.
+    pub(crate) fn fill_created(self, at: &Path) {
         let archive = self.open(at, 2000);
         STREAMS.for_each(|n| drop(put(&archive, &stream(n), &text(n)).unwrap()));
         (0..24).step_by(4).for_each(|n| archive.remove(&stream(n)).unwrap());

@@ -52,6 +52,15 @@ pub(crate) fn find_volume(kernel: &Kernel, name: &str) -> Result<VolumeId> {
     })
 }
 
+/// The name that leads to a volume, or to a snapshot as in `vm1@monday`; `None` when it was deleted.
+pub(crate) fn name_of(kernel: &Kernel, id: VolumeId) -> Option<String> {
+    let state = kernel.state.lock();
+    let volume = state.volumes.get(id).ok()?;
+    let Some(origin) = volume.snapshot else { return Some(volume.name.clone()) };
+    let of = state.volumes.get(origin.volume).ok()?;
+    Some(format!("{}@{}", of.name, volume.name))
+}
+
 /// One volume as it is now.
 pub(crate) fn volume(kernel: &Kernel, id: VolumeId) -> Result<VolumeState> {
     kernel.state.lock().volumes.get(id).cloned()

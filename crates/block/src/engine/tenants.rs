@@ -34,7 +34,9 @@ pub(crate) fn takes_duplicates(state: &State) -> bool {
     state.ration.is_none() || state.volumes.count() <= 1
 }
 
-/// Admits `blocks` blocks that a client wrote.
+/// Admits `blocks` blocks that a client wrote. With none of them, as of zeroes, it is as for one: a
+/// client can ask whether zeroes were kept, and must not learn how much is free by answers that end
+/// no draw.
 pub(crate) fn admit_data(
     kernel: &Kernel,
     scheme: &dyn Scheme,
@@ -44,12 +46,13 @@ pub(crate) fn admit_data(
     if takes_duplicates(state) {
         return admit(kernel, scheme, state, blocks, Purpose::Data);
     }
+    let blocks = blocks.max(1);
     let (share, now) = (withheld_share(kernel), kernel.clock.now());
     let withheld = state.ration.as_mut().map_or(0, |ration| ration.withheld(share, now));
     let admission = admit(kernel, scheme, state, blocks, Purpose::Shared { withheld })?;
     let full = match admission {
         Admission::Full if blocks <= 1 => Some(true),
-        Admission::Granted if blocks > 0 => Some(false),
+        Admission::Granted => Some(false),
         _ => None,
     };
     if let (Some(ration), Some(full)) = (&mut state.ration, full) {

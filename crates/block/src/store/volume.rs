@@ -72,6 +72,10 @@ impl Volume for BlockVolume {
         self.store.engine.volume(self.id).map_or(0, |volume| volume.blocks * BLOCK_BYTES as u64)
     }
 
+    fn current_name(&self) -> Option<String> {
+        catalogue::name_of(&self.store.engine.kernel, self.id)
+    }
+
     fn is_read_only(&self) -> bool {
         self.read_only
     }

@@ -27,6 +27,9 @@ use onefold_console::{
 pub(super) const SHOWN_DIGITS: usize = 8;
 const LEAST_DIGITS: usize = 4;
 
+/// Sets that a message names at most.
+const SETS_SHOWN: usize = 4;
+
 /// Lists the snapshots of an archive, the oldest first
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -242,9 +245,20 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
         }
         [] => {
             let text = text.escape_debug();
+            let sets = match sets_shown(tables) {
+                None => {
+                    return Err(Error::new(
+                        Kind::NotFound,
+                        format!(
+                            "there is no snapshot '{text}', and no other: `onefold backup` makes one"
+                        ),
+                    ));
+                }
+                Some(sets) => sets,
+            };
             let what = format!(
-                "there is no snapshot '{text}': name a set, SET~N, SET@DATE, or {LEAST_DIGITS} digits \
-                 or more of an id; `onefold snapshots` lists them"
+                "there is no snapshot '{text}': name a set ({sets}) for its newest one, SET~N, SET@DATE, \
+                 or {LEAST_DIGITS} digits or more of an id; `onefold snapshots` lists them"
             );
             Err(Error::new(Kind::NotFound, what))
         }
@@ -259,6 +273,15 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
             Err(Error::new(Kind::InvalidInput, what))
         }
     }
+}
+
+/// Some names of sets, for a message; `None` where there is no snapshot.
+fn sets_shown(tables: &Tables) -> Option<String> {
+    let all: BTreeSet<&str> = tables.snapshots.listed().map(|one| &*one.set).collect();
+    let shown: Vec<String> =
+        all.iter().take(SETS_SHOWN).map(|set| set.escape_debug().to_string()).collect();
+    let more = if all.len() > shown.len() { ", …" } else { "" };
+    (!shown.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
 }
 
 /// The sets that a text names, each with its snapshots of one host: the set that is called so, of the only

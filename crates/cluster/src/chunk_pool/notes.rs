@@ -43,7 +43,10 @@ impl Notes {
         let pair = |(id, _, reference): &(ChunkId, &[u8], Reference)| {
             (key::attempt(self.kernel.number(), reference), attempt::encode(id, stamp))
         };
-        let over = std::mem::take(&mut *self.over.lock());
+        let mut over = std::mem::take(&mut *self.over.lock());
+        if !self.kernel.keeps(Rule::AttemptsTakenBack) {
+            over.clear();
+        }
         let changes =
             vec![Change::DropOmap(over), Change::SetOmap(wanted.iter().map(pair).collect())];
         Some(Write { object: self.shard(), guards: Vec::new(), changes })

@@ -139,6 +139,13 @@ pub fn parse_attempt(key: &[u8]) -> Option<Reference> {
     Some(Reference { object: ObjectId::from_bytes(&bytes[3..13])?, offset, stamp })
 }
 
+/// The number of the session that made an attempt.
+#[must_use]
+pub fn session_of_attempt(key: &[u8]) -> Option<u64> {
+    let bytes = unsevens(key, 25)?;
+    Some(bytes[..3].iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
 /// A key of the dirty list: object and list stamp.
 #[must_use]
 pub fn listed(object: ObjectId, stamp: Stamp) -> Vec<u8> {

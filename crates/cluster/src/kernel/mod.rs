@@ -129,6 +129,11 @@ impl Kernel {
         ))
     }
 
+    /// True when an object with so many pending drops may be left with so many more.
+    pub(crate) fn may_leave_drops(&self, pending: usize, more: usize) -> bool {
+        pending + more <= self.settings.pending_max || !self.keeps(Rule::PendingDropsLimited)
+    }
+
     /// True when the steps keep this rule; the constant `true` in a product.
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
         self.settings.keeps(rule)

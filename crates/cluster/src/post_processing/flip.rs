@@ -21,7 +21,7 @@ use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
     chunk_pool::ChunkPool,
     format::{
-        Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, corrupt,
+        Chunk, ChunkId, ObjectId, Reference, corrupt,
         entry::{self, Base, Entry},
         key,
     },
@@ -265,7 +265,7 @@ impl Deduplication<'_> {
         };
         let answers = self.kernel.read_all(&groups.iter().map(read).collect::<Vec<_>>());
         let seen: Vec<_> =
-            groups.iter().zip(answers).map(|(group, answer)| seen(group, answer)).collect();
+            groups.iter().zip(answers).map(|(group, answer)| self.seen(group, answer)).collect();
         let gaps: Vec<Chunk> = groups
             .iter()
             .zip(&seen)
@@ -297,6 +297,22 @@ impl Deduplication<'_> {
                 Ok(Some(contents))
             };
         groups.iter().zip(seen).map(content).collect()
+    }
+
+    /// ChunkMap and data of a group; `None` when the object is gone, or has too many drops.
+    fn seen(
+        &self,
+        group: &Group,
+        answer: Result<ReadResult, Refusal>,
+    ) -> Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal> {
+        let answer = match answer {
+            Err(Refusal::Missing) => return Ok(None),
+            other => other?,
+        };
+        let data = (0..group.entries.len()).map(|n| answer.data(n + 2).to_vec()).collect();
+        let Some(map) = ChunkMap::from_answer(group.object, Ok(answer))? else { return Ok(None) };
+        let may = self.kernel.may_leave_drops(map.pending.len(), group.entries.len());
+        Ok(may.then_some((map, data)))
     }
 
     /// The operation of step (b).
@@ -408,20 +424,6 @@ pub(super) fn unreadable(entry: &Entry, refusal: Refusal) -> Result<Refusal, Ref
         (refusal @ Refusal::Failed(_), _) => Ok(refusal),
         (refusal, _) => Err(refusal),
     }
-}
-
-/// ChunkMap and data of a group; `None` when the object is gone, or has too many drops.
-fn seen(
-    group: &Group,
-    answer: Result<ReadResult, Refusal>,
-) -> Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal> {
-    let answer = match answer {
-        Err(Refusal::Missing) => return Ok(None),
-        other => other?,
-    };
-    let data = (0..group.entries.len()).map(|n| answer.data(n + 2).to_vec()).collect();
-    let Some(map) = ChunkMap::from_answer(group.object, Ok(answer))? else { return Ok(None) };
-    Ok((map.pending.len() + group.entries.len() <= PENDING_MAX).then_some((map, data)))
 }
 
 /// Punches the ranges of the chunks in the object; adjacent ranges are punched together.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
     format::{
-        CHUNK_MAX, Chunk, ChunkId, ObjectId, PENDING_MAX, Reference,
+        CHUNK_MAX, Chunk, ChunkId, ObjectId, Reference,
         entry::{self, Base, Entry},
         key,
         recut::Recut,
@@ -206,7 +206,7 @@ impl Deduplication<'_> {
         let range = || map.entries.range(start..end);
         if !range().eq(now.entries.range(start..end))
             || now.recut != map.recut
-            || now.pending.len() + range().count() > PENDING_MAX
+            || !self.kernel.may_leave_drops(now.pending.len(), range().count())
         {
             return Ok(None);
         }

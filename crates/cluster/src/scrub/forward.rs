@@ -4,7 +4,7 @@ use onefold_core::object::{Change, Guard, ObjectName, PoolKind, ReadPart, Refusa
 
 use super::Scrub;
 use crate::format::{
-    Chunk, ObjectId, PENDING_MAX, Reference,
+    Chunk, ObjectId, Reference,
     catalogue::What,
     entry::{self, Entry},
     key,
@@ -111,7 +111,7 @@ impl Scrub {
             return Ok(());
         }
         let Some(map) = ChunkMap::read(self.session.kernel(), object)? else { return Ok(()) };
-        if map.pending.len() >= PENDING_MAX {
+        if !self.session.kernel().may_leave_drops(map.pending.len(), 1) {
             self.session.chunk_pool().finish_drops(&map.pending)?;
             return self.lost(object, offset, entry, chunk);
         }

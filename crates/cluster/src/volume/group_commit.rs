@@ -16,6 +16,7 @@ use super::{
     queue::{Queue, Waiting},
     write::Writes,
 };
+use crate::rules::Rule;
 
 /// The parts of a group's writes that fall on one object: the ticket of each, and its new content.
 #[derive(Default)]
@@ -60,8 +61,9 @@ impl GroupCommit {
 
     /// Queues a write. The write is acknowledged, and durable, after [`wait_for`](Self::wait_for).
     pub(super) fn write_later(&self, offset: u64, data: &[u8]) -> Ticket {
-        let has_room = self.queue.lock().has_room(data.len());
-        if !has_room {
+        let kernel = self.objects.kernel();
+        let has_room = self.queue.lock().has_room(data.len(), kernel.settings().waiting_bytes);
+        if !has_room && kernel.keeps(Rule::WaitingBytesLimited) {
             self.drain();
         }
         Ticket(self.queue.lock().push(offset, data))

@@ -35,7 +35,7 @@ use crate::{
     chunk_map::{ChunkMap, assemble, map_parts, stamp_value},
     chunk_pool::ChunkPool,
     format::{
-        Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, Stamp, corrupt,
+        Chunk, ChunkId, ObjectId, Reference, Stamp, corrupt,
         entry::{self, Base, Entry},
         key,
     },
@@ -185,10 +185,10 @@ impl InlineWrites {
         };
         let answers =
             self.objects.kernel().read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
-        let mut drafts = Vec::new();
+        let (mut drafts, kernel) = (Vec::new(), self.objects.kernel());
         for ((job, places), answer) in open.iter().zip(&places).zip(answers) {
             match self.draft(*job, jobs[*job].0, places, answer) {
-                Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
+                Ok(draft) if !kernel.may_leave_drops(draft.pending().len(), draft.parts.len()) => {
                     // There is room again in the next turn.
                     if let Err(refusal) = self.chunk_pool().finish_drops(draft.pending()) {
                         results[*job] = Some(Err(refusal));

@@ -10,9 +10,6 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 
-/// Most bytes that wait; a client that brings more sends them.
-const WAITING_BYTES: usize = 32 << 20;
-
 /// Most groups in flight together: each has a thread that waits for it.
 const GROUPS_MAX: usize = 16;
 
@@ -69,9 +66,10 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// True while so many bytes more may wait.
-    pub(super) fn has_room(&self, bytes: usize) -> bool {
-        self.bytes + bytes <= WAITING_BYTES
+    /// True while so many bytes more may wait, of so many at most; a client that brings more sends
+    /// them.
+    pub(super) fn has_room(&self, bytes: usize, most: usize) -> bool {
+        self.bytes + bytes <= most
     }
 
     /// Adds a write, and returns its ticket.

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     chunk_map::{ChunkMap, stamp_value},
     format::{
-        ObjectId, PENDING_MAX, Stamp, corrupt,
+        ObjectId, Stamp, corrupt,
         entry::{self, Entry},
         key,
     },
@@ -197,7 +197,7 @@ impl Writes {
                 .filter(|(at, entry)| covered(**at, entry))
                 .map(|(at, entry)| (*at, *entry))
                 .collect();
-            if map.pending.len() + chunks.len() > PENDING_MAX {
+            if !objects.kernel().may_leave_drops(map.pending.len(), chunks.len()) {
                 objects.session().chunk_pool().finish_drops(&map.pending)?;
                 continue;
             }

@@ -24,16 +24,40 @@ const PART_BYTES: usize = 32 << 10;
 const LEAF_HEADER_BYTES: usize = 32;
 
 /// Archives with late encoding, and with snapshots of directories.
-const LATE: Kinds =
-    Kinds { late: true, trees: false, leaves: false, on_demand: false, clones: false };
-const TREES: Kinds =
-    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: false };
-const CLONES: Kinds =
-    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: true };
+const LATE: Kinds = Kinds {
+    late: true,
+    trees: false,
+    leaves: false,
+    on_demand: false,
+    clones: false,
+    counts_in_pages: false,
+};
+const TREES: Kinds = Kinds {
+    late: false,
+    trees: true,
+    leaves: false,
+    on_demand: false,
+    clones: false,
+    counts_in_pages: false,
+};
+const CLONES: Kinds = Kinds {
+    late: false,
+    trees: true,
+    leaves: false,
+    on_demand: false,
+    clones: true,
+    counts_in_pages: false,
+};
 
 /// Tables whose snapshots name leaves.
-const LEAVES: Kinds =
-    Kinds { late: false, trees: true, leaves: true, on_demand: false, clones: true };
+const LEAVES: Kinds = Kinds {
+    late: false,
+    trees: true,
+    leaves: true,
+    on_demand: false,
+    clones: true,
+    counts_in_pages: false,
+};
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };

@@ -109,6 +109,7 @@ fn fill(
         reserve_bytes: 4096,
         leaves,
         on_demand,
+        counts_in_pages: on_demand,
         ..Format::new(ID, SECRET, [3; 16])
     };
     place.make(&format)?;

@@ -7,7 +7,7 @@ use std::{
 
 use onefold_archive::KeySource;
 use onefold_backend::secrets::{
-    SystemRandom, credential, key_file, key_from_command, machine_memory, no_dumps,
+    SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory, no_dumps,
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
@@ -81,9 +81,16 @@ impl Asker {
                 let wrong = |_| Error::new(Kind::InvalidInput, "the recovery key is no text");
                 SlotSecret::Key(from_words(words.map_err(wrong)?)?)
             }
-            Whence::File(path) => SlotSecret::Key(
-                key_of(&key_file(path)?).map_err(|error| error.context(path.display()))?,
-            ),
+            Whence::File(path) => {
+                let read = key_file(path).map_err(|error| match error.kind() {
+                    Kind::NotFound => {
+                        let way = "if the key file is lost, --key recovery asks for the key that was written down";
+                        Error::new(Kind::NotFound, format!("{error}; {way}"))
+                    }
+                    _ => error,
+                })?;
+                SlotSecret::Key(key_of(&read).map_err(|error| error.context(path.display()))?)
+            }
             Whence::Command(program) => {
                 let request = format!("{{\"store\":\"{shown}\",\"wanted\":\"key\"}}\n");
                 let given = key_from_command(program, &request)?;
@@ -130,15 +137,8 @@ impl Asker {
         if has(SlotKind::Passphrase) && self.can_ask {
             return Ok(Whence::Passphrase);
         }
-        let mut kinds: Vec<&str> = area.slots().map(|(_, slot)| slot.kind().name()).collect();
-        kinds.dedup();
-        Err(Error::new(
-            Kind::Denied,
-            format!(
-                "it is encrypted: say where its key is with --key (it has slots for: {})",
-                kinds.join(", ")
-            ),
-        ))
+        let why = format!("it is encrypted: say where its key is ({})", ways(area));
+        Err(Error::new(Kind::Denied, why))
     }
 
     /// The slot that the key opens, and the root key.
@@ -153,9 +153,24 @@ impl Asker {
                 Whence::Passphrase => "the passphrase",
                 _ => "the key",
             };
-            Error::new(Kind::Denied, format!("{what} opens no slot of it"))
+            Error::new(Kind::Denied, format!("{what} opens no slot of it; try another ({})", ways(area)))
         })
     }
+}
+
+/// What opens a store, and how verbs are told of it.
+fn ways(area: &KeyArea) -> String {
+    let of = |kind| match kind {
+        SlotKind::Passphrase => "its passphrase: --key passphrase",
+        SlotKind::File => "its key file: --key PATH",
+        SlotKind::Command => "its program: --key command:PROGRAM",
+        SlotKind::Credential => "its credential of a service: --key credential",
+        SlotKind::Recovery => "the recovery key that was written down: --key recovery",
+    };
+    let has = |kind| area.slots().any(|(_, slot)| slot.kind() == kind);
+    let all = SlotKind::ALL.iter().map(|row| row.0);
+    let all: Vec<&str> = all.filter(|kind| has(*kind)).map(of).collect();
+    all.join("; ")
 }
 
 impl Opener for Asker {
@@ -177,7 +192,8 @@ impl Opener for Asker {
     }
 
     fn refuses_plain(&self) -> bool {
-        self.whence.is_some()
+        // Who puts a plain store in place of a sealed one gives it another id, if need be.
+        self.whence.is_some() || has_credentials()
     }
 
     fn random(&self) -> Arc<dyn Random> {

@@ -93,6 +93,8 @@ struct Hall {
     /// Held while a page is made: the pages that strangers saw last.
     making: Mutex<Vec<Kept>>,
     guests: Mutex<Vec<Guest>>,
+    /// Held while something of a handshake is computed.
+    shaking: Mutex<()>,
 }
 
 /// A page that strangers get until a time.
@@ -119,7 +121,13 @@ impl Server {
     /// or by one of `names`; by others a page of another site might.
     #[must_use]
     pub fn new(site: Arc<dyn Site>, names: Vec<String>) -> Server {
-        let hall = Hall { site, names, making: Mutex::default(), guests: Mutex::default() };
+        let hall = Hall {
+            site,
+            names,
+            making: Mutex::default(),
+            guests: Mutex::default(),
+            shaking: Mutex::default(),
+        };
         Server { hall: Arc::new(hall), doors: Vec::new(), guard: None, acceptor: None }
     }
 
@@ -222,6 +230,16 @@ impl Hall {
                 }
             }
         }
+    }
+
+    /// Computes something of a handshake, one client after the other. Anybody can begin one again and
+    /// again: as for pages, a fifth of a processor is enough for that.
+    fn in_turn<T>(&self, compute: impl FnOnce() -> T) -> T {
+        let _turn = self.shaking.lock();
+        let begun = Instant::now();
+        let computed = compute();
+        std::thread::sleep(begun.elapsed() * KEPT);
+        computed
     }
 
     /// Gives a client a thread, or closes its connection.
@@ -397,7 +415,7 @@ impl Visit {
             // Behind the handshake a request may have come already; it stays.
             let mut fed = Ok(0);
             while fed.is_ok() && session.is_handshaking() && !self.sealed.is_empty() {
-                fed = session.feed(&self.sealed);
+                fed = self.hall.in_turn(|| session.feed(&self.sealed));
                 self.sealed.drain(..*fed.as_ref().unwrap_or(&0));
             }
             session.unsent(&mut unsent)?;
@@ -546,6 +564,26 @@ mod tests {
 
     fn held(user: u32, audience: Audience, at_work: bool) -> Held {
         Held { peer: Peer::User(user), audience, at_work }
+    }
+
+    struct Nothing;
+
+    impl Site for Nothing {
+        fn answer(&self, _: &str, _: Audience) -> Answer {
+            Answer::Missing
+        }
+    }
+
+    #[test]
+    fn rule_41_handshakes_take_a_fifth_of_a_processor() {
+        let hall = Server::new(Arc::new(Nothing), Vec::new()).hall.clone();
+        let (took, begun) = (Duration::from_millis(20), Instant::now());
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| hall.in_turn(|| std::thread::sleep(took)));
+            }
+        });
+        assert!(begun.elapsed() >= 3 * 5 * took, "{:?}", begun.elapsed());
     }
 
     #[test]

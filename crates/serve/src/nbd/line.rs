@@ -20,6 +20,10 @@ use crate::tls::{Credentials, Proof, Session};
 const RECEIVED_IDLE: usize = 4 << 10;
 const RECEIVED_WORKING: usize = 32 << 10;
 
+/// Does some computing of a handshake when it is the connection's turn, or not at all when that comes
+/// too late.
+pub(crate) type InTurn<'a> = dyn Fn(&mut dyn FnMut()) + 'a;
+
 /// Whether the bytes of a connection are encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Secrecy {
@@ -63,8 +67,8 @@ impl Line {
         self.tls.get().map(|tls| &**tls)
     }
 
-    /// Shakes hands with a client that asked for TLS; `receive` gives its bytes. From then on the line
-    /// is encrypted.
+    /// Shakes hands with a client that asked for TLS; `receive` gives its bytes, and what it takes to
+    /// understand them happens within `in_turn`. From then on the line is encrypted.
     ///
     /// # Errors
     /// Those of the connection, and `InvalidData` when the client does not prove who it is; it was
@@ -74,6 +78,7 @@ impl Line {
         socket: &OwnedFd,
         received: &mut Received,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        in_turn: &InTurn<'_>,
     ) -> io::Result<Proof> {
         let credentials = self.credentials.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let (mut session, mut unsent) = (Session::new(credentials)?, Vec::new());
@@ -92,7 +97,8 @@ impl Line {
             if received.unread().is_empty() && received.fill(&mut receive)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            fed = session.feed(received.unread());
+            fed = Err(io::ErrorKind::TimedOut.into());
+            in_turn(&mut || fed = session.feed(received.unread()));
         }
         let proof = session.proof().ok_or(io::ErrorKind::InvalidData)?;
         let tls = Tls { session: Mutex::new(session), sealed: Mutex::default() };

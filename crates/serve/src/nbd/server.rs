@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onefold_core::{Error, Exports, Kind, Result};
+use onefold_core::{Error, Exports, Kind, Result, Volume};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -102,12 +102,27 @@ struct Guest {
     /// The number of its volume, and buffers lent to its peer for it; nothing during the
     /// handshake.
     volume: Option<(u64, Arc<Share>)>,
-    /// The name of the volume, and the right with which it was opened.
-    opened: Option<(String, Right)>,
+    opened: Option<Opened>,
     /// By what it proved who it is, over TLS.
     proof: Option<Proof>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// A volume as a client opened it.
+struct Opened {
+    /// Its name then.
+    name: String,
+    right: Right,
+    volume: Weak<dyn Volume>,
+}
+
+impl Opened {
+    /// The name that it has now.
+    fn name(&self) -> String {
+        let named = self.volume.upgrade().and_then(|volume| volume.current_name());
+        named.unwrap_or_else(|| self.name.clone())
+    }
 }
 
 impl Server {
@@ -236,22 +251,39 @@ impl Server {
         sum
     }
 
-    /// How many connections have the volume of this name open.
+    /// How many connections have the volume open that has this name now.
     #[must_use]
     pub fn clients_of(&self, volume: &str) -> usize {
         let shared = self.hall.exports.shared_name(volume);
         let guests = self.hall.guests.lock();
-        let Some(&(number, _)) = guests.volumes.get(&shared) else { return 0 };
-        let has = |guest: &&Guest| guest.volume.as_ref().is_some_and(|of| of.0 == number);
-        guests.present.values().filter(has).count()
+        guests
+            .present
+            .values()
+            .filter_map(|guest| self.hall.shared_name(guest))
+            .filter(|name| *name == shared)
+            .count()
     }
 
-    /// Asks the volumes that clients have open for their limits again, which have changed.
-    pub fn limits_changed(&self) {
-        for (name, (_, limited)) in &self.hall.guests.lock().volumes {
-            if let Some(limits) = self.hall.exports.limits(name) {
+    /// Asks the volumes that clients have open for their names and limits again, which may have
+    /// changed.
+    pub fn volumes_changed(&self) {
+        let mut guests = self.hall.guests.lock();
+        let mut names = HashMap::new();
+        for guest in guests.present.values() {
+            if let (Some((number, _)), Some(name)) = (&guest.volume, self.hall.shared_name(guest)) {
+                names.insert(*number, name);
+            }
+        }
+        let before = std::mem::take(&mut guests.volumes).into_iter();
+        // What is open has its name, whatever else had that before.
+        let (open, closed): (Vec<_>, Vec<_>) =
+            before.partition(|(_, (number, _))| names.contains_key(number));
+        for (name, (number, limited)) in closed.into_iter().chain(open) {
+            let name = names.remove(&number).unwrap_or(name);
+            if let Some(limits) = self.hall.exports.limits(&name) {
                 limited.set(limits);
             }
+            guests.volumes.insert(name, (number, limited));
         }
     }
 
@@ -445,6 +477,10 @@ impl Hall {
     ) {
         let session = || -> io::Result<()> {
             let known = |proof| self.is_known(id, proof);
+            let late = Instant::now() + self.limits.handshake;
+            let own = activity.clone();
+            let gives_up = || own.is_cut() || Instant::now() >= late;
+            let in_turn = |compute: &mut dyn FnMut()| self.shares.shake(peer, &gives_up, compute);
             let (receiver, transmitter) = (
                 Receiver::new(
                     socket.clone(),
@@ -452,7 +488,7 @@ impl Hall {
                     &self.stopping,
                     activity.clone(),
                     line.clone(),
-                    &known,
+                    (&known, &in_turn),
                 ),
                 Transmitter::new(socket.clone(), self.limits.send, activity, line)?,
             );
@@ -502,11 +538,9 @@ impl Hall {
             let unproved = guest.proof.as_ref().is_some_and(|proof| {
                 self.credentials.get().is_none_or(|now| !proof.still_holds(now))
             });
-            unproved
-                || guest
-                    .opened
-                    .as_ref()
-                    .is_some_and(|(name, right)| self.rights.right(guest.peer, name) < *right)
+            let less =
+                |opened: &Opened| self.rights.right(guest.peer, &opened.name()) < opened.right;
+            unproved || guest.opened.as_ref().is_some_and(less)
         };
         let gone: Vec<u64> =
             guests.present.iter().filter(|(_, guest)| gone(guest)).map(|(id, _)| *id).collect();
@@ -514,13 +548,22 @@ impl Hall {
         self.count(&guests);
     }
 
+    /// The name under which a client shares limits and turns, as its volume is called now; `None` during
+    /// the handshake.
+    fn shared_name(&self, guest: &Guest) -> Option<String> {
+        guest.opened.as_ref().map(|opened| self.exports.shared_name(&opened.name()))
+    }
+
     /// The seat of a client whose handshake has succeeded; nothing when there are too many
     /// connections, and none gives way, or when it lost its right meanwhile.
     fn seat(&self, id: u64, agreed: &Agreed) -> Option<Seat> {
-        let volume = self.exports.shared_name(&agreed.name);
         let right = if agreed.writes { Right::Write } else { Right::Read };
+        let opened =
+            Opened { name: agreed.name.clone(), right, volume: Arc::downgrade(&agreed.volume) };
+        let name = opened.name();
+        let volume = self.exports.shared_name(&name);
         let mut guests = self.guests.lock();
-        if self.rights.right(guests.present.get(&id)?.peer, &agreed.name) < right {
+        if self.rights.right(guests.present.get(&id)?.peer, &name) < right {
             return None;
         }
         let (number, limited) = guests.open(&volume, self.since);
@@ -547,7 +590,7 @@ impl Hall {
         let of_volume = beside.map_or_else(Arc::default, |(_, share)| share.clone());
         let guest = guests.present.get_mut(&id)?;
         guest.volume = Some((number, of_volume.clone()));
-        guest.opened = Some((agreed.name.clone(), right));
+        guest.opened = Some(opened);
         let (of_peer, activity) = (guest.of_peer.clone(), guest.activity.clone());
         self.count(&guests);
         Some(Seat {

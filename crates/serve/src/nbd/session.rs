@@ -80,6 +80,8 @@ pub(crate) struct Shares {
     statuses: Turns,
     /// To change a volume, by bytes, where there are several.
     writers: Turns,
+    /// To compute what a handshake of TLS takes, by microseconds.
+    handshakes: Turns,
 }
 
 impl Shares {
@@ -90,6 +92,23 @@ impl Shares {
             places: Turns::new(limits.places, REQUEST_COST as u32),
             statuses: Turns::new(cores / 2, TURN_MICROSECONDS),
             writers: Turns::new(WRITERS, REQUEST_COST as u32),
+            handshakes: Turns::new(cores / 2, TURN_MICROSECONDS),
+        }
+    }
+
+    /// Computes something of a handshake when it is its turn, unless `gives_up` says so before. While
+    /// connections work, the turn lasts longer than that took, as with the status of a range: strangers
+    /// who come again and again would keep the processors busy otherwise.
+    pub(crate) fn shake(&self, peer: Peer, gives_up: &dyn Fn() -> bool, compute: &mut dyn FnMut()) {
+        let holder = Holder { peer, volume: 0 };
+        let _present = self.handshakes.join(holder);
+        let Some(mut turn) = self.handshakes.take_unless(holder, |_| gives_up()) else { return };
+        let began = Instant::now();
+        compute();
+        let took = began.elapsed();
+        turn.cost = took.as_micros() as u64;
+        if self.places.is_held() {
+            std::thread::sleep((took * TURN_REST).min(LOOK));
         }
     }
 }
@@ -100,9 +119,9 @@ const TURN_BYTES: u32 = 64 << 10;
 const PACE_BYTES: u32 = 256 << 10;
 /// The cost of one turn at the status of a range: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
-/// How much longer than it took the status of a range keeps its turn while others work: with one
-/// turn at a time, it takes a ninth of a core from them.
-const STATUS_REST: u32 = 8;
+/// How much longer than it took the status of a range, or a part of a handshake, keeps its turn while
+/// others work: with one turn at a time, it takes a ninth of a core from them.
+const TURN_REST: u32 = 8;
 /// How long a connection keeps a working place that others want, if its requests cost less than a
 /// turn: some take long, or wait for something else.
 const TURN_TIME: Duration = Duration::from_millis(20);
@@ -500,7 +519,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let took = began.elapsed();
         turn.cost = took.as_micros() as u64;
         if places.others_hold(self.seat.holder) {
-            std::thread::sleep((took * STATUS_REST).min(LOOK));
+            std::thread::sleep((took * TURN_REST).min(LOOK));
         }
         Ok(())
     }

@@ -218,6 +218,11 @@ impl<W> Shares<W> {
         })
     }
 
+    /// True when anybody has a place.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held > 0
+    }
+
     /// True when another holder has a place.
     pub(crate) fn others_hold(&self, holder: Holder) -> bool {
         let of_peer = self.peers.iter().find(|peer| peer.key == holder.peer);

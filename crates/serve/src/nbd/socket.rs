@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 
 use super::inbox::Source;
 use super::limits::{LOOK, Limits};
-use super::line::{Line, Received, Secrecy};
+use super::line::{InTurn, Line, Received, Secrecy};
 use super::rights::Peer;
 use crate::tls::Proof;
 
@@ -58,6 +58,7 @@ pub(crate) struct Receiver<'a> {
     received: Received,
     /// Told who the client is once it has proved it; false when it has to go.
     known: &'a dyn Fn(Proof) -> bool,
+    in_turn: &'a InTurn<'a>,
 }
 
 /// The state of a connection, for other threads to look at. Times are in milliseconds since the
@@ -209,14 +210,15 @@ impl Activity {
 
 impl<'a> Receiver<'a> {
     /// Receives until the handshake's time is over, or shortly after `stopping` is set. `known` is told
-    /// who the client is once it has proved it on a `line` that asks for that.
+    /// who the client is once it has proved it on a `line` that asks for that; what that takes is
+    /// computed within `in_turn`.
     pub(crate) fn new(
         socket: Arc<OwnedFd>,
         limits: &Limits,
         stopping: &'a AtomicBool,
         activity: Arc<Activity>,
         line: Arc<Line>,
-        known: &'a dyn Fn(Proof) -> bool,
+        (known, in_turn): (&'a dyn Fn(Proof) -> bool, &'a InTurn<'a>),
     ) -> Receiver<'a> {
         let born = Instant::now();
         let deadline = Some(born + limits.handshake);
@@ -236,6 +238,7 @@ impl<'a> Receiver<'a> {
             line,
             received: Received::default(),
             known,
+            in_turn,
         }
     }
 
@@ -333,7 +336,8 @@ impl Source for Receiver<'_> {
     fn start_tls(&mut self) -> io::Result<Peer> {
         let (line, socket) = (self.line.clone(), self.socket.clone());
         let mut received = std::mem::take(&mut self.received);
-        let proof = line.start_tls(&socket, &mut received, |into| self.read_socket(into));
+        let in_turn = self.in_turn;
+        let proof = line.start_tls(&socket, &mut received, |into| self.read_socket(into), in_turn);
         self.received = received;
         let proof = proof?;
         let peer = Peer::Certificate(proof.identity);

@@ -124,6 +124,11 @@ impl Turns {
         !self.alone() && self.shares.lock().others_hold(holder)
     }
 
+    /// True when somebody has a place.
+    pub(crate) fn is_held(&self) -> bool {
+        self.shares.lock().is_held()
+    }
+
     /// True when only one volume of one peer is connected.
     pub(crate) fn alone(&self) -> bool {
         self.alone.load(Relaxed)

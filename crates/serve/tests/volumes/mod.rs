@@ -64,6 +64,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) hold: AtomicBool,
     /// Reads, waits and flushes panic: a bug in an engine.
     pub(crate) panic: AtomicBool,
+    /// The name that it got when it was renamed.
+    pub(crate) renamed: Mutex<Option<String>>,
 }
 
 impl MemoryVolume {
@@ -83,6 +85,7 @@ impl MemoryVolume {
             hold_status: AtomicBool::new(false),
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
+            renamed: Mutex::default(),
         })
     }
 
@@ -202,6 +205,10 @@ impl MemoryVolume {
 impl Volume for MemoryVolume {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    fn current_name(&self) -> Option<String> {
+        self.renamed.lock().clone()
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 99] = [
+const MARKS: [&str; 103] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -67,10 +67,12 @@ const MARKS: [&str; 99] = [
     "an upgrade met a full disk",
     "an upgrade was cut off",
     "an upgrade was refused",
+    "as many trimmed ranges wait as may",
     "checked after a crash",
     "chunks encoded at once",
     "chunks encoded at once by their counts",
     "collection waits for older puts",
+    "container numbers ran out",
     "containers dropped",
     "containers merged",
     "containers settled",
@@ -115,8 +117,10 @@ const MARKS: [&str; 99] = [
     "unflushed writes were lost",
     "upgraded",
     "usage counts compared with the roots",
+    "usage counts in pages compared with the roots",
     "volumes flushed",
     "volumes met a full disk",
+    "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",
 ];

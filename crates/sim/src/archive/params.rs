@@ -36,8 +36,14 @@ pub enum Medium {
 /// KiB that no stream of a run has.
 pub(crate) const ALL_AT_ONCE: u32 = 1024;
 
+/// More trimmed ranges than volumes of a run have.
+const TRIMMED_MANY: usize = 64 << 10;
+
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
+
+/// The line behind the kept seeds that are older than limits of trims and of numbers.
+const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of trims and of numbers.";
 
 /// The line of the kept seeds behind which clones of volumes are drawn.
 const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
@@ -62,6 +68,10 @@ const NEWER_THAN_LATE_COUNTS: &str = "# The seeds below draw frames of counts th
 
 /// The line behind the kept seeds that are older than upgrades.
 const NEWER_THAN_UPGRADES: &str = "# The seeds below draw upgrades.";
+
+/// The line behind the kept seeds that are older than usage counts in pages, and than recounts after an
+/// older condemnation.
+const NEWER_THAN_COUNT_PAGES: &str = "# The seeds below draw usage counts in pages.";
 
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
@@ -120,6 +130,10 @@ pub struct Params {
     pub log_bytes: u64,
     /// Numbers of containers that the merges of one log move, at most.
     pub moved_max: u64,
+    /// Trimmed ranges of volumes that wait, at most.
+    pub trimmed_max: usize,
+    /// Containers have numbers below this, while faults last.
+    pub container_numbers: Option<u64>,
     /// Entries of the auxiliary index.
     pub auxiliary_entries: usize,
     /// Collection runs.
@@ -157,6 +171,12 @@ pub struct Params {
     /// The kinds of tables with which an archive begins that is upgraded later to all others; drawn
     /// from a source of its own.
     pub older: Option<Kinds>,
+    /// Usage counts are in pages of so many containers, which lie in so many files at most; drawn from
+    /// a source of its own.
+    pub count_pages: Option<(u64, usize)>,
+    /// Once in a run all references are counted anew after an older condemnation; drawn from a source of
+    /// its own.
+    pub old_condemnation: bool,
     /// The archive is sealed; drawn from a source of its own.
     pub sealed: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
@@ -175,6 +195,27 @@ impl Params {
     fn moved_max(seed: u64) -> u64 {
         let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
+    /// In every other archive one or two trimmed ranges of volumes may wait; in one of seven of one
+    /// directory, where nothing rots, there are few numbers of containers. From a source of its own;
+    /// none of the kept seeds that are older.
+    fn limited(self) -> Params {
+        let rng = &mut Rng::new(self.seed ^ 0x6c69_6d69_7473_2e2e);
+        let trimmed_max = [1, 2, TRIMMED_MANY, TRIMMED_MANY][rng.below(4) as usize];
+        let numbers = 1 + 1024 * [2, 4, 8][rng.below(3) as usize];
+        let may_end = matches!(self.profile, Profile::Crashes | Profile::FullDisk)
+            && !self.medium.damages()
+            && self.spread.is_none();
+        let container_numbers = (rng.percent(14) && may_end).then_some(numbers);
+        let found = include_str!("../../seeds/archive-bugs.txt").lines();
+        let found = found.take_while(|line| *line != NEWER_THAN_LIMITS);
+        let mut found = found.flat_map(str::split_whitespace);
+        if is_older(self.seed, NEWER_THAN_LIMITS) || found.any(|word| word.parse() == Ok(self.seed))
+        {
+            return self;
+        }
+        Params { trimmed_max, container_numbers, ..self }
     }
 
     /// How much may be written and not durable, and durable and not listed: in most archives a few
@@ -245,6 +286,24 @@ impl Params {
         is_drawn && is_plain && self.collects && !self.trees && self.spread.is_none()
     }
 
+    /// Two archives of three have usage counts in pages, most of them tiny; none of the kept seeds that
+    /// are older than that.
+    fn count_pages(seed: u64) -> Option<(u64, usize)> {
+        let rng = &mut Rng::new(seed ^ 0x636f_756e_745f_7067);
+        let page = [1, 1, 2, 4, 512][rng.below(5) as usize];
+        let files = [2, 3, 8, 32][rng.below(4) as usize];
+        (rng.percent(67) && !is_older(seed, NEWER_THAN_COUNT_PAGES)).then_some((page, files))
+    }
+
+    /// One archive in four of one directory, where nothing rots; none of the kept seeds that are older
+    /// than that.
+    fn old_condemnation(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6f6c_645f_636f_6e64);
+        let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
+        let is_drawn = rng.percent(25) && !is_older(self.seed, NEWER_THAN_COUNT_PAGES);
+        is_drawn && is_plain && self.collects && self.spread.is_none()
+    }
+
     /// One archive in eight is of an older program, and upgraded: of the first, of one with snapshots
     /// of directories, of one with clones, or of one with leaves; none of those that come to many
     /// snapshots of the tables, and of the kept seeds that are older than upgrades.
@@ -269,6 +328,7 @@ impl Params {
             leaves: self.leaves.is_some(),
             on_demand: self.leaves.is_some() && self.on_demand.is_some(),
             clones: self.clones,
+            counts_in_pages: self.count_pages.is_some(),
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }
@@ -320,12 +380,22 @@ impl Params {
         if self.late_counts {
             all.push(with(&|params| params.late_counts = false));
         }
+        if self.count_pages.is_some() {
+            all.push(with(&|params| params.count_pages = None));
+        }
+        if self.old_condemnation {
+            all.push(with(&|params| params.old_condemnation = false));
+        }
         all
     }
 
     /// The parameters that belong to `seed`.
     #[must_use]
     pub fn draw(seed: u64) -> Params {
+        Params::draw_common(seed).limited()
+    }
+
+    fn draw_common(seed: u64) -> Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
         let choose =
             |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
@@ -354,6 +424,8 @@ impl Params {
             list_bytes,
             log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
             moved_max: Params::moved_max(seed),
+            trimmed_max: TRIMMED_MANY,
+            container_numbers: None,
             auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,
             collects: rng.percent(70),
             keep_partial: choose(rng, &[0, 0, 5, 1000]),
@@ -375,6 +447,8 @@ impl Params {
             replays: Params::replays(seed),
             on_demand,
             late_counts: false,
+            count_pages: Params::count_pages(seed).or(older.map(|_| (2, 3))),
+            old_condemnation: false,
             older,
             index_disk: Params::index_disk(seed),
             sealed: Params::sealed(seed),
@@ -404,6 +478,7 @@ impl Params {
             params.index_disk = false;
         }
         params.late_counts = params.late_counts();
+        params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not
             // expand.

@@ -134,6 +134,8 @@ pub(super) struct Sim {
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
     pub(super) refused: bool,
+    /// Containers have numbers below this in this life.
+    pub(super) numbers: Option<u64>,
     /// The changes that a process counts at once, where it is another one.
     pub(super) portion: Option<usize>,
     pub(super) reach: Reach,
@@ -198,6 +200,7 @@ impl Sim {
             index_disk,
             sync_failed: false,
             refused: false,
+            numbers: None,
             portion: None,
             reach: Reach::default(),
         }
@@ -220,6 +223,8 @@ impl Sim {
             container_bytes: self.params.container_bytes,
             log_bytes: self.params.log_bytes,
             moved_max: self.params.moved_max,
+            zeroed_ranges: self.params.trimmed_max,
+            container_numbers: self.numbers.unwrap_or(1 << 40),
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             // Some archives count a few at a time.
@@ -232,6 +237,10 @@ impl Sim {
             leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
+            // Some read most blocks of which a part is written.
+            patched_parts: [64, 8, 3][(self.params.seed / 128 % 3) as usize],
+            count_page: self.params.count_pages.map_or(512, |(page, _)| page),
+            count_files: self.params.count_pages.map_or(32, |(_, files)| files),
             leaf_entries: self.params.leaves.unwrap_or(512),
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
@@ -313,6 +322,15 @@ impl Sim {
             )
     }
 
+    /// True when there are no more numbers for containers, in this life.
+    pub(super) fn is_out_of_numbers(&mut self, error: &Error) -> bool {
+        let is = self.numbers.is_some() && error.to_string().contains("no container numbers left");
+        if is {
+            self.reach.hit("container numbers ran out");
+        }
+        is
+    }
+
     /// Decides whether an error ends the life or is a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
@@ -322,6 +340,9 @@ impl Sim {
             return Stop::Down;
         }
         if self.is_outdated(error) {
+            return Stop::Down;
+        }
+        if self.is_out_of_numbers(error) {
             return Stop::Down;
         }
         let failed = self.files.take_failed();
@@ -343,6 +364,7 @@ impl Sim {
         let kinds = self.upgraded.kinds;
         (format.trees, format.clones) = (kinds.trees, kinds.clones);
         (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
+        format.counts_in_pages = kinds.counts_in_pages;
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -376,6 +398,7 @@ impl Sim {
                 Ok(()) | Err(Stop::Down) => {}
                 Err(Stop::Failed(failure)) => return Err(failure),
             }
+            self.numbers = None;
             self.crash();
             let under_way = (self.unsure.clone(), self.known(), self.disks.clone());
             if self.aside.percent(60) {
@@ -419,6 +442,13 @@ impl Sim {
                 }
                 Ok(()) => self.actors = Actors::default(),
             }
+            match self.old_condemnation() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(Checker::Progress, "nothing is put and collected"));
+                }
+                Ok(()) => {}
+            }
         }
         self.end()
     }
@@ -446,6 +476,10 @@ impl Sim {
     }
 
     pub(super) fn life(&mut self) -> Flow {
+        if let Some(most) = self.params.container_numbers {
+            // What is past them already stays, and nothing is added.
+            self.numbers = Some(most.max(self.open(false)?.tables().next_id));
+        }
         self.files.arm_crash(self.rng.below(self.params.crash_within));
         if self.params.profile == Profile::StopFaults {
             self.files.arm_failure(self.rng.percent(50), self.rng.below(100));
@@ -473,6 +507,7 @@ impl Sim {
                 moved => moved?,
             }
             self.look_at_syncs()?;
+            self.look_at_numbers()?;
         }
         self.files.set_capacity(None);
         Ok(())
@@ -488,6 +523,24 @@ impl Sim {
         }
         let what = format!("{found} bytes of a segment are not durable, and {most} may be");
         Err(Failure::new(Checker::Limits, what))
+    }
+
+    /// No process takes numbers for containers beyond those that there are.
+    fn look_at_numbers(&self) -> Result<(), Failure> {
+        let Some(most) = self.numbers else { return Ok(()) };
+        let Actors { putting, serving, collection, admin, .. } = &self.actors;
+        let archives = putting.iter().map(|putting| &putting.archive);
+        let archives = archives.chain(serving.iter().map(|serving| &serving.archive));
+        let mut archives =
+            archives.chain(collection.iter().map(|(archive, _)| archive)).chain(admin);
+        match archives.find(|archive| archive.tables().next_id > most) {
+            None => Ok(()),
+            Some(archive) => {
+                let next = archive.tables().next_id;
+                let what = format!("the next container is {next}, and {most} is the end");
+                Err(Failure::new(Checker::Limits, what))
+            }
+        }
     }
 
     /// Faults that leave the draws of all others as they are.

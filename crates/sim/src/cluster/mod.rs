@@ -24,7 +24,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 29] = [
+const MARKS: [&str; 31] = [
     "a worker backs off",
     "orderly: references made by workers",
     "a client deduplicates inline",
@@ -47,7 +47,9 @@ const MARKS: [&str; 29] = [
     "a read fails for a bad chunk",
     "a new name is taken",
     "an object is deleted",
+    "as many bytes wait as may",
     "as many long trims as there may be",
+    "as many pending drops as there may be",
     "applied, and the reply is lost",
     "scrub: orphans",
     "scrub: stale references",

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use onefold_cluster::{Cut, Dedup, Format, Rule, Settings};
+use onefold_cluster::{Cut, Dedup, Format, Rule, Settings, format::PENDING_MAX};
 use onefold_core::object::PoolKind;
 use onefold_testbed::Rng;
+
+/// The line behind the kept seeds that are older than limits of drops and of bytes.
+const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of drops and of bytes.";
 
 /// All parameters of a run.
 #[derive(Clone, Debug)]
@@ -65,6 +68,10 @@ pub struct Params {
     pub spread_at: usize,
     /// Most long trims that have not reached all their objects.
     pub discards_max: usize,
+    /// Pending drops that an object may be left with when a change is decided.
+    pub pending_max: usize,
+    /// Most bytes of writes that wait.
+    pub waiting_bytes: usize,
     /// Most maps that a client remembers.
     pub known_objects: usize,
     /// The store loses a metadata object in the end.
@@ -103,7 +110,8 @@ impl Params {
         let params =
             Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
         let params = if is_wild(seed) { params.wild() } else { params };
-        if has_renames(seed) { params.renaming() } else { params }
+        let params = if has_renames(seed) { params.renaming() } else { params };
+        if is_kept(seed) { params } else { params.limited() }
     }
 
     /// Parameters that are smaller in one respect each.
@@ -140,6 +148,21 @@ impl Params {
             }
         }
         all
+    }
+
+    /// Draws limits that are tiny in some seeds, from a source of their own: as many pending drops as
+    /// an object has entries, and writes of a block or two.
+    fn limited(self) -> Params {
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6405);
+        let mut of = |choices: &[usize]| choices[rng.below(choices.len() as u64) as usize];
+        // What is cut by its content has more chunks than what is cut at equal lengths.
+        let least = if self.content || self.puts { 2048 } else { self.chunk_bytes };
+        let entries = (self.object_bytes / least) as usize;
+        Params {
+            pending_max: of(&[entries, self.pending_max]),
+            waiting_bytes: of(&[8 << 10, 32 << 10, self.waiting_bytes]),
+            ..self
+        }
     }
 
     /// Draws the parameters of seeds in which an actor renames.
@@ -268,6 +291,8 @@ impl Params {
             spread_at: of(&[2, 4, 8192]) as usize,
             known_objects: of(&[1, 2, 64]) as usize,
             discards_max: usize::MAX,
+            pending_max: PENDING_MAX,
+            waiting_bytes: 32 << 20,
             loss: of(&[0, 0, 0, 1]) == 1,
             own_dedup: of(&[0, 0, 20, 45]),
             content: of(&[0, 0, 1]) == 1,
@@ -310,6 +335,8 @@ impl Params {
             direct_objects: 1,
             looked_for_max: if self.lists() { 0 } else { 1 << 14 },
             discards_max: self.discards_max,
+            pending_max: self.pending_max,
+            waiting_bytes: self.waiting_bytes,
             hit_count: self.hit_count,
             cache_bytes: u64::from(self.chunk_bytes) * self.cached,
             known_objects: self.known_objects,
@@ -349,6 +376,16 @@ fn draw_limit(seed: u64) -> usize {
 fn draw_ends(seed: u64) -> [bool; 2] {
     let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6404);
     [(); 2].map(|()| rng.below(4) == 0)
+}
+
+/// True for seeds that were kept before limits were drawn for all others: they stay as they were.
+fn is_kept(seed: u64) -> bool {
+    let found = include_str!("../../seeds/cluster-bugs.txt").lines();
+    let found = found.take_while(|line| *line != NEWER_THAN_LIMITS);
+    let kept = include_str!("../../seeds/cluster.txt").lines();
+    let kept = kept.take_while(|line| *line != NEWER_THAN_LIMITS);
+    let kept = kept.filter_map(|line| line.split('#').next());
+    found.chain(kept).flat_map(str::split_whitespace).any(|word| word.parse() == Ok(seed))
 }
 
 /// True for seeds in which an actor renames: one of seven, without the first 300, and without those

@@ -88,6 +88,8 @@ struct Actor {
     stopped: bool,
     killed: bool,
     replies: Vec<Option<Result<Reply, Refusal>>>,
+    /// Requests that it sent.
+    requests: u64,
     wake: Arc<Condvar>,
     identity: String,
     drift: Duration,
@@ -144,6 +146,8 @@ pub(super) struct Inner {
     slow: BTreeMap<Reference, usize>,
     /// Slow references whose session ended before it dropped them: they are left to a scrub.
     pub(super) slow_left: BTreeSet<Reference>,
+    /// The most references that a session noted at once.
+    most_noted: BTreeMap<u64, usize>,
     /// The steward's volume may be deleted yet: nobody knows what became of a try.
     pub(super) may_delete: bool,
     /// An object that the store can't read.
@@ -191,6 +195,7 @@ impl World {
             noted: BTreeMap::new(),
             slow: BTreeMap::new(),
             slow_left: BTreeSet::new(),
+            most_noted: BTreeMap::new(),
             may_delete: false,
             unreadable: None,
             stopping: false,
@@ -233,6 +238,7 @@ impl World {
             stopped: false,
             killed: false,
             replies: Vec::new(),
+            requests: 0,
             wake,
             identity: identity.clone(),
             drift,
@@ -292,6 +298,7 @@ impl World {
             let mut inner = self.inner.lock();
             inner.actors[actor].replies = ops.iter().map(|_| None).collect();
             inner.actors[actor].state = State::Waiting;
+            inner.actors[actor].requests += ops.len() as u64;
             let notes = ops
                 .iter()
                 .filter_map(|op| if let Op::Write(op) = op { Some(noted_by(op)) } else { None });
@@ -442,6 +449,11 @@ impl Inner {
     /// The time by an actor's clock.
     pub(super) fn clock_of(&self, actor: usize) -> Duration {
         (self.now + self.actors[actor].drift).saturating_sub(self.actors[actor].back)
+    }
+
+    /// The requests that an actor sent so far.
+    pub(super) fn requests_of(&self, actor: usize) -> u64 {
+        self.actors[actor].requests
     }
 
     /// Sets an actor's clock back.

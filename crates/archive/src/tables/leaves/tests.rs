@@ -25,8 +25,14 @@ use crate::{
     },
 };
 
-const KINDS: Kinds =
-    Kinds { late: false, trees: true, leaves: true, on_demand: true, clones: false };
+const KINDS: Kinds = Kinds {
+    late: false,
+    trees: true,
+    leaves: true,
+    on_demand: true,
+    clones: false,
+    counts_in_pages: false,
+};
 
 /// An archive's files, and the snapshot that was written last.
 struct Desk {

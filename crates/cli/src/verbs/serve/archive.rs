@@ -357,6 +357,9 @@ impl Served for Commands {
                     self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
                 })?;
                 volume::archive::apply(self.volumes.archive(), &change)?;
+                if let Some(server) = self.server.lock().as_ref() {
+                    server.volumes_changed();
+                }
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)
             }

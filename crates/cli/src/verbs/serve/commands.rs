@@ -218,7 +218,7 @@ impl Served for Commands {
                 })?;
                 volume::block::apply(&self.store, &change)?;
                 if let Some(server) = self.server.lock().as_ref() {
-                    server.limits_changed();
+                    server.volumes_changed();
                 }
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)

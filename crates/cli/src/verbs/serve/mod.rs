@@ -7,7 +7,6 @@
 //! *Crash argument:* the process may end at any point, as after a power cut: the store recovers
 //! when it is opened again.
 
-mod access;
 mod append_only;
 mod archive;
 mod cluster;

@@ -6,16 +6,14 @@
 use std::{path::Path, sync::Arc};
 
 use onefold_backend::signals::Hangups;
+use onefold_console::access::{Access, Usual};
 use onefold_core::{Error, Result};
 use onefold_serve::{
     nbd::{Rights, Watch},
     tls::Credentials,
 };
 
-use super::{
-    access::{Access, Usual},
-    append_only::ReadOnly,
-};
+use super::append_only::ReadOnly;
 
 /// The files that say who may do what, as the whole server uses them.
 #[derive(Clone)]
@@ -39,7 +37,7 @@ impl Trust {
     pub(super) fn rights(&self, append_only: bool) -> Arc<dyn Rights> {
         let rights: Arc<dyn Rights> = match &self.access {
             Some(access) => access.clone(),
-            None => Arc::new(Usual::new()),
+            None => Arc::new(Usual::default()),
         };
         if append_only { Arc::new(ReadOnly(rights)) } else { rights }
     }

@@ -6,6 +6,7 @@ pub(crate) mod keys;
 mod late_counts;
 mod names;
 mod nodes;
+mod old_condemnation;
 pub(super) mod repair;
 mod replay;
 mod restores;

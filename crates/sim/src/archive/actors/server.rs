@@ -5,7 +5,10 @@
 //! once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each
 //! block by itself.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_archive::{Archive, ArchiveExports, Ingest, Volumes};
 use onefold_core::{
@@ -29,6 +32,21 @@ pub(crate) struct Serving {
     volumes: Arc<Volumes>,
     exports: ArchiveExports,
     pub(super) replaying: Replaying,
+    /// Volumes with a trimmed range that waits for sure, after so many write-backs.
+    trimmed: BTreeSet<String>,
+    write_backs: u64,
+}
+
+impl Serving {
+    /// Write-backs so far; they leave no trimmed range that waits.
+    fn write_backs(&mut self) -> u64 {
+        let now = self.volumes.counts().write_backs;
+        if now != self.write_backs {
+            self.trimmed.clear();
+            self.write_backs = now;
+        }
+        now
+    }
 }
 
 fn read(volume: &dyn Volume, offset: usize, bytes: usize) -> Result<Vec<u8>, Error> {
@@ -84,7 +102,9 @@ impl Sim {
         let exports = ArchiveExports(volumes.clone());
         self.say(|| "served".into());
         let replaying = Replaying::new(&ingest, self.now);
-        self.actors.serving = Some(Serving { archive, ingest, volumes, exports, replaying });
+        let trimmed = BTreeSet::new();
+        self.actors.serving =
+            Some(Serving { archive, ingest, volumes, exports, replaying, trimmed, write_backs: 0 });
         self.resolve_volumes()
     }
 
@@ -239,6 +259,9 @@ impl Sim {
         if self.disks[&name].read_only {
             return self.denied("write", volume.write(offset as u64, &data).map(|_| ()));
         }
+        if let Some(serving) = &mut self.actors.serving {
+            serving.trimmed.remove(&name);
+        }
         // Until it is acknowledged it may be there or not.
         self.changes += 1;
         let stamp = self.changes;
@@ -296,18 +319,49 @@ impl Sim {
                 disk.change(stamp, from, &vec![0; to - from]);
             }
         }
+        let whole = (first < last).then_some(start == first && last == end);
+        let before = self.trims_wait(&name, whole);
         let done = if trims {
             volume.trim(offset as u64, n as u64)
         } else {
             volume.write_zeroes(offset as u64, n as u64, false)
         };
         match done {
+            Ok(_) if whole.is_some() => self.look_at_trims(name, before),
             Ok(_) => Ok(()),
             Err(error) => {
                 self.refused("zero", &error)?;
                 self.look_at_all()
             }
         }
+    }
+
+    /// Before blocks of a volume are zeroed; `whole` is true when no part of a block is. What may be
+    /// the only zeroed range of the volume may be written over by the parts. Gives the write-backs so
+    /// far when as many ranges wait as may.
+    fn trims_wait(&mut self, name: &str, whole: Option<bool>) -> Option<u64> {
+        let serving = self.actors.serving.as_mut()?;
+        let before = serving.write_backs();
+        if whole != Some(true) {
+            serving.trimmed.remove(name);
+        }
+        (serving.trimmed.len() >= self.params.trimmed_max).then_some(before)
+    }
+
+    /// After blocks of a volume were zeroed. Where as many ranges waited as may, they must have been
+    /// written back before.
+    fn look_at_trims(&mut self, name: String, full: Option<u64>) -> Flow {
+        let Some(serving) = &mut self.actors.serving else { return Ok(()) };
+        let now = serving.write_backs();
+        serving.trimmed.insert(name);
+        let Some(before) = full else { return Ok(()) };
+        if now == before {
+            let (found, most) = (serving.trimmed.len(), self.params.trimmed_max);
+            let what = format!("trimmed ranges of {found} volumes wait, and {most} ranges may");
+            return Err(Failure::new(Checker::Limits, what).into());
+        }
+        self.reach.hit("as many trimmed ranges wait as may");
+        Ok(())
     }
 
     fn look_at_all(&mut self) -> Flow {
@@ -446,6 +500,7 @@ impl Sim {
 
     /// A full disk takes nothing, and that is all.
     fn refused(&mut self, what: &str, error: &Error) -> Flow {
+        let _ = self.is_out_of_numbers(error);
         if error.kind() == Kind::NoSpace
             && self.params.profile == Profile::FullDisk
             && !self.files.is_down()
@@ -501,6 +556,9 @@ impl Sim {
             Some(serving) => serving.archive.clone(),
             None => self.admin()?,
         };
+        if let Some(serving) = &mut self.actors.serving {
+            serving.trimmed.clear();
+        }
         if self.upgraded.kinds.clones && self.clones_rng.percent(40) {
             return self.clone_volume();
         }

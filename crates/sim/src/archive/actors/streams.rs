@@ -54,6 +54,9 @@ impl Sim {
         done: Result<(), Error>,
         last: bool,
     ) -> Flow {
+        if let Err(error) = &done {
+            let _ = self.is_out_of_numbers(error);
+        }
         match done {
             Ok(()) if last => {
                 self.say(|| format!("put {} of {} bytes", putting.name, putting.content.len()));

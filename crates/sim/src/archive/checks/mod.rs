@@ -11,6 +11,7 @@ use onefold_core::Kind;
 use super::{
     actors::snapshots::Kept,
     model::{Disk, Known, Unsure},
+    params::{Medium, Profile},
     run::{Flow, Sim},
 };
 use crate::{checker::Checker, checker::Failure};
@@ -93,6 +94,7 @@ impl Sim {
                         self.reach.hit("usage counts compared with the roots");
                         self.look_at_counts(counts)?;
                     }
+                    self.look_at_pages_of_counts(&archive, report.counts.is_some())?;
                 }
                 Ok(report) => {
                     return Err(
@@ -104,6 +106,26 @@ impl Sim {
             self.reach.hit("checked after a crash");
         }
         Ok(())
+    }
+
+    /// Pages of usage counts are lost with what a medium damages, and where a lost frame comes back
+    /// after files went that it names. Nothing else loses them.
+    fn look_at_pages_of_counts(&mut self, archive: &Archive, are_found: bool) -> Flow {
+        if !self.upgraded.kinds.counts_in_pages || archive.tables().counts == 0 {
+            return Ok(());
+        }
+        if are_found {
+            self.reach.hit("usage counts in pages compared with the roots");
+            return Ok(());
+        }
+        let may_be_lost = self.params.late_counts
+            || self.params.spread.is_some()
+            || self.params.profile == Profile::Damage
+            || self.params.medium != Medium::Good;
+        match may_be_lost {
+            true => Ok(()),
+            false => Err(Failure::new(Checker::StoreCheck, "usage counts are lost").into()),
+        }
     }
 
     /// What the medium damaged of the leaves of tables is written again from the other copies, and

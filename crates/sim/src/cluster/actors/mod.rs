@@ -220,10 +220,14 @@ fn write_together(
 ) -> Result<(), Error> {
     let count = world.inner().rng.within(2, 4);
     let mut taken = Vec::new();
+    let mut waiting = 0;
     for _ in 0..count {
         let (from, tokens) = draw_write(world, sectors, chunk);
         world.inner().model.begin(at, actor, from, &tokens);
-        taken.push((volume.write_later((from * SECTOR) as u64, &content(&tokens))?, from, tokens));
+        let before = world.inner().requests_of(actor);
+        let ticket = volume.write_later((from * SECTOR) as u64, &content(&tokens))?;
+        waiting = bytes_that_wait(world, actor, before, waiting, tokens.len() * SECTOR);
+        taken.push((ticket, from, tokens));
     }
     let mixed = if world.inner().params.mixed { world.inner().rng.below(4) } else { 3 };
     let seen = (mixed == 0).then(|| {
@@ -260,6 +264,28 @@ fn write_together(
         failed = acknowledged(world, volume, actor, at, from, &tokens, done).and(failed);
     }
     failed
+}
+
+/// The bytes that wait after one more write. Where they would be more than may be, those before it
+/// must have been sent.
+fn bytes_that_wait(
+    world: &Arc<World>,
+    actor: usize,
+    before: u64,
+    waiting: usize,
+    more: usize,
+) -> usize {
+    let mut inner = world.inner();
+    let most = inner.params.waiting_bytes;
+    if waiting == 0 || waiting + more <= most {
+        return waiting + more;
+    }
+    if inner.requests_of(actor) == before {
+        let what = format!("{} bytes of writes wait, and {most} may", waiting + more);
+        inner.fail(Failure::new(Checker::Bounds, what));
+    }
+    inner.reach.hit("as many bytes wait as may");
+    more
 }
 
 /// A read between writes that wait gives the last of them.

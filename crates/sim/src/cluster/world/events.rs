@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
-use onefold_cluster::format::key;
+use onefold_cluster::format::{ObjectId, key};
 use onefold_core::{
     Error, Kind,
     object::{
@@ -85,6 +85,69 @@ impl Inner {
                 Checker::Bounds,
                 format!("a volume has {discards} long trims under way, and {most} may be"),
             ));
+        }
+    }
+
+    /// Fails when an object has more pending drops than its limit and the changes allow that may have
+    /// been decided together: of each worker, of those who write, and of a scrub. A change that compares
+    /// the version of the object was decided alone.
+    fn drops(&mut self, id: ObjectId, op: &Write) {
+        let object = &op.object;
+        let Some(map) = self.objects.get(object).and_then(|object| checks::parse(id, object).ok())
+        else {
+            return;
+        };
+        let together = self.params.workers + self.params.clients + 2;
+        let (found, limit) = (map.pending.len(), self.params.pending_max);
+        if found >= limit {
+            self.reach.hit("as many pending drops as there may be");
+        }
+        let is_drop = |(key, _): &(Vec<u8>, Vec<u8>)| key::parse_pending(key).is_some();
+        let adds =
+            |change: &Change| matches!(change, Change::SetOmap(pairs) if pairs.iter().any(is_drop));
+        let alone = op.guards.iter().any(|guard| matches!(guard, Guard::Version(_)));
+        let most = if alone && op.changes.iter().any(adds) {
+            limit
+        } else {
+            limit + together * map.entries.len().max(1)
+        };
+        if found > most {
+            let what = format!("object {id} has {found} pending drops, and {limit} may wait");
+            self.fail(Failure::new(Checker::Bounds, what));
+        }
+    }
+
+    /// Fails when a session has noted far more attempts than it has on the way. Where nothing fails,
+    /// and chunks have one copy, each that is over is taken back with the next ones.
+    fn attempts(&mut self, op: &Write) {
+        if !self.params.tidy || self.params.spread_at < 1000 {
+            return;
+        }
+        let sessions = |change: &Change| match change {
+            Change::SetOmap(pairs) => {
+                pairs.iter().filter_map(|(key, _)| key::session_of_attempt(key)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let noted: Vec<u64> = op.changes.iter().flat_map(sessions).collect();
+        let Some((&session, object)) = noted.first().zip(self.objects.get(&op.object)) else {
+            return;
+        };
+        let is_its = |key: &&Vec<u8>| key::session_of_attempt(key) == Some(session);
+        let found = object.omap.keys().filter(is_its).count();
+        let most = self.most_noted.entry(session).or_default();
+        *most = noted.len().max(*most);
+        let most = 3 * *most + 4;
+        if op
+            .changes
+            .iter()
+            .any(|change| matches!(change, Change::DropOmap(keys) if !keys.is_empty()))
+        {
+            self.reach.hit("attempts were taken back");
+        }
+        if found > most {
+            let what = format!("session {session} has {found} attempts, and {most} may be");
+            self.fail(Failure::new(Checker::Bounds, what));
         }
     }
 
@@ -383,6 +446,12 @@ impl Inner {
         }
         if let Some(discards) = checks::discards(&self.objects, &op.object) {
             self.limits(discards);
+        }
+        if let Some(id) = ObjectId::parse(&op.object.name).filter(|_| result.is_ok()) {
+            self.drops(id, op);
+        }
+        if result.is_ok() && op.object.name.starts_with("a.") {
+            self.attempts(op);
         }
         result
     }

@@ -1,4 +1,4 @@
-//! `serve --access FILE`: which peers may use which volumes (rule 13 of SECURITY.md).
+//! The file of `serve --access FILE`: which peers may use which volumes (rule 13 of SECURITY.md).
 //!
 //! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line
 //! gives a peer counts. `client:prometheus pages` lets a certificate see the pages of the server.
@@ -29,14 +29,14 @@ const FILE_BYTES_MAX: u64 = 32 << 20;
 const PATTERNS_MAX: usize = 1024;
 
 /// The file, which may be read again while the server works.
-pub(super) struct Access {
+pub struct Access {
     path: PathBuf,
     lines: RwLock<Lines>,
 }
 
 /// The content of the file, by peer.
 #[derive(Debug, Default)]
-pub(super) struct Lines(HashMap<Peer, Given>);
+pub struct Lines(HashMap<Peer, Given>);
 
 /// The rights that the lines of one peer give it.
 #[derive(Debug, Default)]
@@ -61,12 +61,12 @@ enum Gives {
 
 /// Without a file: the user of the server and root may do everything, and so may everybody who
 /// reaches a TCP address that was insisted on.
-pub(super) struct Usual {
+pub struct Usual {
     own_uid: u32,
 }
 
-impl Usual {
-    pub(super) fn new() -> Usual {
+impl Default for Usual {
+    fn default() -> Usual {
         Usual { own_uid: own_uid() }
     }
 }
@@ -90,7 +90,7 @@ impl Access {
     ///
     /// # Errors
     /// `Io`, and `InvalidInput` with the number of a line that makes no sense.
-    pub(super) fn read(path: &Path) -> Result<Access> {
+    pub fn read(path: &Path) -> Result<Access> {
         let lines = RwLock::new(Lines::read(path)?);
         Ok(Access { path: path.to_owned(), lines })
     }
@@ -99,12 +99,12 @@ impl Access {
     ///
     /// # Errors
     /// As [`read`](Access::read).
-    pub(super) fn read_again(&self) -> Result<Lines> {
+    pub fn read_again(&self) -> Result<Lines> {
         Lines::read(&self.path)
     }
 
     /// From now on these lines count.
-    pub(super) fn replace(&self, lines: Lines) {
+    pub fn replace(&self, lines: Lines) {
         *self.lines.write() = lines;
     }
 }
@@ -269,7 +269,9 @@ impl Rights for Access {
 }
 
 impl Lines {
-    fn right(&self, peer: Peer, volume: &str) -> Right {
+    /// The most that any line gives a peer on a volume.
+    #[must_use]
+    pub fn right(&self, peer: Peer, volume: &str) -> Right {
         let Some(given) = self.0.get(&peer) else { return Right::Nothing };
         let patterns = given
             .patterns
@@ -282,7 +284,9 @@ impl Lines {
             .unwrap_or(Right::Nothing)
     }
 
-    fn knows(&self, peer: Peer) -> bool {
+    /// True when a line names the peer.
+    #[must_use]
+    pub fn knows(&self, peer: Peer) -> bool {
         self.0.contains_key(&peer)
     }
 }
