@@ -427,9 +427,11 @@ impl MapStore for SharedPages<'_, '_> {
     fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
         let TableBuild { kernel, space, writer, birth, .. } = &mut *self.build;
         let address = space.allocate()?;
-        let pointer = seal(&kernel.identity, id, address, *birth, &mut page);
-        if id.level > 0 {
-            kernel.pages.insert(&pointer, Arc::new(page.0));
+        // Memory keeps it as it is before it is sealed.
+        let kept = (id.level > 0).then(|| Arc::new(page.0));
+        let pointer = seal(&kernel.identity, id, address, *birth, &mut page)?;
+        if let Some(kept) = kept {
+            kernel.pages.insert(&pointer, kept);
         }
         writer.push(address, page)?;
         Ok(pointer)
