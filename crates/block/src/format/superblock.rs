@@ -827,7 +827,13 @@ mod tests {
     fn rule_22_a_sealed_superblock_shows_only_what_says_which_store_it_is() {
         let sealing = crate::format::sealing::tests::sealing();
         let mut superblock = example();
-        superblock.fixed.secret = [0; 32];
+        superblock.fixed = Fixed {
+            secret: [0; 32],
+            geometry: Geometry::new(1 << 18, 1024, Leftover::Log).unwrap(),
+            leftover: Leftover::Log,
+            scheme: SchemeName::Thin,
+            ..superblock.fixed
+        };
         superblock.state.features = SEALED;
         superblock.state.keys = 7;
         let block = superblock.written(1, Some(&sealing)).unwrap();

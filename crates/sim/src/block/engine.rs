@@ -11,7 +11,7 @@ use onefold_block::{
         Identity,
         carrier::{Header, encode},
         catalogue::VOLUME_BLOCKS_MAX,
-        geometry::{Geometry, SUPERBLOCKS},
+        geometry::{Geometry, KEY_AREAS, SUPERBLOCKS},
         record::{Change, Record, WindowNumber},
         superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
         zone_list,
@@ -861,13 +861,16 @@ impl Subject for Thin {
         Some(reading.from(Thin::first_block(options)))
     }
 
-    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
+    fn has_copy(disk: &VirtualDisk, options: &StoreOptions, at: u64) -> bool {
         let (view, unreadable) = (disk.view(), disk.unreadable());
         let whole = |other: u64| !unreadable.contains(&other);
         if let Some(place) = SUPERBLOCKS.iter().position(|place| place.0 == at) {
             let other = 1 - place;
             return whole(SUPERBLOCKS[other].0)
                 && matches!(found(&view, options)[other], superblock::Found::Good(_));
+        }
+        if let Some(copy) = KEY_AREAS.iter().position(|first| (first.0..first.0 + 3).contains(&at)) {
+            return options.sealed && keys::area_is_whole(&view, KEY_AREAS[1 - copy]);
         }
         let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else { return false };
         let first = fixed.geometry.list_page(0)[0].0;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use onefold_block::{KeySource, format::Identity};
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Pba, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
-use onefold_testbed::Rng;
+use onefold_testbed::{Rng, disk::Image};
 use parking_lot::Mutex;
 
 use crate::block::{checks::verifier::Sealed, subject::StoreOptions};
@@ -62,6 +62,13 @@ pub(super) fn of(options: &StoreOptions) -> Result<Keys> {
     let mut keys = Keys::create(options.id, &*random)?;
     add(&mut keys, OWNER, &*random)?;
     Ok(keys)
+}
+
+/// True when the copy of the key area that begins at this block is whole.
+pub(super) fn area_is_whole(view: &Image, first: Pba) -> bool {
+    let block = |at| view.get(at).map_or([0; 4096], |bytes| **bytes);
+    let bytes: Vec<u8> = (first.0..first.0 + 3).flat_map(block).collect();
+    KeyArea::decode(&bytes).is_ok()
 }
 
 /// Who is asked for the key: nobody, for a plain store.

@@ -606,8 +606,8 @@ pub trait Subject: Sized {
     }
 
     /// True when a block of metadata has a copy elsewhere that is whole.
-    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
-        let _ = (disk, at);
+    fn has_copy(disk: &VirtualDisk, options: &StoreOptions, at: u64) -> bool {
+        let _ = (disk, options, at);
         false
     }
 

@@ -90,13 +90,14 @@ impl<S: Subject> Sim<S> {
     /// A store that can't be opened: only what there is no second copy of explains it.
     fn refusal(&mut self, disk: &VirtualDisk, error: &Error) -> Result<(), Failure> {
         let met = disk.met_in_session();
+        let options = &self.params.options;
         let alone = |&at: &u64| match disk.class_of(at) {
             // A block of a window that is not known to be durable: whether it was written can't be
             // told from one that can't be read.
             Some(Class::Data) => disk.unreadable().contains(&at),
             // A superblock, or a page of the zone list, is there twice, but for the moment in which
             // the other one is written.
-            _ => !S::has_copy(disk, at),
+            _ => !S::has_copy(disk, options, at),
         };
         if met.iter().any(alone) {
             self.reach.hit("damage: store refused");
