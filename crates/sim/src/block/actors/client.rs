@@ -550,6 +550,9 @@ impl<S: Subject> Sim<S> {
                 let Some(bytes) = self.rng.pick(&written).and_then(|&at| view.get(at)) else {
                     return Ok(());
                 };
+                if let Some(secrets) = &mut self.secrets {
+                    secrets.copied(bytes);
+                }
                 **bytes
             }
         };
