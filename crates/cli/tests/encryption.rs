@@ -217,6 +217,7 @@ fn rule_31_block_stores_that_can_not_be_encrypted_say_so() {
     desk.fails("create block f --size 64M --like e", 1, &["it is encrypted"]);
     desk.fails("create block g --size 64M --no-encryption --key key", 2, &["--no-encryption"]);
     assert!(!desk.path("a").exists() && !desk.path("g").exists());
+}
 
 /// Runs a verb at a terminal, where these words are typed, each behind its prompt; gives what the terminal
 /// showed, and whether the verb succeeded. `None` where `script`, which makes terminals, is not installed.
