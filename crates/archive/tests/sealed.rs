@@ -162,7 +162,7 @@ fn may_be_read(name: &str, bytes: &[u8], at: usize) -> bool {
     };
     match name.split(['-', '.']).next().unwrap() {
         "label" | "keys" | "vouched" | "claim" | "reserve" | "fast" => true,
-        "segment" => begins(b"ONEFCONT", 4096, 56),
+        "segment" => begins(b"ONEFCONT", 4096, 128),
         "log" => begins(b"ONFL", 64, 40),
         "snapshot" => at < 40,
         "counts" => at < 16,
