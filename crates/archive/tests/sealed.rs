@@ -162,7 +162,7 @@ fn may_be_read(name: &str, bytes: &[u8], at: usize) -> bool {
     };
     match name.split(['-', '.']).next().unwrap() {
         "label" | "keys" | "vouched" | "claim" | "reserve" | "fast" => true,
-        "segment" => begins(b"ONEFCONT", 4096, 56),
+        "segment" => begins(b"ONEFCONT", 4096, 128),
         "log" => begins(b"ONFL", 64, 40),
         "snapshot" => at < 40,
         "counts" => at < 16,
@@ -191,7 +191,8 @@ fn rule_32_what_the_documents_do_not_list_as_readable_is_sealed() {
             // 200 million. What nobody wrote is zero.
             let zeroes = part.iter().filter(|byte| **byte == 0).count();
             let is_text = part.iter().all(|byte| (b' '..=b'~').contains(byte));
-            let is_plain = ((5..16).contains(&zeroes) || is_text) && !may_be_read(&name, &bytes, n * 16);
+            let is_plain =
+                ((5..16).contains(&zeroes) || is_text) && !may_be_read(&name, &bytes, n * 16);
             assert!(!is_plain, "{name} at {}: {part:02x?}", n * 16);
         }
     }
@@ -209,8 +210,9 @@ fn rule_29_counts_that_somebody_changed_free_nothing() {
     form.fill_created(&at);
     let counts = || -> Vec<PathBuf> {
         let names = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().path());
-        let mut all: Vec<PathBuf> =
-            names.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("counts-")).collect();
+        let mut all: Vec<PathBuf> = names
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("counts-"))
+            .collect();
         all.sort();
         all
     };
@@ -445,13 +447,15 @@ fn rule_22_a_label_that_changes_between_two_looks_is_not_taken() {
             does()
         });
         let files = Arc::new(Directory::open(&desk.at(), false).unwrap());
-        let settings = Settings {
-            opener: KeySource::new(Arc::new(By(1, false))),
-            ..Settings::default()
-        };
+        let settings =
+            Settings { opener: KeySource::new(Arc::new(By(1, false))), ..Settings::default() };
         if let Ok(archive) = Archive::open(Arc::new(Watched { files, watch }), false, settings) {
             opened += 1;
-            assert_eq!(archive.label().segment_bytes, 16 << 20, "reads {shows:b} show the forged one");
+            assert_eq!(
+                archive.label().segment_bytes,
+                16 << 20,
+                "reads {shows:b} show the forged one"
+            );
         }
         fs::write(desk.at().join("label"), &good).unwrap();
     }

@@ -15,6 +15,7 @@ use onefold::parts::keys::{self, Asker, Whence};
 
 /// Options that go with each verb.
 #[derive(Clone, Debug, Default, Args)]
+#[group(skip)]
 pub(crate) struct Options {
     /// Where the key of an encrypted store is: `passphrase`, `recovery` (both are asked for), a key
     /// file's path, `command:PROGRAM`, or `credential` of a service. With it, stores that are not

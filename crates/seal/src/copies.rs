@@ -65,13 +65,15 @@ pub fn judge(
         (Err(error), Err(_)) => (Vec::new(), Some(error)),
     };
     whole.sort_by_key(|area| std::cmp::Reverse(area.sequence()));
+    // Nobody is asked twice for what opens the same bytes.
+    whole.dedup_by(|one, other| one.bytes() == other.bytes());
     if !care.takes_higher {
         whole.reverse();
     }
     let Some(newest) = whole.first() else {
         return Err(error.unwrap_or_else(|| Error::new(Kind::Corrupt, "there is no key area")));
     };
-    let is_alone = whole.len() == 1 || whole[1].bytes() == newest.bytes();
+    let is_alone = whole.len() == 1;
     let same_number = whole.iter().all(|area| area.sequence() == newest.sequence());
     let mut failed = None;
     for (number, area) in whole.iter().enumerate() {
@@ -246,6 +248,18 @@ mod tests {
         let careless = Care { compares_code: false, ..Care::default() };
         let taken = judge([&forged, &new], &ID, (2, false), &mut by(&secret(2)), careless);
         assert_eq!(taken.unwrap().area.sequence(), 9);
+    }
+
+    #[test]
+    fn rule_23_who_gives_a_wrong_secret_is_asked_once() {
+        let [_, new] = two();
+        let mut asked = 0;
+        let mut wrong = |_: &KeyArea| {
+            asked += 1;
+            Err(Error::new(Kind::Denied, "no slot opens"))
+        };
+        assert!(judge([&new, &new], &ID, (0, false), &mut wrong, Care::default()).is_err());
+        assert_eq!(asked, 1);
     }
 
     #[test]

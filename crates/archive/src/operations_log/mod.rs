@@ -44,6 +44,11 @@ mod position;
 mod snapshot;
 mod upgrade;
 
+pub(crate) use self::{
+    archive::memory_of,
+    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
+    leaf_check::look_at_leaves,
+};
 pub use self::{
     archive::{Archive, create_sealed},
     epochs::EpochGuard,
@@ -51,9 +56,4 @@ pub use self::{
     key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_snapshot},
     upgrade::{features_to_come, upgrade},
-};
-pub(crate) use self::{
-    archive::memory_of,
-    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
-    leaf_check::look_at_leaves,
 };

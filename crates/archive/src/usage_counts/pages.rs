@@ -72,8 +72,7 @@ impl PagesReader {
         let drawn = memory_of(archive);
         drawn.more(u64::from(header.bytes) + 3 * u64::from(header.expanded))?;
         pace.ask(u64::from(header.bytes))?;
-        let mut stored =
-            read(&*file, header.at, taken(identity, header.at, header.bytes))?;
+        let mut stored = read(&*file, header.at, taken(identity, header.at, header.bytes))?;
         let place = (number, header.at);
         if !identity.open(What::CountsDirectory, place, &[], &mut stored, header.checksum) {
             return Err(corrupt("the directory of the usage counts is damaged"));
@@ -237,10 +236,8 @@ impl PagesWriter {
         let at = self.at + self.waiting.len() as u64;
         let (identity, bytes) = (&self.archive.identity, stored.len());
         stored.resize(bytes + identity.tail(), 0);
-        let checksum =
-            identity.seal(What::CountsPage, (self.number, at), &[], &mut stored)?;
-        let place =
-            PagePlace { file: self.number, at, bytes: bytes as u32, checksum, ..place };
+        let checksum = identity.seal(What::CountsPage, (self.number, at), &[], &mut stored)?;
+        let place = PagePlace { file: self.number, at, bytes: bytes as u32, checksum, ..place };
         self.directory.pages.insert(page, place);
         *self.directory.files.entry(self.number).or_default() += bytes as u64;
         self.waiting.extend_from_slice(&stored);

@@ -153,7 +153,10 @@ impl Asker {
                 Whence::Passphrase => "the passphrase",
                 _ => "the key",
             };
-            Error::new(Kind::Denied, format!("{what} opens no slot of it; try another ({})", ways(area)))
+            Error::new(
+                Kind::Denied,
+                format!("{what} opens no slot of it; try another ({})", ways(area)),
+            )
         })
     }
 }

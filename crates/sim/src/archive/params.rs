@@ -474,6 +474,8 @@ impl Params {
                 ..params
             };
         }
+        // Rabin's cuts have no key, and are refused.
+        params.sealed &= !matches!(params.chunking, Chunking::Rabin(_));
         if params.sealed {
             params.index_disk = false;
         }
