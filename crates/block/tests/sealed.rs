@@ -4,12 +4,7 @@
 mod damage;
 mod golden;
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use damage::{copy, get, put};
 use golden::{BLOCKS, Calls, Model, Step, assert_holds, begin, fill, history, later, play};
@@ -24,9 +19,7 @@ use onefold_block::{
     },
     identified,
 };
-use onefold_core::{
-    Algorithm, Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Result, Run,
-};
+use onefold_core::{Algorithm, Block, BlockRead, Disk, Error, Kind, Lba, Pba, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
 
 const ID: [u8; 16] = [0x51; 16];
@@ -349,42 +342,4 @@ fn a_sealed_store_can_be_inspected_by_its_key() {
     let block = get(&disk, SUPERBLOCKS[0]);
     let Found::Sealed(seen) = Superblock::decode(&block, 0) else { panic!("it is sealed") };
     assert_eq!(seen.fixed.id, ID);
-}
-
-fn golden_file() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/v3-sealed-killed.zst")
-}
-
-#[test]
-#[ignore = "makes the image, once"]
-fn make() {
-    if golden_file().exists() {
-        return;
-    }
-    let (disk, _) = filled();
-    let bytes: Vec<u8> = (0..BLOCKS).flat_map(|at| get(&disk, Pba(at)).0).collect();
-    fs::write(golden_file(), zstd::encode_all(&bytes[..], 19).unwrap()).unwrap();
-}
-
-/// The image of a sealed store whose key is 32 times the byte 1: it opens for ever.
-#[test]
-fn rule_50_the_golden_sealed_store_opens_and_goes_on() {
-    let bytes = zstd::decode_all(&fs::read(golden_file()).unwrap()[..]).unwrap();
-    let disk = Arc::new(MemoryDisk::new(BLOCKS));
-    for (at, bytes) in (0..).zip(bytes.as_chunks::<4096>().0) {
-        let block = &Block(*bytes);
-        if !block.is_zero() {
-            let blocks = &[BlockRef { block, class: Class::Data }];
-            disk.write(&[Run { at: Pba(at), blocks }]).unwrap();
-        }
-    }
-    let mut model = Model::new();
-    play(&mut model, &history(true));
-    is_whole(&disk, &model, "golden");
-    let engine = open(&disk);
-    fill(&engine, &later(), &CALLS);
-    play(&mut model, &later());
-    engine.close().unwrap();
-    drop(engine);
-    is_whole(&disk, &model, "gone on");
 }
