@@ -3,7 +3,7 @@
 pub(crate) mod renamer;
 pub(crate) mod steward;
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use onefold_cluster::{Dedup, Mode, Scrub, Session, Settings, Volume, Watermarks, What, Worker};
 use onefold_core::{Error, Kind};
@@ -166,7 +166,7 @@ fn call(
             let (from, tokens) = draw_write(world, sectors, chunk);
             world.inner().model.begin(at, actor, from, &tokens);
             let done = volume.write_at((from * SECTOR) as u64, &content(&tokens));
-            acknowledged(world, volume, actor, at, from, &tokens, done)
+            acknowledged(world, volume, actor, at, from, &tokens, done, &[])
         }
         35..45 => {
             // Whole blocks: the rest of a range stays as it is.
@@ -174,7 +174,7 @@ fn call(
             let tokens = vec![0; count];
             world.inner().model.begin(at, actor, from, &tokens);
             let done = volume.discard((from * SECTOR) as u64, (count * SECTOR) as u64);
-            acknowledged(world, volume, actor, at, from, &tokens, done)
+            acknowledged(world, volume, actor, at, from, &tokens, done, &[])
         }
         45..80 => {
             let together = world.inner().rng.within(1, 3);
@@ -254,14 +254,20 @@ fn write_together(
     let mut failed = Ok(());
     // The trim comes after all of them; what it failed to do is not theirs.
     let judged = trimmed.as_ref().is_none_or(|(done, ..)| done.is_ok());
-    for (done, from, tokens) in over.into_iter().chain(trimmed) {
+    let all: Vec<_> = over.into_iter().chain(trimmed).collect();
+    for (n, (done, from, tokens)) in all.iter().enumerate() {
         if done.is_err() {
-            world.inner().model.begin(at, actor, from, &tokens);
+            world.inner().model.begin(at, actor, *from, tokens);
         } else if !judged {
-            world.inner().model.acknowledge(at, actor, from, &tokens);
+            world.inner().model.acknowledge(at, actor, *from, tokens);
             continue;
         }
-        failed = acknowledged(world, volume, actor, at, from, &tokens, done).and(failed);
+        // A later write to the same object that failed may have left it off the list.
+        let later = all[n + 1..].iter().filter(|(done, ..)| done.is_err());
+        let later: Vec<_> =
+            later.flat_map(|(_, from, tokens)| objects(world, *from, tokens.len())).collect();
+        failed =
+            acknowledged(world, volume, actor, at, *from, tokens, done.clone(), &later).and(failed);
     }
     failed
 }
@@ -315,6 +321,16 @@ fn reads_own_writes(
     }
 }
 
+/// The objects of a volume that a range of sectors touches, by index.
+fn objects(world: &Arc<World>, from: usize, count: usize) -> RangeInclusive<u64> {
+    let object_bytes = u64::from(world.inner().params.object_bytes);
+    let (first, last) = (from * SECTOR, (from + count) * SECTOR - 1);
+    first as u64 / object_bytes..=last as u64 / object_bytes
+}
+
+/// What holds after a write that was acknowledged. `unsaid` are objects of which it says nothing
+/// any more, since a later write to them failed.
+#[expect(clippy::too_many_arguments, reason = "a write, its result, and where it was made")]
 fn acknowledged(
     world: &Arc<World>,
     volume: &Volume,
@@ -323,8 +339,10 @@ fn acknowledged(
     from: usize,
     tokens: &[u32],
     done: Result<(), Error>,
+    unsaid: &[u64],
 ) -> Result<(), Error> {
     done?;
+    let touched = objects(world, from, tokens.len());
     let mut inner = world.inner();
     if !inner.model.acknowledge(at, actor, from, tokens) {
         inner.reach.hit("a reply comes after the takeover");
@@ -335,12 +353,7 @@ fn acknowledged(
         // its business.
         return Ok(());
     }
-    let object_bytes = u64::from(inner.params.object_bytes);
-    let (first, last) = (
-        (from * SECTOR) as u64 / object_bytes,
-        ((from + tokens.len()) * SECTOR - 1) as u64 / object_bytes,
-    );
-    for index in first..=last {
+    for index in touched.filter(|index| !unsaid.contains(index)) {
         let id = onefold_cluster::format::ObjectId { volume: volume.id(), index };
         if let Some(finding) = checks::is_listed(&inner.objects, id) {
             inner.fail(finding);
