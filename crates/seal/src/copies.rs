@@ -67,13 +67,15 @@ pub fn judge(
         (Err(error), Err(_)) => (Vec::new(), Some(error)),
     };
     whole.sort_by_key(|area| std::cmp::Reverse(area.sequence()));
+    // Nobody is asked twice for what opens the same bytes.
+    whole.dedup_by(|one, other| one.bytes() == other.bytes());
     if !care.takes_higher {
         whole.reverse();
     }
     let Some(newest) = whole.first() else {
         return Err(error.unwrap_or_else(|| Error::new(Kind::Corrupt, "there is no key area")));
     };
-    let is_alone = whole.len() == 1 || whole[1].bytes() == newest.bytes();
+    let is_alone = whole.len() == 1;
     let same_number = whole.iter().all(|area| area.sequence() == newest.sequence());
     let mut failed = None;
     for (number, area) in whole.iter().enumerate() {
@@ -289,6 +291,18 @@ mod tests {
             onefold_core::checksum::fast(u64::from_le_bytes([1; 8]), &forged[..AREA_BYTES - 8]);
         forged[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
         assert!(!is_being_erased([&forged, area.bytes()], &ID, &mut by(&secret(1))).unwrap());
+    }
+
+    #[test]
+    fn rule_23_who_gives_a_wrong_secret_is_asked_once() {
+        let [_, new] = two();
+        let mut asked = 0;
+        let mut wrong = |_: &KeyArea| {
+            asked += 1;
+            Err(Error::new(Kind::Denied, "no slot opens"))
+        };
+        assert!(judge([&new, &new], &ID, (0, false), &mut wrong, Care::default()).is_err());
+        assert_eq!(asked, 1);
     }
 
     #[test]

@@ -328,7 +328,7 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
     // Nobody waits for a lock while somebody is asked for a key.
     if files.spread() == ONE_DIRECTORY
         && let Ok(label) = find_label(&*files)
-        && let Err(error) = key_area::unlock(&*files, &label, &settings)
+        && let Err(error) = key_area::unlock(&*files, &label, false, &settings)
         && error.kind() == Kind::Denied
     {
         return Err(error);
@@ -357,7 +357,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         };
         return Err(Error::new(Kind::Unsupported, what));
     }
-    let unlocked = key_area::unlock(&**files, &label, settings)?;
+    let unlocked = key_area::unlock(&**files, &label, writes, settings)?;
     let opened = unlocked.as_ref().map(|(_, number)| *number);
     let identity = match unlocked {
         Some((sealing, _)) => Identity::sealed(label.id, Arc::new(sealing)),

@@ -111,9 +111,6 @@ pub(super) fn judged(
         takes_higher: settings.keeps(Rule::HigherKeyAreaCounts),
     };
     let copies = [&copies[0][..], &copies[1][..]];
-    if writes && is_being_erased(copies, &label.id, &mut |area| opener.root(area))? {
-        overwrite(file, &*opener.random())?;
-    }
     let word = (label.sealed.unwrap_or(0), opener.accepts_older());
     let judged = judge(copies, &label.id, word, &mut |area| opener.root(area), care)?;
     if writes && judged.differs != [false; 2] && settings.keeps(Rule::BothKeyAreasWritten) {
@@ -123,10 +120,12 @@ pub(super) fn judged(
 }
 
 /// What seals the archive that has this label, by the key that its opener is asked for, and the number
-/// of its key area; `None` of a plain one. Nothing is written.
+/// of its key area; `None` of a plain one. Whoever `writes` ends an erasure that a crash cut off; nothing
+/// else is written.
 pub(super) fn unlock(
     files: &dyn Files,
     label: &Label,
+    writes: bool,
     settings: &Settings,
 ) -> Result<Option<(Sealing, u64)>> {
     let opener = settings.opener.of();
@@ -138,7 +137,15 @@ pub(super) fn unlock(
         return Ok(None);
     }
     let opener = opener.ok_or_else(no_key)?;
-    let judged = judged(&*open_file(files)?, label, false, settings, opener)?;
+    let file = open_file(files)?;
+    if writes {
+        let copies = read_copies(&*file)?;
+        let copies = [&copies[0][..], &copies[1][..]];
+        if is_being_erased(copies, &label.id, &mut |area| opener.root(area))? {
+            overwrite(&*file, &*opener.random())?;
+        }
+    }
+    let judged = judged(&*file, label, false, settings, opener)?;
     let flaws = Flaws {
         salt_by_chance: !settings.keeps(Rule::SaltFromContent),
         plain_groups: !settings.keeps(Rule::GroupsSealed),
