@@ -428,7 +428,7 @@ fn rule_26_an_erasure_that_was_cut_off_is_ended_by_the_next_who_writes() {
     // Whoever reads is refused, also by the operator's word, and changes nothing.
     for accepts in [false, true] {
         let error = desk.open_by(By(1, accepts), false).err().unwrap();
-        assert_eq!(error.kind(), Kind::Denied);
+        assert!(error.to_string().contains("destroyed"), "{error}");
     }
     assert_eq!(fs::read(desk.at().join("keys")).unwrap()[AREA_BYTES..], before[AREA_BYTES..]);
     assert!(desk.open_by(By(1, false), true).is_err());

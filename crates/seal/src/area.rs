@@ -179,14 +179,14 @@ impl KeyArea {
     /// false.
     ///
     /// # Errors
-    /// `Corrupt`: the code agrees and a wrap does not; `Io`: the library of ciphers refuses. `Denied`:
-    /// the keys were being erased.
+    /// `Corrupt`: the code agrees and a wrap does not, or the keys were being erased; `Io`: the library of
+    /// ciphers refuses.
     pub(crate) fn open(&self, root: &Secret, compares: bool) -> Result<Option<Keys>> {
         if compares && !self.is_of(root) {
             return Ok(None);
         }
         if self.is_erased() {
-            return Err(Error::new(Kind::Denied, "its keys were destroyed: nobody can read it"));
+            return Err(Error::new(Kind::Corrupt, "its keys were destroyed: nobody can read it"));
         }
         let damaged = || Error::new(Kind::Corrupt, "a wrapped key of the key area is damaged");
         let inner = |what, at: usize| {
@@ -375,7 +375,8 @@ mod tests {
         let erased = keys.erased_area(&Seeded::new(5)).unwrap();
         assert!(erased.is_erased() && !area.is_erased());
         assert!(erased.is_of(&keys.root()) && erased.sequence() > area.sequence());
-        assert_eq!(erased.open(&keys.root(), true).err().unwrap().kind(), Kind::Denied);
+        let error = erased.open(&keys.root(), true).err().unwrap();
+        assert!(error.to_string().contains("destroyed"), "{error}");
         // Nor does the area without the mark open.
         let mut bytes = erased.bytes().to_vec();
         bytes[ERASED_AT] = 0;

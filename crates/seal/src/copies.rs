@@ -278,7 +278,6 @@ mod tests {
         for copies in [[erased.bytes(), area.bytes()], [area.bytes(), erased.bytes()]] {
             for accept_older in [false, true] {
                 let error = judged(copies, (0, accept_older), 1).err().unwrap();
-                assert_eq!(error.kind(), Kind::Denied);
                 assert!(error.to_string().contains("destroyed"), "{error}");
             }
             assert!(is_being_erased(copies, &ID, &mut by(&secret(1))).unwrap());
