@@ -405,6 +405,75 @@ fn rule_26_who_erased_the_keys_reads_nothing_any_more() {
 }
 
 #[test]
+fn rule_26_an_erasure_that_was_cut_off_is_ended_by_the_next_who_writes() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    put(&archive, "stream", b"content").unwrap();
+    let before = fs::read(desk.at().join("keys")).unwrap();
+    drop(archive);
+    // What a crash leaves: the first copy says so, and the second one has its keys.
+    let area = onefold_seal::KeyArea::decode(&before[..AREA_BYTES]).unwrap();
+    let (_, root) = area.root(&secret(1), 0).unwrap().unwrap();
+    let copies = [&before[..AREA_BYTES], &before[AREA_BYTES..]];
+    let mut opened = onefold_seal::judge(
+        copies,
+        area.id(),
+        (0, false),
+        &mut |_| Ok(onefold_seal::Secret::take(&mut (*root.expose()).into())),
+        onefold_seal::Care::default(),
+    )
+    .unwrap();
+    let erased = opened.keys.erased_area(&Counter(AtomicU64::new(78))).unwrap();
+    desk.write("keys", 0, erased.bytes());
+    // Whoever reads is refused, also by the operator's word, and changes nothing.
+    for accepts in [false, true] {
+        let error = desk.open_by(By(1, accepts), false).err().unwrap();
+        assert!(error.to_string().contains("destroyed"), "{error}");
+    }
+    assert_eq!(fs::read(desk.at().join("keys")).unwrap()[AREA_BYTES..], before[AREA_BYTES..]);
+    assert!(desk.open_by(By(1, false), true).is_err());
+    let after = fs::read(desk.at().join("keys")).unwrap();
+    assert!(after.chunks(AREA_BYTES).all(|copy| onefold_seal::KeyArea::decode(copy).is_err()));
+}
+
+#[test]
+fn rule_22_keys_that_are_changed_after_an_older_area_was_accepted_have_a_number_of_their_own() {
+    let desk = Desk::new(Compression::None);
+    let older = fs::read(desk.at().join("keys")).unwrap();
+    let name = |archive: &Archive, name: &str| {
+        change_keys(archive, |keys, random| {
+            let argon = Argon::LEAST;
+            keys.add_slot((SlotKind::File, name), &secret(5), argon, (0, 0), random).map(|_| ())
+        })
+        .unwrap();
+    };
+    name(&desk.open(), "first");
+    let removed = fs::read(desk.at().join("keys")).unwrap();
+    desk.write("keys", 0, &older);
+    name(&desk.open_by(By(1, true), true).unwrap(), "other");
+    let number =
+        |bytes: &[u8]| onefold_seal::KeyArea::decode(&bytes[..AREA_BYTES]).unwrap().sequence();
+    let now = fs::read(desk.at().join("keys")).unwrap();
+    assert!(number(&now) > number(&removed));
+    // The area that nobody wants any more does not open without a word.
+    desk.write("keys", 0, &removed);
+    assert_eq!(desk.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
+}
+
+#[test]
+fn rule_22_an_older_copy_does_not_replace_a_damaged_newer_one() {
+    let desk = Desk::new(Compression::None);
+    let older = fs::read(desk.at().join("keys")).unwrap();
+    change_keys(&desk.open(), |_, _| Ok(())).unwrap();
+    let mut mixed = fs::read(desk.at().join("keys")).unwrap();
+    mixed[..AREA_BYTES].copy_from_slice(&older[..AREA_BYTES]);
+    mixed[AREA_BYTES + 3000] ^= 1;
+    desk.write("keys", 0, &mixed);
+    assert_eq!(desk.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
+    assert!(fs::read(desk.at().join("keys")).unwrap() == mixed);
+}
+
+#[test]
 fn rule_22_who_names_a_key_is_given_no_plain_archive_and_who_has_none_no_sealed_one() {
     let desk = Desk::new(Compression::None);
     let files = || Arc::new(Directory::open(&desk.at(), false).unwrap());

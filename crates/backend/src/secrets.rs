@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_core::{Error, Kind, Result};
@@ -109,6 +109,10 @@ pub fn passphrase_from(descriptor: RawFd) -> Result<Zeroizing<Vec<u8>>> {
 /// # Errors
 /// `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
 pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
+    key_within(COMMAND_WAIT, program, request)
+}
+
+fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
     let name = program.display().to_string();
     let failed = |why: &str| Error::new(Kind::Io, format!("{name}: {why}"));
     let mut child = Command::new(program)
@@ -123,15 +127,25 @@ pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u
         let _ = input.write_all(request.as_bytes());
     }
     let output = child.stdout.take().ok_or_else(|| failed("it has no output"))?;
+    let until = Instant::now() + wait;
     let (told, result) = mpsc::channel();
     let of = name.clone();
     let reading = std::thread::spawn(move || told.send(read_short(output, &of)));
-    let read = result.recv_timeout(COMMAND_WAIT);
-    if read.is_err() {
+    let read = result.recv_timeout(wait);
+    // Who gave its output may still not end.
+    let status = loop {
+        match child.try_wait().map_err(|e| Error::from_io(&name, e))? {
+            Some(status) => break Some(status),
+            None if read.is_err() || Instant::now() >= until => break None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    let Some(status) = status else {
         let _ = child.kill();
-    }
-    let status = child.wait().map_err(|e| Error::from_io(&name, e))?;
-    let key = read.map_err(|_| failed("it gave no key within 30 s"))?;
+        let _ = child.wait();
+        return Err(failed(&format!("it gave no key and ended within {} s", wait.as_secs())));
+    };
+    let key = read.map_err(|_| failed("its output was not read"))?;
     let _ = reading.join();
     if !status.success() {
         return Err(failed("it ended with a failure, and its key is not used"));
@@ -155,9 +169,22 @@ pub fn has_credentials() -> bool {
     names.any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"onefold."))
 }
 
-/// Bytes of this machine's memory; as little as a slot may assume where the system does not tell.
+/// Bytes of memory that this process may use: the machine's, or the limit of its control group where
+/// that is less; as little as a slot may assume where the system does not tell.
 #[must_use]
 pub fn machine_memory() -> u64 {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let limit = |group: &Path| {
+        let path = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
+        std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()
+    };
+    // The limits of the groups above hold as well.
+    let limits = Path::new(group).ancestors().filter_map(limit);
+    limits.min().map_or_else(whole_memory, |limit| limit.min(whole_memory()))
+}
+
+fn whole_memory() -> u64 {
     let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
@@ -213,6 +240,9 @@ mod tests {
         assert_eq!(key_from_command(&fails, "").unwrap_err().kind(), Kind::Io);
         let much = program("much", "head -c 100000 /dev/zero");
         assert!(key_from_command(&much, "").is_err());
+        let stays = program("stays", "echo key; exec >/dev/null; sleep 60");
+        let wait = Duration::from_millis(300);
+        assert_eq!(key_within(wait, &stays, "").unwrap_err().kind(), Kind::Io);
         assert!(key_from_command(&folder.path().join("none"), "").is_err());
     }
 

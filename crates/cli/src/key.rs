@@ -6,7 +6,7 @@ use clap::{
     Args,
     builder::{TypedValueParser, ValueParserFactory},
 };
-use onefold_backend::secrets::{SystemRandom, new_key_file, passphrase_from};
+use onefold_backend::secrets::{SystemRandom, new_key_file, no_dumps, passphrase_from};
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Secret, SlotSecret, key_file_text, to_words};
 use zeroize::Zeroizing;
@@ -139,6 +139,7 @@ pub(crate) struct New {
 impl New {
     /// A new recovery key.
     pub(crate) fn recovery() -> Result<New> {
+        no_dumps()?;
         let key = Secret::drawn(&SystemRandom)?;
         let words = Some(to_words(&key)?);
         Ok(New { secret: SlotSecret::Key(key), words })
@@ -147,6 +148,7 @@ impl New {
 
 /// A new secret of this kind for the store with this id. A key file that is not there is made.
 pub(crate) fn new_secret(whence: &Whence, descriptor: Option<RawFd>, id: &[u8; 16]) -> Result<New> {
+    no_dumps()?;
     let secret = match (whence, descriptor) {
         (Whence::Recovery, _) => return New::recovery(),
         (Whence::Passphrase, Some(descriptor)) => {

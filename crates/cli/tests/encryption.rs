@@ -232,6 +232,15 @@ fn at_terminal(desk: &Desk, arguments: &str, typed: &[(&str, &str)]) -> Option<(
     script.current_dir(desk.path("")).env("RUNTIME_DIRECTORY", desk.runtime());
     script.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = script.spawn().ok()?;
+    // A prompt that does not come ends with the program, after a minute.
+    let id = child.id().to_string();
+    let (over, ended) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        let wait = std::time::Duration::from_secs(60);
+        if ended.recv_timeout(wait) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").args(["-KILL", &id]).status();
+        }
+    });
     let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (mut shown, mut seen) = (Vec::new(), 0);
     let mut byte = [0];
@@ -241,11 +250,15 @@ fn at_terminal(desk: &Desk, arguments: &str, typed: &[(&str, &str)]) -> Option<(
             shown.push(byte[0]);
         }
         seen = shown.len();
+        // The prompt is there a moment before the terminal shows nothing any more: no person types as fast.
+        std::thread::sleep(std::time::Duration::from_millis(500));
         input.write_all(format!("{words}\n").as_bytes()).unwrap();
     }
     output.read_to_end(&mut shown).unwrap();
     drop(input);
     let is_done = child.wait().unwrap().success();
+    drop(over);
+    watch.join().unwrap();
     Some((is_done, String::from_utf8(shown).unwrap()))
 }
 

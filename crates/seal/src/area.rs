@@ -8,13 +8,15 @@
 //! | 13 | 3 | zero |
 //! | 16 | 16 | id of the store |
 //! | 32 | 8 | sequence, from 1 on |
-//! | 40 | 8 | zero |
+//! | 40 | 1 | 1 while the keys are being erased: the wrapped keys below are gone |
+//! | 41 | 7 | zero |
 //! | 48 | 60 | store key, wrapped by the root key |
 //! | 108 | 60 | domain root, wrapped by the root key |
 //! | 168 | 24 | zero |
 //! | 192 | 160 each | 16 slots |
 //! | 2752 | 148 each | 64 domains |
-//! | 12224 | 24 | zero |
+//! | 12224 | 4 | number of the next domain |
+//! | 12228 | 20 | zero |
 //! | 12248 | 32 | code: BLAKE3 of all before, keyed from the root key |
 //! | 12280 | 8 | XXH3-64 of all before, seeded with the first 8 bytes of the id |
 
@@ -24,7 +26,7 @@ use crate::{
     Secret,
     keys::{DOMAIN_BYTES, DOMAINS_MAX, Keys, SLOTS_MAX},
     random::Random,
-    slot::{SLOT_BYTES, Slot, SlotSecret},
+    slot::{Argon, SLOT_BYTES, Slot, SlotSecret, WORK_KIB_MAX},
     uses::Use,
     wrap::{Name, WRAPPED_BYTES, Wrapped, unwrap_key, wrap},
 };
@@ -37,6 +39,7 @@ pub const SUITE: u8 = 1;
 
 const MAGIC: &[u8; 8] = b"ONEFKEYS";
 const VERSION: u32 = 1;
+const ERASED_AT: usize = 40;
 const STORE_AT: usize = 48;
 const ROOT_AT: usize = STORE_AT + WRAPPED_BYTES;
 const SLOTS_AT: usize = 192;
@@ -44,6 +47,7 @@ const DOMAINS_AT: usize = SLOTS_AT + SLOTS_MAX * SLOT_BYTES;
 /// State, number, and what is wrapped.
 const DOMAIN_ENTRY: usize = 8 + 12 + DOMAIN_BYTES + 16;
 const DOMAINS_END: usize = DOMAINS_AT + DOMAINS_MAX * DOMAIN_ENTRY;
+const NEXT_DOMAIN_AT: usize = DOMAINS_END;
 const CODE_AT: usize = AREA_BYTES - 40;
 const CHECKSUM_AT: usize = AREA_BYTES - 8;
 
@@ -130,14 +134,30 @@ impl KeyArea {
         &self.bytes
     }
 
+    /// True when it says that its keys are being erased. Only its code proves it.
+    #[must_use]
+    pub fn is_erased(&self) -> bool {
+        self.bytes[ERASED_AT] != 0
+    }
+
     /// The root key and the number of the slot that a secret opens; `None` when it opens none. Each
     /// slot with a passphrase takes about a second, within the memory that a machine with
     /// `memory_bytes` may give.
     ///
     /// # Errors
     /// `Corrupt`, `Memory`: a slot asks for more or less work than it may, and no other one opens.
+    /// `Corrupt`: all slots of passphrases together ask for more work than 16 of the usual ones.
     pub fn root(&self, secret: &SlotSecret, memory_bytes: u64) -> Result<Option<(usize, Secret)>> {
         let mut refused = None;
+        let asked = |(_, slot): (usize, &Slot)| slot.argon().map_or(0, Argon::work_kib);
+        if matches!(secret, SlotSecret::Passphrase(_))
+            && self.slots().map(asked).sum::<u64>() > SLOTS_MAX as u64 * WORK_KIB_MAX
+        {
+            return Err(Error::new(
+                Kind::Corrupt,
+                "the slots of passphrases ask for more work than all usual ones together",
+            ));
+        }
         for (number, slot) in self.slots() {
             match slot.root((&self.id, number), secret, memory_bytes) {
                 Ok(Some(root)) => return Ok(Some((number, root))),
@@ -159,10 +179,14 @@ impl KeyArea {
     /// false.
     ///
     /// # Errors
-    /// `Corrupt`: the code agrees and a wrap does not; `Io`: the library of ciphers refuses.
+    /// `Corrupt`: the code agrees and a wrap does not, or the keys were being erased; `Io`: the library of
+    /// ciphers refuses.
     pub(crate) fn open(&self, root: &Secret, compares: bool) -> Result<Option<Keys>> {
         if compares && !self.is_of(root) {
             return Ok(None);
+        }
+        if self.is_erased() {
+            return Err(Error::new(Kind::Corrupt, "its keys were destroyed: nobody can read it"));
         }
         let damaged = || Error::new(Kind::Corrupt, "a wrapped key of the key area is damaged");
         let inner = |what, at: usize| {
@@ -185,6 +209,7 @@ impl KeyArea {
             root: root.again(),
             store,
             domain_root,
+            next_domain: u32::from_le_bytes(array(&self.bytes, NEXT_DOMAIN_AT)),
             domains,
             slots: self.slots.clone(),
         }))
@@ -230,11 +255,31 @@ impl Keys {
             entry[4..8].copy_from_slice(&number.to_le_bytes());
             entry[8..].copy_from_slice(&wrapped);
         }
+        let next_domain = self.next_domain().to_le_bytes();
+        bytes[NEXT_DOMAIN_AT..NEXT_DOMAIN_AT + 4].copy_from_slice(&next_domain);
+        self.sequence = sequence;
+        self.proven(bytes)
+    }
+
+    /// The bytes of a key area that says that its keys are being erased. It has its slots, so that who
+    /// has a secret finds this proven, and no key that they lead to. It is the first thing that an
+    /// erasure writes: a crash after it does not bring the keys back.
+    ///
+    /// # Errors
+    /// Those of [`next_area`](Self::next_area).
+    pub fn erased_area(&mut self, random: &dyn Random) -> Result<KeyArea> {
+        let mut bytes = self.next_area(random)?.bytes;
+        bytes[ERASED_AT] = 1;
+        random.fill(&mut bytes[STORE_AT..ROOT_AT + WRAPPED_BYTES])?;
+        bytes[DOMAINS_AT..DOMAINS_END].fill(0);
+        self.proven(bytes)
+    }
+
+    fn proven(&self, mut bytes: Vec<u8>) -> Result<KeyArea> {
         let code = code(&self.root, &bytes);
         bytes[CODE_AT..CHECKSUM_AT].copy_from_slice(&code);
         let sum = sum(&self.id, &bytes);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum);
-        self.sequence = sequence;
         KeyArea::decode(&bytes)
     }
 }
@@ -301,6 +346,60 @@ mod tests {
         let wrapped = &before.bytes[DOMAINS_AT + DOMAIN_ENTRY..][8..DOMAIN_ENTRY];
         let found = Keys::unwrap_domain(&[1; 16], domain, &opened.domain_root, wrapped).unwrap();
         assert!(found.is_none());
+    }
+
+    #[test]
+    fn rule_22_after_an_older_area_was_accepted_numbers_do_not_come_again() {
+        let mut keys = keys(1);
+        let old = keys.next_area(&Seeded::new(4)).unwrap();
+        keys.next_area(&Seeded::new(5)).unwrap();
+        let mut accepted = old.open(&keys.root(), true).unwrap().unwrap();
+        accepted.saw(2);
+        assert_eq!(accepted.next_area(&Seeded::new(6)).unwrap().sequence(), 3);
+    }
+
+    #[test]
+    fn rule_25_the_number_of_an_erased_domain_does_not_come_again() {
+        let mut keys = keys(1);
+        let first = keys.add_domain("first", &Seeded::new(3)).unwrap();
+        keys.erase_domain(first, &Seeded::new(4)).unwrap();
+        let area = keys.next_area(&Seeded::new(5)).unwrap();
+        let mut opened = area.open(&keys.root(), true).unwrap().unwrap();
+        assert_eq!(opened.add_domain("second", &Seeded::new(6)).unwrap(), first + 1);
+    }
+
+    #[test]
+    fn rule_26_an_area_that_is_being_erased_has_no_keys_and_proves_it() {
+        let mut keys = keys(1);
+        let area = keys.next_area(&Seeded::new(4)).unwrap();
+        let erased = keys.erased_area(&Seeded::new(5)).unwrap();
+        assert!(erased.is_erased() && !area.is_erased());
+        assert!(erased.is_of(&keys.root()) && erased.sequence() > area.sequence());
+        let error = erased.open(&keys.root(), true).err().unwrap();
+        assert!(error.to_string().contains("destroyed"), "{error}");
+        // Nor does the area without the mark open.
+        let mut bytes = erased.bytes().to_vec();
+        bytes[ERASED_AT] = 0;
+        let unmarked = keys.proven(bytes).unwrap();
+        assert_eq!(unmarked.open(&keys.root(), true).err().unwrap().kind(), Kind::Corrupt);
+    }
+
+    #[test]
+    fn rule_23_slots_that_ask_for_hours_of_work_are_refused_before_any_of_it() {
+        let mut keys = keys(1);
+        let mut bytes = keys.next_area(&Seeded::new(4)).unwrap().bytes().to_vec();
+        // 16 slots of a passphrase, each with the most that one may ask for.
+        for number in 0..SLOTS_MAX {
+            let at = SLOTS_AT + number * SLOT_BYTES;
+            bytes[at..at + SLOT_BYTES].fill(0);
+            bytes[at] = 1;
+            bytes[at + 2..at + 4].copy_from_slice(&4u16.to_le_bytes());
+            bytes[at + 4..at + 8].copy_from_slice(&16u32.to_le_bytes());
+            bytes[at + 8..at + 12].copy_from_slice(&(4u32 << 20).to_le_bytes());
+        }
+        let hostile = keys.proven(bytes).unwrap();
+        let words = SlotSecret::Passphrase(b"words".to_vec().into());
+        assert_eq!(hostile.root(&words, u64::MAX).err().unwrap().kind(), Kind::Corrupt);
     }
 
     #[test]

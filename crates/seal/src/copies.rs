@@ -13,6 +13,8 @@
 //! | before the first copy is durable | the old keys; that copy is damaged or old, and is written again |
 //! | between the copies | the new keys; the other copy is old or damaged, and is written like the first |
 //! | after both | the new keys |
+//! | in an erasure, before its first copy is durable | the keys as they were |
+//! | in an erasure, later | a copy that says so, or none: whoever opens the store to write ends the erasure |
 
 use onefold_core::{Error, Kind, Result};
 
@@ -90,12 +92,30 @@ pub fn judge(
             Ok(None) => {
                 failed.get_or_insert(forged(is_alone));
             }
+            // Not even the operator's word brings back what is being erased.
+            Err(error) if area.is_erased() => return Err(error),
             Err(error) => {
                 failed.get_or_insert(error);
             }
         }
     }
     Err(failed.unwrap_or_else(|| forged(is_alone)))
+}
+
+/// True when the higher whole copy says that the keys are being erased, and its code agrees: whoever
+/// may write overwrites both then.
+///
+/// # Errors
+/// Those of `root`.
+pub fn is_being_erased(
+    copies: [&[u8]; 2],
+    id: &[u8; 16],
+    root: &mut dyn FnMut(&KeyArea) -> Result<Secret>,
+) -> Result<bool> {
+    let whole = copies.map(|bytes| KeyArea::decode(bytes).and_then(|area| of(area, id)));
+    let newest = whole.into_iter().flatten().max_by_key(KeyArea::sequence);
+    let Some(area) = newest.filter(KeyArea::is_erased) else { return Ok(false) };
+    Ok(area.is_of(&root(&area)?))
 }
 
 /// Errors when a key area has a lower number than other metadata of the store bear.
@@ -248,6 +268,28 @@ mod tests {
         let careless = Care { compares_code: false, ..Care::default() };
         let taken = judge([&forged, &new], &ID, (2, false), &mut by(&secret(2)), careless);
         assert_eq!(taken.unwrap().area.sequence(), 9);
+    }
+
+    #[test]
+    fn rule_26_what_is_being_erased_comes_back_by_no_word_and_is_known_as_such() {
+        let mut keys = keys(1);
+        let area = keys.next_area(&Seeded::new(4)).unwrap();
+        let erased = keys.erased_area(&Seeded::new(5)).unwrap();
+        for copies in [[erased.bytes(), area.bytes()], [area.bytes(), erased.bytes()]] {
+            for accept_older in [false, true] {
+                let error = judged(copies, (0, accept_older), 1).err().unwrap();
+                assert!(error.to_string().contains("destroyed"), "{error}");
+            }
+            assert!(is_being_erased(copies, &ID, &mut by(&secret(1))).unwrap());
+        }
+        assert!(!is_being_erased([area.bytes(); 2], &ID, &mut by(&secret(1))).unwrap());
+        // Nobody without the key can say so.
+        let mut forged = erased.bytes().to_vec();
+        forged[3000] ^= 1;
+        let sum =
+            onefold_core::checksum::fast(u64::from_le_bytes([1; 8]), &forged[..AREA_BYTES - 8]);
+        forged[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        assert!(!is_being_erased([&forged, area.bytes()], &ID, &mut by(&secret(1))).unwrap());
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub struct Keys {
     pub(crate) store: Secret,
     pub(crate) domain_root: Secret,
     pub(crate) domains: Vec<Domain>,
+    /// The number of the next domain, as the key area had it.
+    pub(crate) next_domain: u32,
     pub(crate) slots: Vec<Option<Slot>>,
 }
 
@@ -129,6 +131,7 @@ impl Keys {
             store: Secret::drawn(random)?,
             domain_root: Secret::drawn(random)?,
             domains: vec![first],
+            next_domain: 1,
             slots: vec![None; SLOTS_MAX],
         })
     }
@@ -175,6 +178,18 @@ impl Keys {
         self.slots.iter().enumerate().filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
     }
 
+    /// The number of the next domain. The number of one that was erased does not come again.
+    pub(crate) fn next_domain(&self) -> u32 {
+        let last = self.domains.iter().map(|domain| domain.number).max();
+        self.next_domain.max(last.map_or(0, |last| last.saturating_add(1)))
+    }
+
+    /// Other metadata of the store bear this number of a key area: the next one has a higher number,
+    /// also after an older copy was accepted. Otherwise two key areas would have one number.
+    pub fn saw(&mut self, number: u64) {
+        self.sequence = self.sequence.max(number);
+    }
+
     /// Adds a slot; returns its number. `made` is in seconds since 1970, and `memory_bytes` is this
     /// machine's memory.
     ///
@@ -214,6 +229,19 @@ impl Keys {
         }
         self.slots[number] = None;
         Ok(())
+    }
+
+    /// The number of the slot that a secret opens; `None` when it opens none.
+    ///
+    /// # Errors
+    /// Those of opening a slot.
+    pub fn slot_of(&self, secret: &SlotSecret, memory_bytes: u64) -> Result<Option<usize>> {
+        for (number, slot) in self.slots() {
+            if slot.root((&self.id, number), secret, memory_bytes)?.is_some() {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
     }
 
     /// A new root key, which the slots whose secrets are given open from now on. The other slots are
@@ -273,8 +301,10 @@ impl Keys {
         if self.domains.len() == DOMAINS_MAX {
             return Err(Error::new(Kind::NoSpace, format!("there are {DOMAINS_MAX} domains")));
         }
-        let last = self.domains.iter().map(|domain| domain.number).max();
-        let number = last.map_or(0, |last| last + 1);
+        let number = self.next_domain();
+        let next = number.checked_add(1);
+        self.next_domain =
+            next.ok_or_else(|| Error::new(Kind::NoSpace, "all numbers of domains were used"))?;
         let key = Secret::drawn(random)?;
         self.domains.push(Domain {
             number,

@@ -39,7 +39,7 @@ mod wrap;
 pub use crate::{
     area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
-    copies::{Care, Judged, judge},
+    copies::{Care, Judged, is_being_erased, judge},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX},
     opener::Opener,
     random::Random,

@@ -56,6 +56,9 @@ impl SlotKind {
     }
 }
 
+/// KiB of memory times passes of the usual choice on a large machine, about a second of work.
+pub(crate) const WORK_KIB_MAX: u64 = 4 << 20;
+
 /// How slow a passphrase is made (Argon2id, RFC 9106).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argon {
@@ -72,7 +75,12 @@ impl Argon {
     pub const LEAST: Argon = Argon { memory_kib: 64 << 10, passes: 3, lanes: 4 };
 
     /// Memory, passes and lanes beyond which a store is refused.
-    const MOST: Argon = Argon { memory_kib: 4 << 20, passes: 64, lanes: 64 };
+    const MOST: Argon = Argon { memory_kib: 4 << 20, passes: 16, lanes: 64 };
+
+    /// The work that it asks for: KiB of memory times passes.
+    pub(crate) fn work_kib(self) -> u64 {
+        u64::from(self.memory_kib) * u64::from(self.passes)
+    }
 
     /// The usual choice on a machine with so many bytes of memory: 1 GiB, or a quarter of it.
     #[must_use]

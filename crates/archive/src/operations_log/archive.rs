@@ -401,6 +401,9 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     archive.leaves.opened();
     if let (Some(sealing), Some(opened)) = (archive.identity.sealing(), opened) {
         key_area::is_newest(sealing, opened, settings)?;
+        if writes {
+            key_area::make_equal(&*archive.files, &archive.label, settings)?;
+        }
     }
     Ok(archive)
 }

@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use onefold_core::{Error, File, Files, Kind, Result};
-use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judge};
+use onefold_seal::{
+    AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, is_being_erased, judge,
+};
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;
@@ -25,6 +27,18 @@ use crate::{
 pub(super) fn write_new(files: &dyn Files, keys: &mut Keys, random: &dyn Random) -> Result<()> {
     let area = keys.next_area(random)?;
     write_copies(&*fresh(files, KEYS)?, &area, [true; 2])
+}
+
+/// Overwrites both copies: the second one first, since the first one says that they are being erased.
+/// Each is durable before the next.
+pub(super) fn overwrite(file: &dyn File, random: &dyn Random) -> Result<()> {
+    for copy in [1, 0] {
+        let mut noise = vec![0; AREA_BYTES];
+        random.fill(&mut noise)?;
+        file.write_at((copy * AREA_BYTES) as u64, &noise)?;
+        file.sync()?;
+    }
+    Ok(())
 }
 
 /// Writes copies one after the other, and makes each durable before the next.
@@ -105,9 +119,9 @@ pub(super) fn judged(
     Ok(judged)
 }
 
-/// What seals the archive that has this label, by the key that its opener is asked for; `None` of a
-/// plain one. A copy of the key area that is not like the one that counts is written again when
-/// `writes`.
+/// What seals the archive that has this label, by the key that its opener is asked for, and the number
+/// of its key area; `None` of a plain one. Whoever `writes` ends an erasure that a crash cut off; nothing
+/// else is written.
 pub(super) fn unlock(
     files: &dyn Files,
     label: &Label,
@@ -123,13 +137,28 @@ pub(super) fn unlock(
         return Ok(None);
     }
     let opener = opener.ok_or_else(no_key)?;
-    let judged = judged(&*open_file(files)?, label, writes, settings, opener)?;
+    let file = open_file(files)?;
+    if writes {
+        let copies = read_copies(&*file)?;
+        let copies = [&copies[0][..], &copies[1][..]];
+        if is_being_erased(copies, &label.id, &mut |area| opener.root(area))? {
+            overwrite(&*file, &*opener.random())?;
+        }
+    }
+    let judged = judged(&*file, label, false, settings, opener)?;
     let flaws = Flaws {
         salt_by_chance: !settings.keeps(Rule::SaltFromContent),
         plain_groups: !settings.keeps(Rule::GroupsSealed),
     };
     let sealing = Sealing::new(&judged.keys, opener.random(), flaws)?;
     Ok(Some((sealing, judged.area.sequence())))
+}
+
+/// Writes a copy of the key area again that is not like the one that counts. The log was read before:
+/// an older copy must not take the place of a newer one that is damaged.
+pub(super) fn make_equal(files: &dyn Files, label: &Label, settings: &Settings) -> Result<()> {
+    let opener = settings.opener.of().ok_or_else(no_key)?;
+    judged(&*open_file(files)?, label, true, settings, opener).map(|_| ())
 }
 
 /// Errors when frames bear a higher number than the key area has which was opened.

@@ -1,35 +1,33 @@
 //! The keys of a sealed archive changed, and destroyed.
 
 use onefold_core::{Error, Kind, Result};
-use onefold_seal::{AREA_BYTES, Keys, Random};
+use onefold_seal::{Keys, Random};
 
 use super::{
     archive::Archive,
     commit::append_nothing,
-    key_area::{judged, no_key, open_file, write_copies},
+    key_area::{judged, no_key, open_file, overwrite, write_copies},
 };
 use crate::rules::Rule;
 
-/// Destroys the keys of a sealed archive: both copies of its key area are overwritten, one after the
-/// other, each durable before the next. Nobody opens the archive by them any more. A crash in between
-/// leaves one copy, and this can be done again.
+/// Destroys the keys of a sealed archive: a copy of its key area is written that says so and has no
+/// keys, then both are overwritten; each step is durable before the next. Nobody opens the archive by
+/// them any more. After a crash in between, whoever opens the archive to write ends it.
 ///
 /// # Errors
 /// `InvalidInput`: the archive is plain or was opened for reading. Errors of the system.
 pub fn erase_keys(archive: &Archive, random: &dyn Random) -> Result<()> {
-    if !archive.is_writable() || archive.identity.sealing().is_none() {
+    let Some(sealing) = archive.identity.sealing().filter(|_| archive.is_writable()) else {
         let why = "the archive is not encrypted, or was opened for reading only";
         return Err(Error::new(Kind::InvalidInput, why));
-    }
+    };
     archive.exclusively(|| {
+        let opener = archive.settings.opener.of().ok_or_else(no_key)?;
         let file = open_file(&*archive.files)?;
-        for copy in 0..2 {
-            let mut noise = vec![0; AREA_BYTES];
-            random.fill(&mut noise)?;
-            file.write_at((copy * AREA_BYTES) as u64, &noise)?;
-            file.sync()?;
-        }
-        Ok(())
+        let mut keys = judged(&*file, &archive.label, true, &archive.settings, opener)?.keys;
+        keys.saw(sealing.keys());
+        write_copies(&*file, &keys.erased_area(random)?, [true, false])?;
+        overwrite(&*file, random)
     })
 }
 
@@ -58,6 +56,7 @@ pub fn change_keys(
         let mut keys = judged(&*file, &archive.label, true, &archive.settings, opener)?.keys;
         let random = opener.random();
         change(&mut keys, &*random)?;
+        keys.saw(sealing.keys());
         let area = keys.next_area(&*random)?;
         write_copies(&*file, &area, [true, archive.keeps(Rule::BothKeyAreasWritten)])?;
         archive.files.confirm()?;

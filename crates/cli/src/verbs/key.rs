@@ -13,7 +13,7 @@ use onefold_backend::{
     secrets::{SystemRandom, machine_memory},
 };
 use onefold_core::{Error, Kind, Result};
-use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind, SlotSecret};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
 use super::refused;
@@ -47,7 +47,7 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Shows the slots; needs no key
+    /// Shows the slots; needs no key, and proves them if there is one
     #[command(after_help = "Examples:\n  onefold key list backups")]
     List {
         /// The archive or block store
@@ -148,9 +148,20 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
         Verb::Test { store, answer } => test(store, answer),
         Verb::Add { store, new, name, answer } => add(store, new, name, answer),
         Verb::Remove { store, slot, answer } => {
-            change(store, &mut |keys, _| keys.remove_slot(*slot))?;
-            let words = format_args!("slot {slot} of {} is removed", store.display());
-            answer.tell(&json!({ "store": shown(store), "removed": slot }), words)
+            let mut removed = None;
+            change(store, &mut |keys, _| {
+                removed = keys.slots().find(|(number, _)| number == slot).map(|(_, it)| it.clone());
+                keys.remove_slot(*slot)
+            })?;
+            let kind = removed.as_ref().map_or("", |it| it.kind().name());
+            let name = removed.as_ref().map_or("", |it| it.name());
+            let called = if name.is_empty() { String::new() } else { format!(" '{name}'") };
+            let words =
+                format_args!("slot {slot} of {} is removed: {kind}{called}", store.display());
+            let report = json!({
+                "store": shown(store), "removed": slot, "kind": kind, "name": name,
+            });
+            answer.tell(&report, words)
         }
         Verb::Change { store, slot, new, answer } => exchange(store, *slot, new, answer),
         Verb::Rotate { store, drop_others, answer } => rotate(store, *drop_others, answer),
@@ -218,8 +229,18 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     let area = area(store)?;
     let rows: Vec<Value> = area.slots().map(|(number, slot)| row(number, slot)).collect();
     let words: Vec<String> = area.slots().map(|(number, slot)| words_of(number, slot)).collect();
-    let report = json!({ "store": shown(store), "keys": area.sequence(), "slots": rows });
-    answer.tell(&report, format_args!("slot  kind        made\n{}", words.join("\n")))
+    let asker = the_asker()?;
+    let proven = asker.named().is_some();
+    if proven && !area.is_of(&asker.root(&area).map_err(|error| error.context(store.display()))?) {
+        let why =
+            "the key area was changed by somebody without its key; nothing that it says counts";
+        return Err(Failure::new(format!("{}: {why}", store.display())));
+    }
+    let report = json!({
+        "store": shown(store), "keys": area.sequence(), "proven": proven, "slots": rows,
+    });
+    let said = if proven { "" } else { "\nnot proven: with --key it is" };
+    answer.tell(&report, format_args!("slot  kind        made\n{}{said}", words.join("\n")))
 }
 
 fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
@@ -287,15 +308,14 @@ fn exchange(
     new: &NewKey,
     answer: &Answer,
 ) -> std::result::Result<(), Failure> {
-    let area = area(store)?;
-    let old = area.slots().find(|(number, _)| *number == slot);
-    let (_, old) =
-        old.ok_or_else(|| Failure::new(format!("{} has no slot {slot}", store.display())))?;
-    let name = old.name().to_owned();
-    let made = new_secret(&new.new.0, new.new_passphrase_fd, area.id())?;
+    let made = new_secret(&new.new.0, new.new_passphrase_fd, area(store)?.id())?;
     let kind = new.new.0.kind();
     let mut number = slot;
     change(store, &mut |keys, random| {
+        let old = keys.slots().find(|(number, _)| *number == slot);
+        let (_, old) =
+            old.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no slot {slot}")))?;
+        let name = old.name().to_owned();
         number = with_new(keys, (kind, &name), &made, random)?;
         keys.remove_slot(slot)
     })?;
@@ -319,28 +339,28 @@ fn tell_new(
 }
 
 fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Result<(), Failure> {
-    let area = area(store)?;
-    let others = area.slots().count() - 1;
-    if others > 0 && !drop_others {
-        let what = counted(others as u64, "other slot");
-        return Err(Failure::new(format!(
-            "{} has {what}, which would be dropped: --drop-others says so, and `onefold key add` makes them again",
-            store.display()
-        )));
-    }
-    let asker = the_asker()?;
-    let (whence, secret) = asker.secret_of(&area)?;
-    let opened = area.root(&secret, machine_memory())?;
-    let (slot, _) = opened.ok_or_else(|| {
-        Failure::new(format!(
-            "{}: this {} opens no slot of it",
-            store.display(),
-            whence.kind().name()
-        ))
-    })?;
-    let mut kept: Option<Vec<(usize, SlotSecret)>> = Some(vec![(slot, secret)]);
+    let (whence, secret) = the_asker()?.secret_of(&area(store)?)?;
+    let mut secret = Some(secret);
+    let (mut slot, mut others) = (0, 0);
+    // What the area says without its key counts for nothing: slots are counted once it is proven.
     change(store, &mut |keys, random| {
-        keys.rotate(&kept.take().unwrap_or_default(), machine_memory(), random)
+        others = keys.slots().count().saturating_sub(1);
+        if others > 0 && !drop_others {
+            let what = counted(others as u64, "other slot");
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!(
+                    "there is {what}, which would be dropped: --drop-others says so, and `onefold key add` makes \
+                     them again"
+                ),
+            ));
+        }
+        let memory = machine_memory();
+        let secret = secret.take().ok_or_else(|| Error::new(Kind::Denied, "no key"))?;
+        slot = keys.slot_of(&secret, memory)?.ok_or_else(|| {
+            Error::new(Kind::Denied, format!("this {} opens no slot", whence.kind().name()))
+        })?;
+        keys.rotate(&[(slot, secret)], memory, random)
     })?;
     let dropped = counted(others as u64, "other slot");
     let words = format_args!(

@@ -9,7 +9,7 @@ use onefold_backend::{
 use onefold_cluster::{Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
-use super::{keeper::Keeper, operator};
+use super::{keeper::Keeper, keys, operator};
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -56,6 +56,7 @@ const FOLDER: [u8; 16] = *b"cluster folder\0\0";
 
 impl Backing {
     pub fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
+        keys::refuse_plain("store of the cluster engine").map_err(|e| e.context(url))?;
         Ok(match url {
             Url::Folder(path) => {
                 let mut keeper = None;
@@ -74,6 +75,7 @@ impl Backing {
 
     /// The same for looking: nothing of it changes.
     fn look(url: &Url) -> Result<Backing, Error> {
+        keys::refuse_plain("store of the cluster engine").map_err(|e| e.context(url))?;
         match url {
             Url::Folder(path) => {
                 let store = EmbeddedStore::look(path)?;

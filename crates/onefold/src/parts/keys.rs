@@ -213,6 +213,19 @@ pub fn give(asker: Asker) {
     let _ = ASKER.set(Arc::new(asker));
 }
 
+/// Errors when the operator gave a key, and a store of this kind can't be encrypted: it is not the one
+/// that they mean, and nothing may be written to it in plain.
+///
+/// # Errors
+/// `Denied`.
+pub fn refuse_plain(kind: &str) -> Result<()> {
+    if asker().is_some_and(|asker| asker.refuses_plain()) {
+        let why = format!("a key was given, and a {kind} can't be encrypted yet");
+        return Err(Error::new(Kind::Denied, why));
+    }
+    Ok(())
+}
+
 /// Who is asked.
 #[must_use]
 pub fn asker() -> Option<&'static Arc<Asker>> {

@@ -11,7 +11,7 @@ use onefold_core::object::PoolKind;
 use serde_json::json;
 
 use super::encryption::NOT_ENCRYPTED;
-use onefold::parts::{cluster_store::Url, operator};
+use onefold::parts::{cluster_store::Url, keys::refuse_plain, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
@@ -83,6 +83,7 @@ impl From<CutName> for Cut {
 
 /// Creates it, and says what was made.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    refuse_plain("store of the cluster engine")?;
     let chunks = chunk_format(options.chunk, options.cut, !options.no_compression)?;
     let format = Format { volume_cut: options.volume_cut.into(), ..chunks };
     format.check()?;
