@@ -101,11 +101,6 @@ pub(super) fn judged(
     opener: &dyn Opener,
 ) -> Result<Judged> {
     let copies = read_copies(file)?;
-    #[cfg(feature = "planted-bugs")]
-    let copies = match writes && !settings.keeps(Rule::CodeBeforeCopying) {
-        true => broken::copied(file, copies)?,
-        false => copies,
-    };
     let care = Care {
         compares_code: settings.keeps(Rule::KeyAreaProven),
         takes_higher: settings.keeps(Rule::HigherKeyAreaCounts),
@@ -140,6 +135,11 @@ pub(super) fn unlock(
     let file = open_file(files)?;
     if writes {
         let copies = read_copies(&*file)?;
+        #[cfg(feature = "planted-bugs")]
+        let copies = match settings.keeps(Rule::CodeBeforeCopying) {
+            true => copies,
+            false => broken::copied(&*file, copies)?,
+        };
         let copies = [&copies[0][..], &copies[1][..]];
         if is_being_erased(copies, &label.id, &mut |area| opener.root(area))? {
             overwrite(&*file, &*opener.random())?;
