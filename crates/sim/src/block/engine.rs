@@ -869,7 +869,8 @@ impl Subject for Thin {
             return whole(SUPERBLOCKS[other].0)
                 && matches!(found(&view, options)[other], superblock::Found::Good(_));
         }
-        if let Some(copy) = KEY_AREAS.iter().position(|first| (first.0..first.0 + 3).contains(&at)) {
+        if let Some(copy) = KEY_AREAS.iter().position(|first| (first.0..first.0 + 3).contains(&at))
+        {
             return options.sealed && keys::area_is_whole(&view, KEY_AREAS[1 - copy]);
         }
         let Some(Superblock { fixed, .. }) = superblock_of(&view, options) else { return false };
