@@ -419,7 +419,7 @@ fn rule_26_an_erasure_that_was_cut_off_is_ended_by_the_next_who_writes() {
         copies,
         area.id(),
         (0, false),
-        &mut |_| Ok(onefold_seal::Secret::take(&mut (*root.expose()).into())),
+        &mut |_| Ok(onefold_seal::Secret::take(&mut { *root.expose() })),
         onefold_seal::Care::default(),
     )
     .unwrap();

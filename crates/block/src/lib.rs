@@ -38,9 +38,12 @@ mod window;
 pub use acts::{Acts, Place, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
-pub use engine::keys::{change_keys, erase_keys, identified};
 pub use engine::{
     Asked, CheckpointStep, Engine, Filled, Idleness, Receiving, SnapshotOf, VolumeState,
+};
+pub use engine::{
+    create::format_sealed,
+    key_changes::{change_keys, erase_keys, identified, is_sealed},
 };
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},

@@ -89,9 +89,9 @@ fn open(disk: &Arc<MemoryDisk>) -> Engine {
 /// A sealed store with everything in it, which was killed, and what it holds.
 fn filled() -> (Arc<MemoryDisk>, Model) {
     let disk = Arc::new(MemoryDisk::new(BLOCKS));
-    Engine::format_sealed(&*disk, &format(), &mut new_keys(), &Repeated).unwrap();
+    onefold_block::format_sealed(&*disk, &format(), &mut new_keys(), &Repeated).unwrap();
     let engine = open(&disk);
-    assert!(engine.is_sealed());
+    assert!(onefold_block::is_sealed(&engine));
     begin(&engine);
     fill(&engine, &history(true), &CALLS);
     engine.flush().unwrap();
@@ -179,7 +179,7 @@ fn rule_51_two_stores_of_one_content_share_no_16_bytes() {
     let mut keys = Keys::create(id, &Other).unwrap();
     keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &Other).unwrap();
     let format = Format { id, ..format() };
-    Engine::format_sealed(&*other, &format, &mut keys, &Other).unwrap();
+    onefold_block::format_sealed(&*other, &format, &mut keys, &Other).unwrap();
     let engine = open(&other);
     begin(&engine);
     fill(&engine, &history(true), &CALLS);
@@ -255,7 +255,8 @@ fn rule_22_a_damaged_copy_of_the_key_area_is_written_again() {
 fn rule_31_what_does_not_go_with_encryption_is_refused_with_a_sentence() {
     let disk = MemoryDisk::new(BLOCKS);
     let refused = |format: Format, word: &str| {
-        let error = Engine::format_sealed(&disk, &format, &mut new_keys(), &Repeated).unwrap_err();
+        let error =
+            onefold_block::format_sealed(&disk, &format, &mut new_keys(), &Repeated).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidInput);
         assert!(error.to_string().contains(word), "{error}");
     };
@@ -269,7 +270,7 @@ fn rule_31_what_does_not_go_with_encryption_is_refused_with_a_sentence() {
     for scheme in [SchemeName::Thin, SchemeName::Cow] {
         let (disk, layout) = (Arc::new(MemoryDisk::new(BLOCKS)), Layout::Split);
         let format = Format { scheme, layout, ..bytes.clone() };
-        Engine::format_sealed(&*disk, &format, &mut new_keys(), &Repeated).unwrap();
+        onefold_block::format_sealed(&*disk, &format, &mut new_keys(), &Repeated).unwrap();
         let engine = open(&disk);
         begin(&engine);
         fill(&engine, &history(true), &CALLS);

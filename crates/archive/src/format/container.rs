@@ -244,14 +244,12 @@ impl OpenContainer {
     }
 
     /// Bytes of its chunks.
-    #[must_use]
     pub fn raw_bytes(&self) -> usize {
         self.content.len()
     }
 
     /// Compresses the groups and makes the metadata. Compression is the slow part of a put; any
     /// thread may do it.
-    #[must_use]
     pub(crate) fn pack(
         self,
         identity: &Identity,

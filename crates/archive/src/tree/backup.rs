@@ -394,7 +394,7 @@ pub fn backup_trial(
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
     let buffers = buffers();
-    let cutting = Cutting::of_blocks(&*archive, buffers.clone());
+    let cutting = Cutting::of_blocks(archive, buffers.clone());
     let trial = Box::new((cutting, Trial::new(archive)?, TreeBuilder::new(archive)));
     let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial), buffers)?;
     source(&mut feeder)?;

@@ -1,9 +1,7 @@
 //! Steps that break a rule; only the simulator runs them.
 
-use onefold_core::{Disk, Result};
 use onefold_seal::KeyArea;
 
-use super::keys::write_copies;
 use crate::{
     format::{geometry::Geometry, page::MapEntry},
     kernel::{Kernel, State},
@@ -34,13 +32,14 @@ pub(super) fn forget_move(kernel: &Kernel, state: &mut State, before: Geometry) 
 }
 
 /// Breaks `CodeBeforeCopying`: the higher copy of the key area replaces the other one, whoever made it.
-pub(super) fn copied(disk: &dyn Disk, mut copies: [Vec<u8>; 2]) -> Result<[Vec<u8>; 2]> {
+/// Gives both, and which of them is to be written.
+pub(super) fn copied(mut copies: [Vec<u8>; 2]) -> ([Vec<u8>; 2], [bool; 2]) {
     let numbers = [&copies[0], &copies[1]]
         .map(|bytes| KeyArea::decode(bytes).map_or(0, |area| area.sequence()));
     let from = usize::from(numbers[1] > numbers[0]);
-    if numbers[from] > 0 && copies[0] != copies[1] {
-        copies[1 - from] = copies[from].clone();
-        write_copies(disk, &copies[from], [from == 1, from == 0])?;
+    if numbers[from] == 0 || copies[0] == copies[1] {
+        return (copies, [false; 2]);
     }
-    Ok(copies)
+    copies[1 - from] = copies[from].clone();
+    (copies, [from == 1, from == 0])
 }

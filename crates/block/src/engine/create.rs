@@ -10,7 +10,7 @@ use crate::{
     format::{
         geometry::SUPERBLOCKS,
         sealing::{Flaws, Sealing},
-        superblock::{self, Fixed, Leftover, SchemeName, Superblock},
+        superblock::{self, Fixed, Leftover, Superblock},
         zone_list::Page,
     },
     scheme::room::reserve,
@@ -22,8 +22,13 @@ pub(crate) fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
     make(disk, format, format.fixed()?, None)
 }
 
-/// Makes an empty sealed store on a disk. Durable on return.
-pub(crate) fn format_sealed(
+/// Makes an empty store on a disk that is sealed with `keys`, which have a slot and are those of the id
+/// in `format`; its secret is not used. Durable on return.
+///
+/// # Errors
+/// `InvalidInput` for impossible choices, a disk that is too small, or choices that don't go with
+/// encryption; `Io`.
+pub fn format_sealed(
     disk: &dyn Disk,
     format: &Format,
     keys: &mut Keys,
@@ -40,14 +45,11 @@ pub(crate) fn format_sealed(
 /// Errors when the choices do not go with encryption.
 fn may_be_sealed(fixed: &Fixed) -> Result<()> {
     let refused = |why: &str| Err(Error::new(Kind::InvalidInput, why));
-    match fixed.scheme {
-        SchemeName::OrderMerge | SchemeName::Ordered => {
-            return refused(
-                "the schemes ordered and ordermerge write sectors of 512 bytes, which have no room \
-                 for a proof: an encrypted store needs another scheme",
-            );
-        }
-        SchemeName::Thin | SchemeName::Cow | SchemeName::Ideal => {}
+    if fixed.scheme.writes_sectors() {
+        return refused(
+            "the schemes ordered and ordermerge write sectors of 512 bytes, which have no room \
+             for a proof: an encrypted store needs another scheme",
+        );
     }
     if fixed.leftover == Leftover::Table {
         return refused(

@@ -7,13 +7,12 @@
 use std::sync::Arc;
 
 use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Pba, Read, Result, Run};
-use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, Random, judge};
+use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, judge};
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;
 use crate::{
     format::{
-        Identity,
         geometry::{KEY_AREAS, SUPERBLOCKS},
         sealing::{Flaws, Sealing, What},
         superblock::{self, Found, State, Superblock},
@@ -78,7 +77,7 @@ fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
 }
 
 /// The id of a sealed store, as its superblocks show it; `None` of a plain one.
-fn sealed_id(disk: &dyn Disk) -> Option<[u8; 16]> {
+pub(super) fn sealed_id(disk: &dyn Disk) -> Option<[u8; 16]> {
     let mut newest: Option<Box<Superblock>> = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let block = read_superblock_block(disk, at);
@@ -107,12 +106,12 @@ fn flaws(settings: &Settings) -> Flaws {
     }
 }
 
-fn no_key() -> Error {
+pub(super) fn no_key() -> Error {
     Error::new(Kind::Denied, "the store is encrypted: say where its key is with --key")
 }
 
 /// The copy that counts, of the store with this id.
-fn judged(
+pub(super) fn judged(
     disk: &dyn Disk,
     id: &[u8; 16],
     access: Access,
@@ -122,7 +121,11 @@ fn judged(
     let copies = read_copies(disk);
     #[cfg(feature = "planted-bugs")]
     let copies = match access == Access::Writes && !settings.keeps(Rule::CodeBeforeCopying) {
-        true => broken::copied(disk, copies)?,
+        true => {
+            let (copies, which) = broken::copied(copies);
+            write_copies(disk, &copies[0], which)?;
+            copies
+        }
         false => copies,
     };
     let care = Care {
@@ -194,77 +197,6 @@ pub(crate) fn unlock_to_look(disk: &dyn Disk, keys: &KeySource) -> Result<Option
     let settings =
         Settings { keys: keys.clone(), ..Settings::for_memory(crate::settings::MEMORY_MIN) };
     unlock(disk, Access::Reads, &settings)
-}
-
-/// The superblock that counts, and what makes the store's blocks differ from those of others, for who
-/// looks at blocks.
-///
-/// # Errors
-/// As opening the store.
-pub fn identified(disk: &dyn Disk, keys: &KeySource) -> Result<(Superblock, Identity)> {
-    let sealing = unlock_to_look(disk, keys)?;
-    let superblock = super::opening::read_superblock(disk, sealing.as_deref())?;
-    let identity = superblock.fixed.identity(sealing);
-    Ok((superblock, identity))
-}
-
-/// Destroys the keys of a sealed store that nobody works on: both copies of its key area are
-/// overwritten, one after the other, each durable before the next. Nobody opens the store by them any
-/// more. A crash in between leaves one copy, and this can be done again.
-///
-/// # Errors
-/// As opening the store; `InvalidInput`: it is plain.
-pub fn erase_keys(disk: &dyn Disk, settings: &Settings, random: &dyn Random) -> Result<()> {
-    // By its key: who lacks it may not destroy what others need.
-    if unlock(disk, Access::Writes, settings)?.is_none() {
-        return Err(plain());
-    }
-    for copy in 0..2 {
-        let mut noise = vec![0; AREA_BYTES];
-        random.fill(&mut noise)?;
-        write_copies(disk, &noise, [copy == 0, copy == 1])?;
-    }
-    Ok(())
-}
-
-fn plain() -> Error {
-    let why = "the store is not encrypted, and a store can't become so: make another one";
-    Error::new(Kind::InvalidInput, why)
-}
-
-/// Changes the keys of a sealed store that nobody works on, by the key that its opener is asked for:
-/// `change` gets them as they are. Durable on return. Data stay sealed as they are.
-///
-/// # Errors
-/// Those of `change`, after which nothing was changed; `InvalidInput`: the store is plain. Errors of
-/// the disk: the keys are the old ones or the new ones.
-pub fn change_keys(
-    disk: &dyn Disk,
-    settings: &Settings,
-    change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
-) -> Result<()> {
-    disk.flush()?;
-    let id = sealed_id(disk).ok_or_else(plain)?;
-    let opener = settings.keys.of().ok_or_else(no_key)?;
-    let mut keys = judged(disk, &id, Access::Writes, settings, opener)?.keys;
-    let sealing = Sealing::new(&keys, Flaws::default())?;
-    let mut superblock = super::opening::read_superblock(disk, Some(&sealing))?;
-    let random = opener.random();
-    change(&mut keys, &*random)?;
-    let area = keys.next_area(&*random)?;
-    write_copies(disk, area.bytes(), [true, settings.keeps(Rule::BothKeyAreasWritten)])?;
-    // The store key stays the same. Each of the two goes to the place of the older one.
-    let State { sequence, .. } = superblock.state;
-    superblock.state.keys = area.sequence();
-    for sequence in [sequence + 1, sequence + 2] {
-        superblock.state.sequence = sequence;
-        let place = (sequence % 2) as u32;
-        let block = superblock.written(place, Some(&sealing))?;
-        let refs = [BlockRef { block: &block, class: Class::Super }];
-        disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-        disk.flush()?;
-    }
-    Ok(())
 }
 
 /// The state of a new store whose keys have this number.

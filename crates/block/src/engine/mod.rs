@@ -33,6 +33,7 @@ pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
 mod kept_room;
+pub(crate) mod key_changes;
 pub(crate) mod keys;
 pub(crate) mod offers;
 pub(crate) mod opening;
@@ -53,7 +54,6 @@ pub use checkpoint::CheckpointStep;
 use onefold_core::{
     BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId, VolumeLimits,
 };
-use onefold_seal::{Keys, Random};
 pub use status::{Status, VolumeStatus};
 
 use crate::{
@@ -91,26 +91,6 @@ impl Engine {
     /// `InvalidInput` for impossible choices, or a disk that is too small; `Io`.
     pub fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
         create::format(disk, format)
-    }
-
-    /// Makes an empty store on a disk that is sealed with `keys`, which have a slot and are those of
-    /// the id in `format`; its secret is not used. Durable on return.
-    ///
-    /// # Errors
-    /// As [`format`](Self::format); `InvalidInput` also for choices that don't go with encryption.
-    pub fn format_sealed(
-        disk: &dyn Disk,
-        format: &Format,
-        keys: &mut Keys,
-        random: &dyn Random,
-    ) -> Result<()> {
-        create::format_sealed(disk, format, keys, random)
-    }
-
-    /// True when the store is sealed at rest.
-    #[must_use]
-    pub fn is_sealed(&self) -> bool {
-        self.kernel.identity.sealing.is_some()
     }
 
     /// The choices of the store's creation.

@@ -37,6 +37,12 @@ impl SchemeName {
         if self == Self::OrderMerge { LeafChanges::InPlace } else { LeafChanges::Shadowed }
     }
 
+    /// True when a store of this scheme writes sectors of 512 bytes.
+    #[must_use]
+    pub fn writes_sectors(self) -> bool {
+        matches!(self, Self::OrderMerge | Self::Ordered)
+    }
+
     /// True when a crash empties a store of this scheme, which is for measuring only.
     #[must_use]
     pub fn loses_everything(self) -> bool {

@@ -342,7 +342,7 @@ impl Report {
             engine: block(),
             store: file.path().display().to_string(),
             id: file.id(),
-            encrypted: engine.is_sealed(),
+            encrypted: onefold_block::is_sealed(engine),
             created: Created {
                 fingerprint: fixed.algorithm.to_string(),
                 verify: if fixed.compares_bytes() { "bytes" } else { "hash" }.to_owned(),

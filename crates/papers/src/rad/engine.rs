@@ -230,7 +230,7 @@ fn create(container_bytes: usize) -> Result<Arc<Archive>> {
 fn put(archive: &Arc<Archive>, name: &str, versions: &[Version]) -> Result<()> {
     let mut session = Session::begin(archive, false)?;
     let mut writer = StreamWriter::new(&session, 0);
-    let (mut writing, mut cutting) = (Writing::default(), Cutting::new(&*archive));
+    let (mut writing, mut cutting) = (Writing::default(), Cutting::new(archive));
     let mut add = |mut batch: Batch| {
         batch.fingerprint(archive);
         session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))

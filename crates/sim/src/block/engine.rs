@@ -345,7 +345,7 @@ impl Subject for Thin {
             return Engine::format(disk, &format);
         }
         let mut keys = keys::of(options)?;
-        Engine::format_sealed(disk, &format, &mut keys, &*keys::repeated())
+        onefold_block::format_sealed(disk, &format, &mut keys, &*keys::repeated())
     }
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {

@@ -400,7 +400,7 @@ fn format(
         clear(disk)?;
     }
     let made = match keys {
-        Some(new) => Engine::format_sealed(disk, &format, &mut new.keys, &SystemRandom),
+        Some(new) => onefold_block::format_sealed(disk, &format, &mut new.keys, &SystemRandom),
         None => Engine::format(disk, &format),
     };
     made.map_err(|e| match e.kind() {

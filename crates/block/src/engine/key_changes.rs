@@ -1,0 +1,101 @@
+//! The keys of a sealed store changed, and destroyed; and who looks at its blocks by them.
+
+use onefold_core::{BlockRef, Class, Disk, Error, Kind, Result, Run};
+use onefold_seal::{AREA_BYTES, Keys, Random};
+
+use super::{
+    Engine,
+    keys::{Access, judged, no_key, sealed_id, unlock_to_look, write_copies},
+    opening::read_superblock,
+};
+use crate::{
+    format::{
+        Identity,
+        geometry::SUPERBLOCKS,
+        sealing::{Flaws, Sealing},
+        superblock::{State, Superblock},
+    },
+    rules::Rule,
+    settings::{KeySource, Settings},
+};
+
+/// The superblock that counts, and what makes the store's blocks differ from those of others, for who
+/// looks at blocks.
+///
+/// # Errors
+/// As opening the store.
+pub fn identified(disk: &dyn Disk, keys: &KeySource) -> Result<(Superblock, Identity)> {
+    let sealing = unlock_to_look(disk, keys)?;
+    let superblock = read_superblock(disk, sealing.as_deref())?;
+    let identity = superblock.fixed.identity(sealing);
+    Ok((superblock, identity))
+}
+
+/// True when the store is sealed at rest.
+#[must_use]
+pub fn is_sealed(engine: &Engine) -> bool {
+    engine.kernel.identity.sealing.is_some()
+}
+
+/// Destroys the keys of a sealed store that nobody works on: a copy of its key area is written that
+/// says so and has no keys, then both are overwritten; each step is durable before the next. Nobody
+/// opens the store by them any more, nor after a crash in between once the first step was durable.
+///
+/// # Errors
+/// As opening the store; `InvalidInput`: it is plain.
+pub fn erase_keys(disk: &dyn Disk, settings: &Settings, random: &dyn Random) -> Result<()> {
+    // By its key: who lacks it may not destroy what others need.
+    let id = sealed_id(disk).ok_or_else(plain)?;
+    let opener = settings.keys.of().ok_or_else(no_key)?;
+    let mut keys = judged(disk, &id, Access::Writes, settings, opener)?.keys;
+    keys.saw(read_superblock(disk, Some(&Sealing::new(&keys, Flaws::default())?))?.state.keys);
+    write_copies(disk, keys.erased_area(random)?.bytes(), [true, false])?;
+    // The copy that says so goes last.
+    for copy in [1, 0] {
+        let mut noise = vec![0; AREA_BYTES];
+        random.fill(&mut noise)?;
+        write_copies(disk, &noise, [copy == 0, copy == 1])?;
+    }
+    Ok(())
+}
+
+fn plain() -> Error {
+    let why = "the store is not encrypted, and a store can't become so: make another one";
+    Error::new(Kind::InvalidInput, why)
+}
+
+/// Changes the keys of a sealed store that nobody works on, by the key that its opener is asked for:
+/// `change` gets them as they are. Durable on return. Data stay sealed as they are.
+///
+/// # Errors
+/// Those of `change`, after which nothing was changed; `InvalidInput`: the store is plain. Errors of
+/// the disk: the keys are the old ones or the new ones.
+pub fn change_keys(
+    disk: &dyn Disk,
+    settings: &Settings,
+    change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
+) -> Result<()> {
+    disk.flush()?;
+    let id = sealed_id(disk).ok_or_else(plain)?;
+    let opener = settings.keys.of().ok_or_else(no_key)?;
+    let mut keys = judged(disk, &id, Access::Writes, settings, opener)?.keys;
+    let sealing = Sealing::new(&keys, Flaws::default())?;
+    let mut superblock = read_superblock(disk, Some(&sealing))?;
+    keys.saw(superblock.state.keys);
+    let random = opener.random();
+    change(&mut keys, &*random)?;
+    let area = keys.next_area(&*random)?;
+    write_copies(disk, area.bytes(), [true, settings.keeps(Rule::BothKeyAreasWritten)])?;
+    // The store key stays the same. Each of the two goes to the place of the older one.
+    let State { sequence, .. } = superblock.state;
+    superblock.state.keys = area.sequence();
+    for sequence in [sequence + 1, sequence + 2] {
+        superblock.state.sequence = sequence;
+        let place = (sequence % 2) as u32;
+        let block = superblock.written(place, Some(&sealing))?;
+        let refs = [BlockRef { block: &block, class: Class::Super }];
+        disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
+        disk.flush()?;
+    }
+    Ok(())
+}
