@@ -130,8 +130,11 @@ impl Sim {
             return Ok(());
         }
         let guests: Vec<u8> = sealed.opens.iter().copied().filter(|&byte| byte != OWNER).collect();
-        let gone =
-            sealed.rng.pick(&guests).copied().filter(|_| guests.len() > 2 || self.now % 2 == 0);
+        let gone = sealed
+            .rng
+            .pick(&guests)
+            .copied()
+            .filter(|_| guests.len() > 2 || self.now.is_multiple_of(2));
         let byte = gone.unwrap_or(sealed.next);
         if gone.is_none() {
             sealed.next += 1;

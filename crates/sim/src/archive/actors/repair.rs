@@ -140,7 +140,7 @@ impl Sim {
 fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), Error> {
     let mut session = Session::begin(archive, false)?;
     let mut writer = StreamWriter::new(&session, now);
-    let (mut cutting, mut writing) = (Cutting::new(&*archive), Writing::default());
+    let (mut cutting, mut writing) = (Cutting::new(archive), Writing::default());
     let mut rest = content;
     loop {
         let room = cutting.room();
