@@ -1,9 +1,6 @@
 //! `cargo xtask test`: everything that CI runs, as steps with a summary.
 
-use std::{
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -12,7 +9,7 @@ use crate::{
     demo::{self, Tools},
     docs, fuzz, guests, licences, machine, package, packages, pages, paper,
     product::{Build, TESTED},
-    program::{Ended, cargo, finish, run as run_program, show},
+    program::{cargo, run as run_program, show},
     sim, structure, threads,
 };
 
@@ -156,36 +153,6 @@ const STEPS: [Step; 28] = [
     },
 ];
 
-/// The step that waits most of its time: for daemons, leases and limits of time. In a whole run it
-/// goes on in a process of its own beside [`BESIDE`] and what follows, which need processors alone.
-const WAITS: &str = "ceph";
-
-/// The step beside which [`WAITS`] begins.
-const BESIDE: &str = "sim";
-
-/// The step [`WAITS`] in a process of its own.
-fn in_own_process() -> Result<Ended> {
-    let mut command = std::process::Command::new(std::env::current_exe()?);
-    command.args(["test", WAITS]).current_dir(machine::root());
-    finish(command, LIMIT, false)
-}
-
-/// The findings of a step that went on in a process of its own; prints what it printed.
-fn told(step: JoinHandle<Result<Ended>>) -> Result<Tally> {
-    let ended = step.join().unwrap_or_else(|_| bail!("the thread that waits for it failed"))?;
-    print!("{}", ended.output);
-    let number = |word: &str| {
-        let line = ended.output.lines().rev().find(|line| line.ends_with(" failed"))?;
-        line.split(", ").find_map(|part| part.strip_suffix(word)?.trim().parse().ok())
-    };
-    match (number(" passed"), number(" failed")) {
-        (Some(passed), Some(failed)) if (failed == 0) == ended.status.success() => {
-            Ok(Tally { passed, failed, note: String::new() })
-        }
-        _ => Ok(Tally::fail(format!("it ended with {}", ended.status))),
-    }
-}
-
 /// Runs the steps named, or all.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     if arguments.iter().any(|argument| argument == "--list") {
@@ -201,15 +168,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let mut results = Vec::new();
     let wanted =
         |step: &&Step| arguments.is_empty() || arguments.iter().any(|name| name == step.name);
-    let mut waiting = None;
     for step in STEPS.iter().filter(wanted) {
         println!("==> {}: {}", step.name, step.about);
         let started = Instant::now();
-        if arguments.is_empty() && step.name == BESIDE {
-            waiting = Some(thread::spawn(in_own_process));
-        }
-        let own = waiting.take_if(|_| step.name == WAITS);
-        let tally = own.map_or_else(step.run, told).unwrap_or_else(|error| {
+        let tally = (step.run)().unwrap_or_else(|error| {
             println!("{error:#}");
             Tally::fail(format!("{error:#}").lines().next().unwrap_or_default().to_owned())
         });

@@ -328,8 +328,8 @@ fn objects(world: &Arc<World>, from: usize, count: usize) -> RangeInclusive<u64>
     first as u64 / object_bytes..=last as u64 / object_bytes
 }
 
-/// What holds after a write that was acknowledged. `unsaid` are objects of which it says nothing
-/// any more, since a later write to them failed.
+/// Checks what an acknowledged write promises. The promise says nothing of the objects `unsaid`: a later
+/// write to them failed.
 #[expect(clippy::too_many_arguments, reason = "a write, its result, and where it was made")]
 fn acknowledged(
     world: &Arc<World>,
