@@ -74,12 +74,12 @@ fn rule_29_counts_of_a_copy_of_the_archive_are_refused_and_free_nothing() {
     }
 }
 
-/// Writes a block of the volume `v`, and lets a checkpoint come.
+/// Writes to one block of the volume `v`, and lets a checkpoint come.
 fn write(form: Form, at: &Path, seed: u64) {
     let archive = form.open(at, u64::MAX);
     let volumes = Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100);
     let volume = ArchiveExports(volumes).open("v").unwrap();
-    volume.write(0, &noise(seed, 32 << 10)).unwrap();
+    volume.write(seed * (128 << 10), &noise(seed, 32 << 10)).unwrap();
     volume.flush().unwrap();
     drop((volume, archive));
     form.open(at, 1).rename_volume("v", "w").unwrap();

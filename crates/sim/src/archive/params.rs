@@ -283,12 +283,12 @@ impl Params {
         rng.percent(20) && !is_older(seed, NEWER_THAN_SEALED) && !found_another_bug(seed)
     }
 
-    /// Two sealed archives of three, where nothing rots, and no frame comes late; none of the kept seeds
+    /// Four sealed archives of five, where nothing rots, and no frame comes late; none of the kept seeds
     /// that are older than that.
     fn puts_back(&self) -> bool {
         let rng = &mut Rng::new(self.seed ^ 0x7075_745f_6261_636b);
-        let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
-        rng.percent(67) && !is_older(self.seed, NEWER_THAN_PUT_BACK) && is_plain && self.sealed
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
+        rng.percent(80) && !is_older(self.seed, NEWER_THAN_PUT_BACK) && is_plain && self.sealed
     }
 
     /// One sealed archive in three has its chunk index on a disk of its own; none of the kept seeds that

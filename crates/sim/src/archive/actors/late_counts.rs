@@ -7,7 +7,7 @@ use crate::archive::run::{Flow, Sim, Stop};
 
 /// The first one counts a change, the second one all of them: an operator chose so, or another version
 /// does.
-const FEW: usize = 1;
+pub(super) const FEW: usize = 1;
 pub(super) const ALL: usize = 64 << 10;
 
 impl Sim {

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use onefold_archive::{Archive, check};
+use onefold_archive::{Archive, Collection, CollectionOptions as Options, check};
 use onefold_core::{Files, Kind, Result};
 use onefold_testbed::Rng;
 
-use super::late_counts::ALL;
+use super::late_counts::{ALL, FEW};
 use crate::{
     archive::run::{Flow, Sim, Stop},
     checker::{Checker, Failure},
@@ -22,8 +22,6 @@ const PAGE: usize = 8192;
 /// What was taken.
 pub(crate) struct Taken {
     rng: Rng,
-    /// A file of usage counts that no frame names, by its name.
-    counts: Option<(String, Vec<u8>)>,
     /// The file of the volumes' maps as a crash left it.
     maps: Vec<u8>,
 }
@@ -31,7 +29,7 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn new(seed: u64) -> Taken {
         let rng = Rng::new(seed ^ 0x7461_6b65_6e5f_6f66);
-        Taken { rng, counts: None, maps: Vec::new() }
+        Taken { rng, maps: Vec::new() }
     }
 }
 
@@ -56,7 +54,7 @@ impl Sim {
     /// In some lives the first checkpoint is cut off right before its label.
     pub(crate) fn die_at_checkpoint(&mut self) {
         if let Some(taken) = &mut self.taken
-            && taken.rng.percent(30)
+            && taken.rng.percent(50)
         {
             self.files.arm_late_write("label", false);
         }
@@ -65,9 +63,7 @@ impl Sim {
     /// A life has ended: the maps are copied before anybody opens the archive.
     pub(crate) fn take_maps(&mut self) {
         let Ok(bytes) = self.bytes_of(MAPS) else { return };
-        if let Some(taken) = &mut self.taken
-            && taken.rng.percent(60)
-        {
+        if let Some(taken) = &mut self.taken {
             taken.maps = bytes;
         }
     }
@@ -78,52 +74,33 @@ impl Sim {
             return Ok(());
         }
         self.put_maps_back()?;
-        if !self.params.collects {
+        if !self.params.collects || self.upgraded.kinds.trees {
             return Ok(());
         }
-        match self.taken.as_mut().and_then(|taken| taken.counts.take()) {
-            Some((name, bytes)) => self.put_counts_back(name, &bytes),
-            None => self.take_counts(),
-        }
+        self.put_counts_back()
     }
 
-    /// A collector dies before the frame of its counts; the file that it leaves is taken away.
-    fn take_counts(&mut self) -> Flow {
-        let Some(taken) = &mut self.taken else { return Ok(()) };
-        if !taken.rng.percent(60) || !self.dies_counting(ALL, false)? {
+    /// A collector counts one change and dies before the frame of its counts. The file that it leaves is taken
+    /// away; the next collector counts all, in a file of the same number, and the other one comes in its place.
+    fn put_counts_back(&mut self) -> Flow {
+        if !self.dies_counting(FEW, false)? {
             return Ok(());
         }
-        let named = self.open(false)?.tables().counts;
-        let names = self.files.names().map_err(|error| self.judge("names", &error))?;
-        let number = |name: &String| name.strip_prefix("counts-")?.parse::<u64>().ok();
-        let newest = names.into_iter().filter(|name| number(name).is_some_and(|n| n > named)).max();
-        if let Some(name) = newest {
-            let bytes = self.bytes_of(&name).map_err(|error| self.judge("counts", &error))?;
-            let removed = self.files.remove(&name).and_then(|()| self.files.sync_names());
-            removed.map_err(|error| self.judge("counts", &error))?;
-            if let Some(taken) = &mut self.taken {
-                taken.counts = Some((name, bytes));
-            }
-        }
-        self.look()
-    }
-
-    /// Where the next collector gave its counts the same number, those that were taken come in their place.
-    fn put_counts_back(&mut self, name: String, bytes: &[u8]) -> Flow {
-        let named = self.open(false)?.tables().counts;
+        let before = self.open(false)?.tables().counts;
+        let name = format!("counts-{:010}", before + 1);
+        let Ok(bytes) = self.bytes_of(&name) else { return Ok(()) };
+        let removed = self.files.remove(&name).and_then(|()| self.files.sync_names());
+        removed.map_err(|error| self.judge("counts", &error))?;
+        self.count_all(before)?;
         let good = match self.bytes_of(&name) {
-            Ok(good) if good != bytes && format!("counts-{named:010}") == name => good,
-            // It did not come so far.
-            Err(error) if error.kind() == Kind::NotFound => {
-                if let Some(taken) = &mut self.taken {
-                    taken.counts = Some((name, bytes.to_vec()));
-                }
-                return Ok(());
-            }
+            Ok(good) if good != bytes => good,
             _ => return Ok(()),
         };
-        self.write_all(&name, bytes)?;
+        self.write_all(&name, &bytes)?;
         let archive = self.open(false)?;
+        if archive.tables().counts != before + 1 {
+            return self.write_all(&name, &good);
+        }
         let report = check(&archive, false, &mut |_, _, _| {});
         let report = report.map_err(|error| self.judge("check", &error))?;
         if report.counts.is_some() {
@@ -135,6 +112,30 @@ impl Sim {
         self.reach.hit("other usage counts were refused");
         drop(archive);
         self.write_all(&name, &good)
+    }
+
+    /// A collector runs until a frame names new counts.
+    fn count_all(&mut self, before: u64) -> Flow {
+        self.portion = Some(ALL);
+        let opened = self.open(true);
+        self.portion = None;
+        let archive = opened?;
+        let options = Options {
+            now: self.now,
+            keep_partial: self.params.keep_partial,
+            trash: self.params.trash,
+            wait: false,
+            reserve_bytes: 256 << 10,
+            encode_all: false,
+        };
+        let begun = Collection::begin(&archive, options);
+        let mut collection = begun.map_err(|error| self.judge("gc", &error))?;
+        while archive.tables().counts == before {
+            if !collection.step().map_err(|error| self.judge("gc", &error))? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Pages of the maps that changed since come back as they were, one after the other.
