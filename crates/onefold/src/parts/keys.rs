@@ -6,8 +6,12 @@ use std::{
 };
 
 use onefold_archive::KeySource;
-use onefold_backend::secrets::{
-    SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory, no_dumps,
+use onefold_backend::{
+    locked::keep_keys,
+    secrets::{
+        SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory,
+        no_dumps,
+    },
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
@@ -15,6 +19,8 @@ use onefold_seal::{
 };
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
+
+use super::operator::warn;
 
 /// Where a key comes from. None of it ever comes from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +78,7 @@ impl Asker {
     /// # Errors
     /// Those of reading it.
     pub fn secret(&self, whence: &Whence, id: &[u8; 16]) -> Result<SlotSecret> {
+        guard()?;
         let shown: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(match whence {
             Whence::Passphrase => SlotSecret::Passphrase((self.ask)("passphrase")?),
@@ -181,12 +188,11 @@ impl Opener for Asker {
         let mut known = self.known.lock();
         if let Some((_, root)) = known.iter().find(|(id, root)| id == area.id() && area.is_of(root))
         {
-            return Ok(Secret::take(&mut Zeroizing::new(*root.expose())));
+            return Ok(root.again());
         }
-        no_dumps()?;
         let (_, root) = self.open(area)?;
         known.retain(|(id, _)| id != area.id());
-        known.push((*area.id(), Secret::take(&mut Zeroizing::new(*root.expose()))));
+        known.push((*area.id(), root.again()));
         Ok(root)
     }
 
@@ -202,6 +208,19 @@ impl Opener for Asker {
     fn random(&self) -> Arc<dyn Random> {
         Arc::new(SystemRandom)
     }
+}
+
+/// Before this process has a key: it leaves no core dump, and its keys lie in locked memory. Once it
+/// warns where the system does not lock them.
+///
+/// # Errors
+/// Those of the system.
+pub fn guard() -> Result<()> {
+    no_dumps()?;
+    if let Some(sentence) = keep_keys() {
+        warn(&sentence);
+    }
+    Ok(())
 }
 
 static ASKER: OnceLock<Arc<Asker>> = OnceLock::new();

@@ -5,7 +5,7 @@ use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
     Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
-    Times, Transfers, change_keys,
+    Times, Transfers, change_keys, erase_keys,
     check::{MEMORY, Place, check_with},
     format::{
         Identity,
@@ -190,7 +190,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         CarriersProven, CodeBeforeCopying, CommittedWhenDurable, CompressedHasNoCounter,
         CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited,
         DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
-        FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder,
+        ErasureEnded, FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder,
         HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven,
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
@@ -311,6 +311,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
                 CodeBeforeCopying,
+                ErasureEnded,
             ],
             &["thin", "cow"],
         ),
@@ -849,6 +850,10 @@ impl Subject for Thin {
         change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
     ) -> Result<()> {
         change_keys(disk, &Thin::settings(options), |keys, random| change(keys, random))
+    }
+
+    fn erase_keys(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
+        erase_keys(disk, &Thin::settings(options), &*keys::repeated())
     }
 
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
