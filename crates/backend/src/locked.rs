@@ -1,10 +1,7 @@
 //! Memory for keys that the system neither swaps nor dumps.
 #![allow(unsafe_code, reason = "pages of the system's are handed out in parts")]
 
-use std::{
-    ptr::NonNull,
-    sync::OnceLock,
-};
+use std::{ptr::NonNull, sync::OnceLock};
 
 use onefold_core::{
     Error, Result,
@@ -45,9 +42,8 @@ impl Region {
         let at = unsafe { mmap_anonymous(std::ptr::null_mut(), REGION_BYTES, access, flags) };
         let at = at.map_err(failed)?;
         // SAFETY: these are the pages of the call before.
-        let (locked, dumped) = unsafe {
-            (mlock(at, REGION_BYTES), madvise(at, REGION_BYTES, Advice::LinuxDontDump))
-        };
+        let (locked, dumped) =
+            unsafe { (mlock(at, REGION_BYTES), madvise(at, REGION_BYTES, Advice::LinuxDontDump)) };
         dumped.map_err(failed)?;
         let at = NonNull::new(at.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
         Ok((Region { at, taken: [false; PARTS] }, locked.err()))
@@ -160,7 +156,8 @@ pub fn keep_keys() -> Option<String> {
 
 fn sentence(why: &str) -> String {
     let limit = getrlimit(Resource::Memlock).current;
-    let limit = limit.map_or_else(String::new, |bytes| format!("; the limit is {} KiB", bytes >> 10));
+    let limit =
+        limit.map_or_else(String::new, |bytes| format!("; the limit is {} KiB", bytes >> 10));
     format!(
         "keys are not locked in memory ({why}{limit}), and may come into swap: raise the limit \
          (ulimit -l, or LimitMEMLOCK= of a service), or encrypt swap"

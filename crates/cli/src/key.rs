@@ -1,6 +1,12 @@
 //! Where the keys of encrypted stores come from: options that go with each verb.
 
-use std::{ffi::OsString, io::IsTerminal, os::fd::RawFd, path::PathBuf, sync::{Arc, OnceLock}};
+use std::{
+    ffi::OsString,
+    io::IsTerminal,
+    os::fd::RawFd,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use clap::{
     Args,

@@ -241,7 +241,14 @@ fn rule_22_a_plain_store_is_refused_where_an_encrypted_one_was_also_without_a_ke
     fs::rename(desk.path("s"), desk.path("kept")).unwrap();
     fs::copy(desk.path("other"), desk.path("s")).unwrap();
     fs::rename(desk.path("a"), desk.path("kept-a")).unwrap();
-    assert!(Command::new("cp").args(["-a", "plain", "a"]).current_dir(desk.path("")).status().unwrap().success());
+    assert!(
+        Command::new("cp")
+            .args(["-a", "plain", "a"])
+            .current_dir(desk.path(""))
+            .status()
+            .unwrap()
+            .success()
+    );
     for verb in ["volume create s v --size 8M", "status s", "ls a", "put a x key", "gc a"] {
         desk.fails(verb, 1, &["is not encrypted", "somebody may have replaced it", "remove "]);
     }
@@ -292,15 +299,21 @@ fn rule_23_no_program_gets_the_descriptor_of_the_passphrase() {
         desk.path(name).display().to_string()
     };
     let seen = desk.path("seen").display().to_string();
-    let kms = script("kms", &format!(
-        "for fd in /proc/$$/fd/*; do echo \"$fd\" >> {seen}; done; env >> {seen}; printf '%032d' 7"
-    ));
+    let kms = script(
+        "kms",
+        &format!(
+            "for fd in /proc/$$/fd/*; do echo \"$fd\" >> {seen}; done; env >> {seen}; printf '%032d' 7"
+        ),
+    );
     fs::write(desk.path("words"), "correct horse\n").unwrap();
     let command = desk.command("");
     let onefold = command.get_program().to_str().unwrap().to_owned();
-    let run = script("run", &format!(
-        "exec {onefold} key add a --new command:{kms} --key passphrase --passphrase-fd 7 7<words"
-    ));
+    let run = script(
+        "run",
+        &format!(
+            "exec {onefold} key add a --new command:{kms} --key passphrase --passphrase-fd 7 7<words"
+        ),
+    );
     let mut through = Command::new(run);
     through.current_dir(desk.path("")).env("XDG_STATE_HOME", desk.path("state"));
     let output = through.output().unwrap();

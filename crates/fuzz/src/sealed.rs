@@ -101,7 +101,10 @@ pub fn sealed_block(data: &[u8]) {
         let mut opened = block.clone();
         if let Some((id, pointer)) = page::header(identity, AT, &mut opened.0) {
             reach::good();
-            assert!(Table::ALL.contains(&id.table) && pointer.birth <= WindowNumber::MAX, "a header");
+            assert!(
+                Table::ALL.contains(&id.table) && pointer.birth <= WindowNumber::MAX,
+                "a header"
+            );
         }
     }
     for block in [(*plain).clone(), resealed(key, 4, 64, &plain)] {

@@ -81,7 +81,8 @@ impl Plan {
         sealed: &mut Vec<Block>,
     ) -> Result<()> {
         let is_raw = |source: &Source| matches!(source, Source::Raw(_));
-        sealed.resize(self.sources.iter().filter(|source| is_raw(source)).count(), Block([0; 4096]));
+        sealed
+            .resize(self.sources.iter().filter(|source| is_raw(source)).count(), Block([0; 4096]));
         let mut free = sealed.iter_mut();
         let mut addresses = self.addresses();
         let mut prefixes = self.prefixes.iter();

@@ -14,8 +14,8 @@ use std::{
     path::PathBuf,
 };
 
-use onefold_archive::{Snapshot, SnapshotId};
 use onefold::parts::user_directory::user_directory;
+use onefold_archive::{Snapshot, SnapshotId};
 use onefold_core::{Error, Kind, Result};
 use rustix::{fs::OFlags, process::geteuid};
 
