@@ -278,7 +278,8 @@ impl Rewriter {
         let any = NamedCounts { proof: None, ..named };
         match CountsReader::open(&self.archive, named, &self.pace) {
             Err(error) if error.kind() == Kind::Corrupt => {
-                Ok(Some(error).filter(|_| CountsReader::open(&self.archive, any, &self.pace).is_ok()))
+                Ok(Some(error)
+                    .filter(|_| CountsReader::open(&self.archive, any, &self.pace).is_ok()))
             }
             Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
             opened => opened.map(|_| None),
@@ -524,7 +525,9 @@ impl Ranges {
         slots_max: usize,
     ) -> Result<Ranges> {
         let mut old = match on {
-            true => Some(CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?),
+            true => {
+                Some(CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?)
+            }
             false => None,
         };
         let next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
