@@ -149,23 +149,37 @@ impl Sim {
             .take(4)
             .collect();
         for (page, old) in others {
-            let mut bytes = good.clone();
+            let mut bytes = self.bytes_of(MAPS).map_err(|error| self.judge("maps", &error))?;
+            if bytes.get(page * PAGE..(page + 1) * PAGE) != good.get(page * PAGE..(page + 1) * PAGE) {
+                continue;
+            }
             bytes[page * PAGE..][..PAGE].copy_from_slice(&old);
             self.write_all(MAPS, &bytes)?;
             match Archive::open(Arc::new(self.files.clone()), false, self.settings()) {
-                Ok(_) => self.look_at_maps()?,
+                Ok(archive) => self.look_at_maps(&Arc::new(archive))?,
                 Err(error) if error.kind() == Kind::Corrupt => {
                     self.reach.hit("other pages of maps were refused");
                 }
                 Err(error) => return Err(self.judge("open", &error)),
             }
-            self.write_all(MAPS, &good)?;
+            // A server may have written other pages meanwhile, and this one.
+            let mut now = self.bytes_of(MAPS).map_err(|error| self.judge("maps", &error))?;
+            if now.get(page * PAGE..(page + 1) * PAGE) == Some(&old) {
+                now[page * PAGE..][..PAGE].copy_from_slice(&good[page * PAGE..][..PAGE]);
+                self.write_all(MAPS, &now)?;
+            }
         }
         Ok(())
     }
 
-    /// What opens shows the volumes as they are.
-    fn look_at_maps(&mut self) -> Flow {
+    /// What opens shows the volumes as they are. Where the snapshot names this page, the one before it took
+    /// its place.
+    fn look_at_maps(&mut self, reader: &Arc<Archive>) -> Flow {
+        let report = check(reader, false, &mut |_, _, _| {});
+        let report = report.map_err(|error| self.judge("check", &error))?;
+        if report.problems.iter().any(|problem| problem.contains("lost the page")) {
+            self.reach.hit("other pages of maps were refused");
+        }
         let archive = self.open(true)?;
         let looked = self.look_at_volumes(&archive);
         self.actors.serving = None;
