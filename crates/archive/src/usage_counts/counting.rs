@@ -278,7 +278,9 @@ impl Rewriter {
         let any = NamedCounts { proof: None, ..named };
         match CountsReader::open(&self.archive, named, &self.pace) {
             Err(error) if error.kind() == Kind::Corrupt => {
-                Ok(Some(error).filter(|_| CountsReader::open(&self.archive, any, &self.pace).is_ok()))
+                let opened = CountsReader::open(&self.archive, any, &self.pace);
+                let is_rot = opened.is_err_and(|error| error.kind() == Kind::Corrupt);
+                Ok(Some(error).filter(|_| !is_rot))
             }
             Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
             opened => opened.map(|_| None),
