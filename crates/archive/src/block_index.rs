@@ -222,12 +222,8 @@ impl BlockIndex {
     pub(crate) fn encode(&self, w: &mut Writer, clones: bool) {
         w.u32(self.leaves.len() as u32);
         for (&number, leaf) in &self.leaves {
-            let page = leaf.page.unwrap_or(Page {
-                number: u32::MAX,
-                written: 0,
-                owner: 0,
-                proof: 0,
-            });
+            let page =
+                leaf.page.unwrap_or(Page { number: u32::MAX, written: 0, owner: 0, proof: 0 });
             w.u32(number).u32(page.number).u64(page.written);
             if clones {
                 w.u64(page.owner);

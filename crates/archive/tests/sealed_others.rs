@@ -109,8 +109,7 @@ fn rule_29_a_page_of_a_map_of_a_copy_of_the_archive_is_refused() {
     copy(&at, &other);
     write(form, &other, 1);
     write(form, &at, 2);
-    let (good, bytes) =
-        (fs::read(at.join("maps")).unwrap(), fs::read(other.join("maps")).unwrap());
+    let (good, bytes) = (fs::read(at.join("maps")).unwrap(), fs::read(other.join("maps")).unwrap());
     let pages = good.chunks(PAGE).zip(bytes.chunks(PAGE)).enumerate();
     let others: Vec<usize> = pages.filter(|(_, (a, b))| a != b).map(|(page, _)| page).collect();
     assert_eq!(others.len(), 1, "each wrote one page");
@@ -138,7 +137,9 @@ fn rule_34_containers_and_counts_of_a_sealed_archive_are_read_in_steps() {
     let watch: Watch = Arc::new(move |name, call, does| {
         if let Call::Read(from, bytes) = call
             && (name.starts_with("segment-") && (from % 4096, bytes % 4096) != (0, 0)
-                || name.starts_with("counts-") && *from > 0 && (from % 4096, bytes % 4096) != (0, 0))
+                || name.starts_with("counts-")
+                    && *from > 0
+                    && (from % 4096, bytes % 4096) != (0, 0))
         {
             seen.lock().unwrap().push(format!("{bytes} bytes at {from} of {name}"));
         }

@@ -28,7 +28,9 @@ impl Collection {
             Some(InMemory { file, named, upto }) => {
                 (CountsReader::over(&self.archive, file.clone(), *named, pace)?, *upto)
             }
-            None => (CountsReader::open(&self.archive, tables.named_counts(), pace)?, tables.counted),
+            None => {
+                (CountsReader::open(&self.archive, tables.named_counts(), pace)?, tables.counted)
+            }
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());

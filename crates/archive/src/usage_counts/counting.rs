@@ -526,7 +526,9 @@ impl Ranges {
         slots_max: usize,
     ) -> Result<Ranges> {
         let mut old = match on {
-            true => Some(CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?),
+            true => {
+                Some(CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?)
+            }
             false => None,
         };
         let next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;

@@ -17,8 +17,8 @@ use onefold_core::{File, Result};
 use super::{
     counts_file::{Written, expected},
     directory::{
-        Directory, Header, MAGIC, PagePlace, decode_page, encode_page, expand, header_bytes,
-        STEP_BYTES, shortest, taken,
+        Directory, Header, MAGIC, PagePlace, STEP_BYTES, decode_page, encode_page, expand,
+        header_bytes, shortest, taken,
     },
     list::others,
     names::counts_name,

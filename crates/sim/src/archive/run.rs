@@ -461,7 +461,10 @@ impl Sim {
             match self.put_back() {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) => {
-                    return Err(Failure::new(Checker::Progress, "it does not open after an attack"));
+                    return Err(Failure::new(
+                        Checker::Progress,
+                        "it does not open after an attack",
+                    ));
                 }
                 Ok(()) => self.actors = Actors::default(),
             }

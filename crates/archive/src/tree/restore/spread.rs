@@ -84,8 +84,7 @@ impl Spread<'_> {
                 Some(last)
                     if last.segment == group.segment
                         && (end <= last.end
-                            || (start <= last.end + GAP_BYTES
-                                && end - last.at <= READ_BYTES)) =>
+                            || (start <= last.end + GAP_BYTES && end - last.at <= READ_BYTES)) =>
                 {
                     last.end = last.end.max(end);
                     last.ranges.end = n + 1;

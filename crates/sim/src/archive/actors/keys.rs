@@ -300,8 +300,7 @@ impl Sim {
         }
         for name in names {
             let Ok(file) = self.files.open(&name) else { continue };
-            let mut bytes =
-                vec![0; (file.bytes().unwrap_or(0) as usize).next_multiple_of(4096)];
+            let mut bytes = vec![0; (file.bytes().unwrap_or(0) as usize).next_multiple_of(4096)];
             if file.read_at(0, &mut bytes).is_err() {
                 continue;
             }
