@@ -283,7 +283,7 @@ impl Disk for Failing {
 
 impl Failing {
     fn spend(&self) -> Result<()> {
-        let spent = self.left.try_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        let spent = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
         spent.map(drop).map_err(|_| Error::new(Kind::Io, "no power"))
     }
 }
