@@ -11,8 +11,9 @@ use std::{
 use onefold_core::{Error, File, Kind, Result};
 
 use super::{
-    counts_file::{CountsReader, CountsWriter, Written, files_of_counts, pages},
+    counts_file::{CountsReader, CountsWriter, files_of_counts, pages},
     memory_file::MemoryFile,
+    named::Written,
     names::{MOST, counts_name, highest_counts},
     pages::PagesWriter,
     tree_nodes::NodeChanges,
@@ -265,25 +266,6 @@ impl Rewriter {
                 Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
                 Err(error) => Err(error),
             },
-        }
-    }
-
-    /// Why the usage counts of a sealed archive are refused though they are whole: somebody put others of
-    /// their number in their place. Rot costs the time of a recount, and nobody is told.
-    pub(crate) fn counts_refused(&self, tables: &Tables) -> Result<Option<Error>> {
-        if tables.counts == 0 || self.archive.identity.sealing().is_none() {
-            return Ok(None);
-        }
-        let named = tables.named_counts();
-        let any = NamedCounts { proof: None, ..named };
-        match CountsReader::open(&self.archive, named, &self.pace) {
-            Err(error) if error.kind() == Kind::Corrupt => {
-                let opened = CountsReader::open(&self.archive, any, &self.pace);
-                let is_rot = opened.is_err_and(|error| error.kind() == Kind::Corrupt);
-                Ok(Some(error).filter(|_| !is_rot))
-            }
-            Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
-            opened => opened.map(|_| None),
         }
     }
 

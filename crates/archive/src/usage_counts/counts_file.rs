@@ -2,34 +2,20 @@
 
 use std::{collections::BTreeSet, sync::Arc, vec::IntoIter};
 
-use onefold_core::{File, Result};
+use onefold_core::{Error, File, Kind, Result};
 
 use super::{
     list::{ListReader, ListWriter},
+    named::Written,
     names::counts_name,
     pages::{PagesReader, PagesWriter, has_pages},
 };
 use crate::{
     container::Pace,
-    format::{ContainerId, names::fresh},
+    format::{ContainerId, damage::is_damage, names::fresh},
     operations_log::Archive,
-    rules::Rule,
-    tables::NamedCounts,
+    tables::{NamedCounts, Tables},
 };
-
-/// Counts that were written, durable but for those in memory.
-pub(super) struct Written {
-    /// The numbers of the files that they lie in.
-    pub(super) files: BTreeSet<u64>,
-    /// What the frame keeps that names them.
-    pub(super) proof: u64,
-}
-
-/// What the newest file of counts must have as the first half of its tag; `None` in a plain archive.
-pub(super) fn expected(archive: &Archive, counts: NamedCounts) -> Option<u64> {
-    let is_compared = archive.identity.sealing().is_some() && archive.keeps(Rule::CountsProven);
-    counts.proof.filter(|_| is_compared)
-}
 
 /// Writes all counts that there are.
 pub(super) enum CountsWriter {
@@ -171,4 +157,26 @@ pub(crate) fn files_of_counts(
     let pages = pages(archive, counts, &Pace::default())?;
     let files = pages.into_iter().flat_map(|pages| pages.directory.files.into_keys());
     Ok(files.chain([number]).collect())
+}
+
+/// Why the usage counts of a sealed archive are refused though they are whole: somebody put others of
+/// their number in their place. Rot costs the time of a recount, and nobody is told.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn counts_refused(archive: &Arc<Archive>, tables: &Tables) -> Result<Option<Error>> {
+    if tables.counts == 0 || archive.identity.sealing().is_none() {
+        return Ok(None);
+    }
+    let (named, pace) = (tables.named_counts(), Pace::default());
+    let any = NamedCounts { proof: None, ..named };
+    match CountsReader::open(archive, named, &pace) {
+        Err(error) if error.kind() == Kind::Corrupt => {
+            let opened = CountsReader::open(archive, any, &pace);
+            let is_rot = opened.is_err_and(|error| error.kind() == Kind::Corrupt);
+            Ok(Some(error).filter(|_| !is_rot))
+        }
+        Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
+        opened => opened.map(|_| None),
+    }
 }

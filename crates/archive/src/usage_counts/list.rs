@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use onefold_core::{Error, File, Result};
+use onefold_core::{File, Result};
 
 use crate::{
     container::Pace,
@@ -19,7 +19,7 @@ use crate::{
     tables::NamedCounts,
 };
 
-use super::counts_file::{Written, expected};
+use super::named::{Written, expected, others};
 
 pub(super) const MAGIC: &[u8; 8] = b"ONEFCNTS";
 
@@ -95,11 +95,6 @@ impl ListWriter {
         let proof = self.archive.identity.proof(self.last);
         Ok(Written { files: BTreeSet::from([self.number]), proof })
     }
-}
-
-/// The file has its number, and is not the one that a frame names.
-pub(super) fn others() -> Error {
-    corrupt("the usage counts are not those that the log names: others were put in their place")
 }
 
 /// Reads a list in order.

@@ -6,6 +6,7 @@ mod counts_file;
 mod directory;
 mod list;
 mod memory_file;
+mod named;
 mod names;
 mod pages;
 mod recount;
@@ -14,7 +15,7 @@ mod tree_nodes;
 pub use self::recount::{CountsFound, Miscounted};
 pub(crate) use self::{
     counting::{Counted, InMemory, weight},
-    counts_file::{CountsReader, files_of_counts},
+    counts_file::{CountsReader, counts_refused, files_of_counts},
     names::{counts_number, highest_counts},
     tree_nodes::NodeChanges,
 };
