@@ -114,7 +114,7 @@ impl Identity {
         Identity { id, key: sealing.checksums(), readable, sealing: Some(sealing) }
     }
 
-    /// What seals the archive, if it is sealed.
+    /// The ciphers, if the archive is sealed.
     pub(crate) fn sealing(&self) -> Option<&Arc<Sealing>> {
         self.sealing.as_ref()
     }
