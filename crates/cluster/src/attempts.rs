@@ -25,7 +25,7 @@ use std::{
 use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
 
 use crate::{
-    chunk_map::{ChunkMap, is_stale},
+    chunk_map::{ChunkMap, is_named, is_stale},
     chunk_pool::{self, ChunkPool, notes::shard_name},
     format::{Chunk, ChunkId, ObjectId, Reference, attempt, key},
     kernel::Kernel,
@@ -198,7 +198,7 @@ impl<'a> LeftBehind<'a> {
                 .into_iter()
                 .partition(|chunk| is_stale(self.kernel, map.as_ref(), chunk, reference));
             verdict.stale.extend(stale.into_iter().map(|chunk| (chunk, *reference)));
-            if used.iter().any(|chunk| !names(map.as_ref(), chunk, reference))
+            if used.iter().any(|chunk| !is_named(map.as_ref(), chunk, reference))
                 && self.kernel.keeps(Rule::AttemptKeptWhileOpen)
             {
                 coming.push((*attempt, used));
@@ -241,10 +241,4 @@ impl<'a> LeftBehind<'a> {
         }
         Ok(without)
     }
-}
-
-/// True when the entry names the chunk with this very reference.
-fn names(map: Option<&ChunkMap>, chunk: &Chunk, reference: &Reference) -> bool {
-    let base = map.and_then(|map| map.entries.get(&reference.offset)).and_then(|entry| entry.base);
-    base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp)
 }

@@ -163,6 +163,12 @@ pub(crate) fn assemble(entry: &Entry, object: &[u8], base: Option<&[u8]>) -> Vec
     content
 }
 
+/// True when the entry names the chunk with this very reference.
+pub(crate) fn is_named(map: Option<&ChunkMap>, chunk: &Chunk, reference: &Reference) -> bool {
+    let base = map.and_then(|map| map.entries.get(&reference.offset)).and_then(|entry| entry.base);
+    base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp)
+}
+
 /// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
 /// does not name it, and neither that nor the re-cut under way has its very stamp.
 pub(crate) fn is_stale(

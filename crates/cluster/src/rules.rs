@@ -142,6 +142,9 @@ pub enum Rule {
     /// A listing of names is repeated while renames go on. Otherwise something that is renamed is
     /// missing from it.
     NamesListedUntilStable,
+    /// A trim, or a write of what is there already, changes the entry of a chunk that a failed write
+    /// may still change. Otherwise a late copy of the failed write comes after it.
+    FailedWriteOvertaken,
     /// Workers finish renames that were begun. Otherwise the new name stays reserved when the
     /// session that began was killed.
     HalfRenamesFinished,
@@ -150,7 +153,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 47] = [
+    pub const BUGS: [(&'static str, Rule); 48] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -198,5 +201,6 @@ impl Rule {
         ("half-renames-left", Rule::HalfRenamesFinished),
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
+        ("failed-write-comes-after-a-trim", Rule::FailedWriteOvertaken),
     ];
 }

@@ -6,7 +6,7 @@ use onefold_core::object::{Change, Guard, Refusal, Write};
 
 use super::ChunkPool;
 use crate::{
-    chunk_map::{ChunkMap, is_stale},
+    chunk_map::{ChunkMap, is_named, is_stale},
     format::{Chunk, ObjectId, Reference, key},
     rules::Rule,
 };
@@ -72,7 +72,8 @@ impl ChunkPool {
     }
 
     /// After a flip that came too late: drops the references that were added and that no entry has
-    /// a use for.
+    /// a use for. Where the winner's entry names its chunk by the same reference, the attempt at it is
+    /// over.
     pub(crate) fn drop_unused_references(
         &self,
         object: ObjectId,
@@ -87,6 +88,8 @@ impl ChunkPool {
                 || is_stale(&self.kernel, map.as_ref(), chunk, reference)
             {
                 self.drop_references(&[(*chunk, *reference)])?;
+                self.attempts_are_over([(*chunk, *reference)]);
+            } else if is_named(map.as_ref(), chunk, reference) {
                 self.attempts_are_over([(*chunk, *reference)]);
             }
         }

@@ -299,10 +299,19 @@ impl<'k> Names<'k> {
         let mut before = self.steps(&shards).map_err(say)?;
         for _ in 0..LISTINGS {
             let found = self.look_through(&shards, what).map_err(say)?;
-            if found.steps == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
-                return self.listed(found).map_err(say);
+            let steps = found.steps.clone();
+            if steps == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
+                let arrives = !found.arrivals.is_empty();
+                let all = self.listed(found).map_err(say)?;
+                // What had arrived may have been renamed again before the session looked at it.
+                if !arrives
+                    || !self.kernel.keeps(Rule::NamesListedUntilStable)
+                    || self.counted_steps(&shards).map_err(say)? == steps
+                {
+                    return Ok(all);
+                }
             }
-            before = found.steps;
+            before = steps;
         }
         Err(say(Refusal::Busy))
     }
@@ -313,6 +322,11 @@ impl<'k> Names<'k> {
         if !self.kernel.format().renames {
             return Ok(vec![Vec::new(); shards.len()]);
         }
+        self.counted_steps(shards)
+    }
+
+    /// The same, always read.
+    fn counted_steps(&self, shards: &[ObjectName]) -> Result<Vec<Vec<u8>>, Refusal> {
         let read = |shard: &ObjectName| Read {
             object: shard.clone(),
             parts: vec![ReadPart::Keys(vec![STEPS.to_vec()])],

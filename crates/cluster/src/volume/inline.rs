@@ -65,6 +65,8 @@ struct Draft {
     dropped: Vec<(Chunk, Reference)>,
     /// The list stamp that it sets: there is something to drop, and the object is on no list.
     listed: Option<Stamp>,
+    /// Chunks that a failed write may still change.
+    in_doubt: BTreeSet<u32>,
     op: Write,
 }
 
@@ -110,9 +112,15 @@ impl InlineWrites {
         let mut results: Vec<Option<Result<(), Refusal>>> = jobs.iter().map(|_| None).collect();
         let mut gone = BTreeSet::new();
         for _ in 0..TURNS {
-            let drafts = self.drafts(jobs, &mut results, &mut gone);
+            let mut drafts = self.drafts(jobs, &mut results, &mut gone);
             if drafts.is_empty() && results.iter().all(Option::is_some) {
                 break;
+            }
+            if self.objects.kernel().keeps(Rule::FailedWriteOvertaken) {
+                let doubt = |draft: &mut Draft| {
+                    draft.in_doubt.clone_from(jobs[draft.job].1.in_doubt());
+                };
+                drafts.iter_mut().for_each(doubt);
             }
             let mut drafts = self.add(drafts, &mut results);
             drafts
@@ -133,11 +141,16 @@ impl InlineWrites {
                 match end {
                     Ok(true) => {
                         self.chunk_pool().attempts_are_over(draft.added.iter().copied());
-                        jobs[draft.job].1.learn(after(draft));
+                        let object = &mut jobs[draft.job].1;
+                        object.overtake(draft.entries.keys().copied());
+                        object.learn(after(draft));
                     }
                     Ok(false) => jobs[draft.job].1.withdraw_listing(draft.listed),
-                    Err(refusal) => {
+                    Err(Failed { refusal, in_doubt }) => {
                         self.inline.doubt();
+                        if *in_doubt {
+                            jobs[draft.job].1.doubt(draft.entries.keys().copied());
+                        }
                         results[draft.job] = Some(Err(refusal.clone()));
                     }
                 }
@@ -251,6 +264,7 @@ impl InlineWrites {
             added: Vec::new(),
             dropped: Vec::new(),
             listed: None,
+            in_doubt: BTreeSet::new(),
             op,
         })
     }
@@ -331,7 +345,9 @@ impl InlineWrites {
                     ));
                     new.base = Some(Base { chunk: Chunk { id, copy: 0 }, stamp: draft.stamp });
                 }
-                if old.mask == 0 && !old.dirty && new.base == old.base {
+                // A failed write that is still on its way would come after one that changes nothing.
+                let overtakes = draft.in_doubt.contains(&part.offset);
+                if old.mask == 0 && !old.dirty && new.base == old.base && !overtakes {
                     continue;
                 }
                 draft
@@ -422,7 +438,7 @@ impl InlineWrites {
 
     /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
     /// it will ever be applied.
-    fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
+    fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Failed>> {
         #[cfg(feature = "planted-bugs")]
         self.drop_early(drafts);
         let write = |draft| InlineWrite { session: self.objects.session(), draft, looked: false };
@@ -431,16 +447,18 @@ impl InlineWrites {
         self.objects.kernel().carry_out_all(batch, |write, outcome| {
             let Draft { id, added, .. } = write.draft;
             ends.push(match outcome {
-                Ok(Outcome::GivenUp) => {
-                    self.chunk_pool().drop_unused_references(*id, added).map(|()| false)
-                }
+                Ok(Outcome::GivenUp) => self
+                    .chunk_pool()
+                    .drop_unused_references(*id, added)
+                    .map(|()| false)
+                    .map_err(|refusal| Failed { refusal, in_doubt: false }),
                 Ok(Outcome::Applied | Outcome::Found) => Ok(true),
                 Err(refusal) => {
                     if !write.looked {
                         // The only copy of the operation was refused.
                         let _ = self.chunk_pool().drop_unused_references(*id, added);
                     }
-                    Err(refusal)
+                    Err(Failed { refusal, in_doubt: write.looked })
                 }
             });
         });
@@ -459,6 +477,13 @@ impl InlineWrites {
             .drop_references(&all)
             .and_then(|()| self.chunk_pool().forget_drops(&all));
     }
+}
+
+/// A step (b) that failed.
+struct Failed {
+    refusal: Refusal,
+    /// A copy of the operation may still be applied.
+    in_doubt: bool,
 }
 
 /// Step (b) of one object.

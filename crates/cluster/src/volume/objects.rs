@@ -1,7 +1,11 @@
 //! The objects of a volume as their owner remembers them: their maps, the bitmap, and what is still
 //! to be recorded about each.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 use onefold_core::{
     Error, Result,
@@ -44,6 +48,9 @@ pub(super) struct Object {
     not_yet_listed: Vec<Stamp>,
     /// The object may be there, and its bit may not be set.
     bit_not_yet_set: bool,
+    /// Chunks of writes that failed after a try without a reply: a copy of the write may still be
+    /// applied, as long as it finds the entries as they were.
+    in_doubt: BTreeSet<u32>,
 }
 
 /// The map of an object, or that there is none.
@@ -99,9 +106,31 @@ impl Object {
         self.revision
     }
 
-    /// True while the header or the dirty list may lack something about it.
+    /// True while the header or the dirty list may lack something about it, or a write that failed
+    /// may still be applied.
     pub(super) fn is_not_yet_recorded(&self) -> bool {
-        self.bit_not_yet_set || !self.is_listed()
+        self.bit_not_yet_set || !self.is_listed() || !self.in_doubt.is_empty()
+    }
+
+    /// A write of these chunks failed after a try without a reply. What is remembered of the map may
+    /// be out of date for good.
+    pub(super) fn doubt(&mut self, chunks: impl IntoIterator<Item = u32>) {
+        self.in_doubt.extend(chunks);
+        self.forget();
+    }
+
+    /// The store applied an operation that changed the entries of these chunks: no copy of an earlier
+    /// one finds them as they were.
+    pub(super) fn overtake(&mut self, chunks: impl IntoIterator<Item = u32>) {
+        chunks.into_iter().for_each(|chunk| {
+            self.in_doubt.remove(&chunk);
+        });
+    }
+
+    /// The chunks that a write which failed may still change. A later change of one of them is sent
+    /// although it changes no content: otherwise the failed write would come after it.
+    pub(super) fn in_doubt(&self) -> &BTreeSet<u32> {
+        &self.in_doubt
     }
 
     /// True when no list stamp is left that may be in the object and not on the list.

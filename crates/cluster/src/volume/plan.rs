@@ -5,7 +5,10 @@
 //! every entry that it changes with the value in the known map. A partial overwrite of a
 //! deduplicated chunk reads only blocks that are written in part.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use onefold_core::object::{Change, Guard, Refusal, Write};
 
@@ -33,6 +36,8 @@ pub(super) struct Plan {
     /// The re-cut key of an object that it makes.
     recut: Option<Recut>,
     discarded: Option<Stamp>,
+    /// Chunks that a failed write may still change.
+    in_doubt: BTreeSet<u32>,
 }
 
 impl Plan {
@@ -42,7 +47,7 @@ impl Plan {
         objects: &Objects,
         discards: &LongDiscards,
         index: u64,
-        known: &Known,
+        (known, in_doubt): (&Known, &BTreeSet<u32>),
         fills: &[(Range<u32>, Fill<'_>)],
         discarded: Option<Stamp>,
     ) -> Result<Option<Plan>, Refusal> {
@@ -57,6 +62,7 @@ impl Plan {
             listed: None,
             recut: None,
             discarded,
+            in_doubt: in_doubt.clone(),
         };
         let chunk_bytes = objects.chunk_bytes();
         for (range, fill) in fills {
@@ -148,7 +154,10 @@ impl Plan {
         let planned = self.entries.get(&offset).copied();
         let entry = planned.or(old).unwrap_or(none);
         let zeroes = entry.base.is_none() && entry.mask == 0;
-        if zeroes && matches!(fill, Fill::Zeroes) {
+        // A failed write that is still on its way would come after a trim that changes no entry.
+        let overtakes =
+            self.in_doubt.contains(&offset) && objects.kernel().keeps(Rule::FailedWriteOvertaken);
+        if zeroes && matches!(fill, Fill::Zeroes) && !overtakes {
             return Ok(());
         }
         let (first, last) = ((part.start - offset) / BLOCK, (part.end - 1 - offset) / BLOCK);
@@ -212,6 +221,11 @@ impl Plan {
     /// The operation.
     pub(super) fn op(&self) -> &Write {
         &self.op
+    }
+
+    /// The chunks whose entries it changes.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = u32> + use<'_> {
+        self.entries.keys().copied()
     }
 
     /// The list stamp that it sets.

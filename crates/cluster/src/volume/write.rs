@@ -108,7 +108,7 @@ impl Writes {
         }
         let mut sent = sent.into_iter();
         self.objects.kernel().carry_out_all(batch, |write, outcome| {
-            let ended = outcome.and_then(|outcome| write.ended(outcome));
+            let ended = write.ended(outcome);
             sent.by_ref().take(1).for_each(|n| results[n] = ended.clone());
         });
         for ((index, object, _), _) in
@@ -142,8 +142,8 @@ impl Writes {
         }
         let mut write = ObjectWrite::new(self, index, object, fills, discarded);
         let outcome = match write.decide_from_known()? {
-            Some(op) => self.objects.kernel().carry_out_decided(&mut write, op)?,
-            None => Outcome::GivenUp,
+            Some(op) => self.objects.kernel().carry_out_decided(&mut write, op),
+            None => Ok(Outcome::GivenUp),
         };
         write.ended(outcome)
     }
@@ -166,7 +166,8 @@ impl Writes {
         number: Stamp,
     ) -> Result<(), Refusal> {
         let known = self.objects.known(index, object)?;
-        if !known.exists || known.discarded >= number {
+        let is_there = known.exists || !object.in_doubt().is_empty();
+        if !is_there || known.discarded >= number {
             return Ok(());
         }
         let whole = 0..self.objects.kernel().format().object_bytes;
@@ -251,6 +252,8 @@ struct ObjectWrite<'a, 'f> {
     decided: Option<(Known, Plan)>,
     /// The map that named a chunk which was gone.
     gone: Option<BTreeMap<u32, Entry>>,
+    /// A copy of the operation that was decided last may be on its way.
+    looked: bool,
 }
 
 impl<'a, 'f> ObjectWrite<'a, 'f> {
@@ -261,7 +264,16 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
         fills: &'a [(Range<u32>, Fill<'f>)],
         discarded: Option<Stamp>,
     ) -> ObjectWrite<'a, 'f> {
-        ObjectWrite { writes, index, object, fills, discarded, decided: None, gone: None }
+        ObjectWrite {
+            writes,
+            index,
+            object,
+            fills,
+            discarded,
+            decided: None,
+            gone: None,
+            looked: false,
+        }
     }
 
     /// Decides from the map as it is remembered. [`Refusal::Missing`] when a chunk is gone that it
@@ -269,7 +281,8 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
     fn plan(&mut self) -> Result<Option<Write>, Refusal> {
         let Writes { objects, discards, .. } = self.writes;
         let known = objects.known(self.index, self.object)?;
-        let plan = Plan::decide(objects, discards, self.index, &known, self.fills, self.discarded)?;
+        let seen = (&known, self.object.in_doubt());
+        let plan = Plan::decide(objects, discards, self.index, seen, self.fills, self.discarded)?;
         let Some(plan) = plan else { return Ok(None) };
         self.object.expect_listing(plan.listed());
         let op = plan.op().clone();
@@ -310,7 +323,24 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
     }
 
     /// Completes the write before it is acknowledged.
-    fn ended(self, outcome: Outcome) -> Result<(), Refusal> {
+    fn ended(self, outcome: Result<Outcome, Refusal>) -> Result<(), Refusal> {
+        let outcome = match (outcome, &self.decided) {
+            (Err(refusal), decided) => {
+                if let Some((_, plan)) = decided
+                    && self.looked
+                {
+                    self.object.doubt(plan.chunks());
+                }
+                return Err(refusal);
+            }
+            (Ok(outcome), Some((_, plan))) => {
+                if outcome != Outcome::GivenUp {
+                    self.object.overtake(plan.chunks());
+                }
+                outcome
+            }
+            (Ok(outcome), None) => outcome,
+        };
         match (outcome, self.decided) {
             (Outcome::Applied, Some((known, plan))) => self.object.learn(plan.after(known)),
             // An earlier write may have failed on its way to the list.
@@ -332,6 +362,7 @@ impl Operation<Known> for ObjectWrite<'_, '_> {
     }
 
     fn look(&mut self) -> Result<Known, Refusal> {
+        self.looked = true;
         self.object.forget();
         self.writes.objects.known(self.index, self.object)
     }
@@ -341,6 +372,7 @@ impl Operation<Known> for ObjectWrite<'_, '_> {
         if let Some((_, plan)) = self.decided.take() {
             self.object.withdraw_listing(plan.listed());
         }
+        self.looked = false;
         self.decide_from_known()
     }
 

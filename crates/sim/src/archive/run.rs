@@ -135,6 +135,9 @@ pub(super) struct Sim {
     pub(super) index_disk: Option<IndexDisk>,
     /// A process was told that a sync failed.
     pub(super) sync_failed: bool,
+    /// A power failure left one place of the label cut off, and the medium damaged the label before it
+    /// was written anew.
+    pub(super) label_was_torn: bool,
     /// An error named damage that nothing makes good.
     pub(super) refused: bool,
     /// Containers have numbers below this in this life.
@@ -201,6 +204,7 @@ impl Sim {
             filling: BTreeMap::new(),
             mounted: 0,
             damaged: false,
+            label_was_torn: false,
             pool,
             gone: None,
             aside,
@@ -513,6 +517,7 @@ impl Sim {
             self.files.set_capacity(Some(self.files.used() + room));
         }
         self.arm_medium();
+        self.label_was_torn = self.params.medium.damages() && self.label_is_torn();
         self.die_at_checkpoint();
         let damaging = self.faults.below(self.params.moves.min(self.params.crash_within));
         for n in 0..self.params.moves {

@@ -43,6 +43,8 @@ fn short_key(key: &[u8]) -> String {
         format!("P@{offset}/{:x}", stamp.0)
     } else if let Some(reference) = keys::parse_reference(key) {
         format!("ref {}@{}/{:x}", reference.object, reference.offset, reference.stamp.0)
+    } else if let Some(reference) = keys::parse_attempt(key) {
+        format!("attempt {}@{}/{:x}", reference.object, reference.offset, reference.stamp.0)
     } else if let Some((object, stamp)) = keys::parse_listed(key) {
         format!("listed {object}/{:x}", stamp.0)
     } else {

@@ -5,7 +5,8 @@
 //! life: afterwards nothing may be missing. Until then all that does not depend on damaged bytes
 //! must be as it was, and an error must name what is damaged.
 
-use onefold_core::{Error, Kind};
+use onefold_archive::{FoundLabel, Label};
+use onefold_core::{Error, Files, Kind};
 use onefold_testbed::files::{Layout, Wrong};
 
 use crate::{
@@ -38,6 +39,9 @@ const INDEX: &str = "index-";
 /// How many of them an archive has whose tables have no leaves.
 const WITHOUT_LEAVES: usize = METADATA.len() - 1;
 
+/// Bytes of one of the two places of a label.
+const PLACE_BYTES: usize = 4096;
+
 /// What the medium knows of an archive's files.
 pub(crate) const LAYOUT: Layout = Layout { metadata: &METADATA, twice: "label" };
 
@@ -54,6 +58,7 @@ impl Sim {
         };
         // Damage of the log's end is noticed by what is vouched for, once that is on the medium.
         self.files.write_through("vouched");
+        self.label_was_torn &= self.label_is_torn();
         match wrong {
             Some(how) => self.files.arm_wrong_write(how, &prefix, self.faults.below(4)),
             None if self.files.damage(&prefix, medium == Medium::Unreadable, &mut self.faults) => {}
@@ -112,7 +117,17 @@ impl Sim {
         single
             || both
             || (message.contains("both places of the label")
-                && self.files.damaged_pages("label") > 1)
+                && (self.files.damaged_pages("label") > 1
+                    || self.label_was_torn && self.files.damaged_pages("label") == 1))
+    }
+
+    /// True when one of the places of a label is not whole. A power failure may leave one so; the
+    /// first process that changes the archive then writes the label anew.
+    pub(crate) fn label_is_torn(&self) -> bool {
+        let mut bytes = vec![0; 2 * PLACE_BYTES];
+        let read = self.files.open("label").and_then(|file| file.read_at(0, &mut bytes));
+        let is_whole = |place| matches!(Label::decode(place), FoundLabel::Good(_));
+        read.is_ok() && !bytes.chunks(PLACE_BYTES).all(is_whole)
     }
 
     /// After a crash, on a medium that is damaged: what is there is right, and what is not is

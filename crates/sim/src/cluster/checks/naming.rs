@@ -301,7 +301,8 @@ impl Naming {
         if !twice && wrong.is_none() && missing.is_none() {
             return None;
         }
-        let message = format!("twice {twice}, wrong {wrong:?}, missing {missing:?} of {names:?}");
+        let named = missing.map(|id| (id, &self.named[id]));
+        let message = format!("twice {twice}, wrong {wrong:?}, missing {named:?} of {names:?}");
         Some(Failure::new(Checker::Listing, message))
     }
 }
