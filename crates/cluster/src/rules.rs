@@ -153,7 +153,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 48] = [
+    pub const BUGS: [(&'static str, Rule); 47] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -201,6 +201,5 @@ impl Rule {
         ("half-renames-left", Rule::HalfRenamesFinished),
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
-        ("failed-write-comes-after-a-trim", Rule::FailedWriteOvertaken),
     ];
 }
