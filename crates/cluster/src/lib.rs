@@ -19,6 +19,7 @@
 //! | [`rate_control`] | how fast that may be beside the load that there is |
 //! | [`presence`] | what sessions say of themselves, and who is gone |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
+//! | [`sealing`] | stores that are sealed at rest: keys, values and data on their way to the object store |
 //! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
 //! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made
@@ -42,6 +43,11 @@ mod put;
 mod rate_control;
 mod rules;
 mod scrub;
+#[cfg_attr(
+    not(feature = "planted-bugs"),
+    allow(unreachable_pub, reason = "the simulator opens what it finds in a store")
+)]
+mod sealing;
 mod session;
 mod settings;
 mod status;
@@ -49,14 +55,17 @@ mod volume;
 
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
-pub use kernel::{Counts, create, is_made};
+pub use kernel::{Counts, create, create_sealed, is_made};
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};
 pub use rate_control::{Rate, Watermarks};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use scrub::{Report, Scrub};
+#[cfg(feature = "planted-bugs")]
+pub use sealing::Sealing;
+pub use sealing::keys::{change_keys, erase_keys, key_areas, open_keys};
 pub use session::Session;
-pub use settings::{Dedup, Settings};
+pub use settings::{Dedup, KeySource, Settings};
 pub use status::Status;
 pub use volume::{ClusterExports, Mode, Volume};

@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Codec and lengths of the data.
-const HEAD: &str = "h";
+pub(crate) const HEAD: &str = "h";
 
 /// How often the copies of a chunk were doubled.
 pub(crate) const SPREAD: &str = "n";
@@ -93,7 +93,7 @@ impl ChunkPool {
     /// The name of a chunk with this content.
     pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
         ChunkId {
-            hash: checksum::chunk_name(&self.kernel.format().secret, data),
+            hash: checksum::chunk_name(self.kernel.chunk_secret(), data),
             length: data.len() as u32,
         }
     }

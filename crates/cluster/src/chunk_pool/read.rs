@@ -50,7 +50,7 @@ impl ChunkPool {
             Err(Refusal::Failed(_)) if !self.kernel.keeps(Rule::UnreadableChunkFails) => {
                 Ok(vec![0; chunk.id.length as usize])
             }
-            answer => checked(&self.kernel.format().secret, chunk, &answer?, compares),
+            answer => checked(self.kernel.chunk_secret(), chunk, &answer?, compares),
         };
         chunks.iter().zip(answers).map(content).collect()
     }

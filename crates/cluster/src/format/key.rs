@@ -33,7 +33,7 @@ fn number(key: &[u8]) -> Option<u64> {
 }
 
 /// Seven bits a byte, the highest one set.
-fn sevens(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn sevens(bytes: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity((bytes.len() * 8).div_ceil(7));
     let (mut have, mut bits) = (0u32, 0u32);
     for byte in bytes {
@@ -51,7 +51,7 @@ fn sevens(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The `length` bytes that [`sevens`] was given.
-fn unsevens(key: &[u8], length: usize) -> Option<Vec<u8>> {
+pub(crate) fn unsevens(key: &[u8], length: usize) -> Option<Vec<u8>> {
     if key.len() != (length * 8).div_ceil(7) || key.iter().any(|byte| *byte < 0x80) {
         return None;
     }

@@ -8,9 +8,9 @@
 //! | [`requests`] | reads and writes, alone and in batches; those that may be sent twice |
 //! | [`operation`] | changes that are decided from what was read, and resolved by reading again |
 
-mod catalogue;
+pub(crate) mod catalogue;
 mod operation;
-mod requests;
+pub(crate) mod requests;
 
 use std::sync::{
     Arc,
@@ -22,12 +22,14 @@ use onefold_core::{
     object::{ObjectStore, Refusal},
 };
 
-pub use catalogue::{create, is_made};
+pub use catalogue::{create, create_sealed, is_made};
 pub(crate) use operation::{Fate, Operation, Outcome};
 
 use crate::{
-    format::{Stamp, catalogue::Format},
+    format::{BLOCK, ObjectId, Stamp, catalogue::Format, entry::Sums},
+    post_processing::cuts::SEED,
     rules::Rule,
+    sealing::{self, Sealing},
     settings::Settings,
 };
 
@@ -67,6 +69,8 @@ pub(crate) struct Kernel {
     counts: Counts,
     number: u64,
     counter: AtomicU64,
+    /// What seals the store, if it is sealed.
+    sealing: Option<Arc<Sealing>>,
 }
 
 /// Turns a refusal of the store into the sentence that a person reads.
@@ -132,6 +136,47 @@ impl Kernel {
     /// True when an object with so many pending drops may be left with so many more.
     pub(crate) fn may_leave_drops(&self, pending: usize, more: usize) -> bool {
         pending + more <= self.settings.pending_max || !self.keeps(Rule::PendingDropsLimited)
+    }
+
+    /// True when the store is sealed at rest: then only whole blocks are written to metadata objects,
+    /// at multiples of 4 KiB, each with its sum in the map entry that the same operation sets.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.sealing.is_some()
+    }
+
+    /// The key of the hashes that name chunks.
+    pub(crate) fn chunk_secret(&self) -> &[u8; 32] {
+        self.sealing.as_ref().map_or(&self.format.secret, |sealing| sealing.chunk_secret())
+    }
+
+    /// The number from which the shard of a name follows.
+    pub(crate) fn name_number(&self, name: &str) -> u64 {
+        match &self.sealing {
+            Some(sealing) => sealing.name_number(name),
+            None => sealing::plain_name_number(name),
+        }
+    }
+
+    /// The seed of the cuts of volumes.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.sealing.as_ref().map_or(SEED, |sealing| sealing.cuts())
+    }
+
+    /// The sum of a block of a metadata object; 0 in a plain store.
+    pub(crate) fn sum(&self, object: ObjectId, block: u32, content: &[u8]) -> u64 {
+        self.sealing.as_ref().map_or(0, |sealing| sealing.sum(object, block, content))
+    }
+
+    /// The bytes and the sums of a chunk that is to stand in a metadata object.
+    pub(crate) fn standing(&self, object: ObjectId, offset: u32, content: &[u8]) -> (Vec<u8>, Sums) {
+        let (mut bytes, mut sums) = (content.to_vec(), Sums::NONE);
+        if self.is_sealed() {
+            bytes.resize(content.len().next_multiple_of(BLOCK as usize), 0);
+            for (block, content) in (0..).zip(bytes.chunks(BLOCK as usize)) {
+                sums.set(block, self.sum(object, offset / BLOCK + block, content));
+            }
+        }
+        (bytes, sums)
     }
 
     /// True when the steps keep this rule; the constant `true` in a product.

@@ -30,7 +30,7 @@ pub(super) fn retry<T>(
 }
 
 /// Repeats a request until there is a reply. Only for requests that may be applied twice.
-pub(super) fn until_answered<T>(
+pub(crate) fn until_answered<T>(
     tries: u32,
     mut ask: impl FnMut() -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
@@ -41,7 +41,7 @@ pub(super) fn until_answered<T>(
 }
 
 /// The value of the first key of the first part; empty when there is none.
-pub(super) fn first_value(answer: &ReadResult) -> Vec<u8> {
+pub(crate) fn first_value(answer: &ReadResult) -> Vec<u8> {
     answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default()
 }
 

@@ -10,7 +10,7 @@
 //! | [`backoff`] | doing less while the cluster is slow, or recovers |
 
 mod backoff;
-mod cuts;
+pub(crate) mod cuts;
 mod dedup;
 pub(crate) mod flip;
 mod lease;
