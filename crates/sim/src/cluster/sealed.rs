@@ -185,10 +185,22 @@ impl Hidden {
         if Chunk::parse(name).is_some() && !sealed.data.len().is_multiple_of(4096) {
             return Some(format!("{name} has {} bytes", sealed.data.len()));
         }
+        // What no entry has was not opened: it is left of what the object had before.
+        let pairs: Vec<(Vec<u8>, Vec<u8>)> =
+            opened.omap.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let entries = Sealing::entries(name, &pairs).unwrap_or_default();
+        let stands = |at: u32| {
+            entries.range(..=at).next_back().is_some_and(|(offset, entry)| {
+                at < offset + entry.length && entry.mask >> ((at - offset) / 4096) & 1 == 1
+            })
+        };
+        let is_whole = Chunk::parse(name).is_some();
         let begins: HashSet<&[u8]> = opened
             .data
             .chunks(512)
-            .filter_map(|sector| sector.get(..16))
+            .zip((0u32..).step_by(512))
+            .filter(|(_, at)| is_whole || stands(*at))
+            .filter_map(|(sector, _)| sector.get(..16))
             .filter(|begin| begin.iter().any(|byte| *byte != 0))
             .collect();
         if sealed.data.chunks(16).any(|part| begins.contains(part)) {
