@@ -163,6 +163,11 @@ impl Sealing {
                     }
                     _ => vec![Change::Full(self.seal_data(object, &entries, 0, bytes)?)],
                 },
+                // The last block of a chunk is a whole one.
+                Change::Zero(at, bytes) => {
+                    let end = (at + bytes).next_multiple_of(BLOCK.into());
+                    vec![Change::Zero(*at, end - at)]
+                }
                 // It is set with the data.
                 Change::SetXattr(HEAD, _) => Vec::new(),
                 other => vec![other.clone()],
