@@ -192,7 +192,14 @@ mod tests {
 
     #[test]
     fn blocks_come_from_object_base_or_nowhere() {
-        let entry = Entry { length: 10_000, dirty: true, mask: 0b10, base: None, stamp: Stamp(1), sums: Sums::NONE };
+        let entry = Entry {
+            length: 10_000,
+            dirty: true,
+            mask: 0b10,
+            base: None,
+            stamp: Stamp(1),
+            sums: Sums::NONE,
+        };
         let (object, base) = (vec![1; 9_000], vec![2; 10_000]);
         let content = assemble(&entry, &object, Some(&base));
         assert!(

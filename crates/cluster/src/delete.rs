@@ -250,7 +250,14 @@ impl Erasure<'_> {
         let (object, stamp) = (self.object, self.session.kernel().stamp());
         let mut set = Vec::new();
         for (offset, old) in &map.entries {
-            let new = Entry { dirty: false, mask: 0, base: None, stamp, sums: Sums::NONE, length: old.length };
+            let new = Entry {
+                dirty: false,
+                mask: 0,
+                base: None,
+                stamp,
+                sums: Sums::NONE,
+                length: old.length,
+            };
             set.push((key::entry(*offset), new.encode(object, *offset)));
             if let Some((chunk, reference)) = old.reference(object, *offset) {
                 set.push((

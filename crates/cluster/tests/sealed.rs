@@ -12,8 +12,8 @@ use std::{
 };
 
 use onefold_cluster::{
-    Cut, Dedup, Format, KeySource, Mode, Scrub, Session, Settings, Volume, Watermarks, What, Worker,
-    change_keys, create, create_sealed, erase_keys, key_areas, open_keys,
+    Cut, Dedup, Format, KeySource, Mode, Scrub, Session, Settings, Volume, Watermarks, What,
+    Worker, change_keys, create, create_sealed, erase_keys, key_areas, open_keys,
 };
 use onefold_core::{
     Error, Kind, Result,
@@ -401,7 +401,10 @@ fn rule_24_keys_change_while_servers_work_and_each_copy_alone_opens() {
     // Both old copies put back: the catalogue has seen a newer key area.
     second.iter().for_each(|copy| put_back(&store, copy));
     let older = refused(&store, &by(8));
-    assert!(older.kind() == Kind::Denied && older.to_string().contains("--accept-older"), "{older}");
+    assert!(
+        older.kind() == Kind::Denied && older.to_string().contains("--accept-older"),
+        "{older}"
+    );
     let accepts = Settings { keys: KeySource::new(Arc::new(By(8, true))), ..by(8) };
     open(&store, "other", &accepts);
     // Numbers do not come again.

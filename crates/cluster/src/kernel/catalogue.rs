@@ -19,11 +19,7 @@ use onefold_seal::{Keys, Random};
 
 use crate::{
     format::{Stamp, catalogue::Format, corrupt},
-    sealing::{
-        self, Sealing,
-        keys::Access,
-        store::SealedStore,
-    },
+    sealing::{self, Sealing, keys::Access, store::SealedStore},
     settings::Settings,
 };
 
@@ -188,11 +184,7 @@ impl Kernel {
         Kernel::begin(store, settings, Access::Reads)
     }
 
-    fn begin(
-        store: Arc<dyn ObjectStore>,
-        settings: Settings,
-        access: Access,
-    ) -> Result<Kernel> {
+    fn begin(store: Arc<dyn ObjectStore>, settings: Settings, access: Access) -> Result<Kernel> {
         let format = read_format(&*store, settings.tries)?;
         if format.chunks != store.kind(Pool::Chunks) {
             return Err(Error::new(

@@ -168,7 +168,12 @@ impl Kernel {
     }
 
     /// The bytes and the sums of a chunk that is to stand in a metadata object.
-    pub(crate) fn standing(&self, object: ObjectId, offset: u32, content: &[u8]) -> (Vec<u8>, Sums) {
+    pub(crate) fn standing(
+        &self,
+        object: ObjectId,
+        offset: u32,
+        content: &[u8],
+    ) -> (Vec<u8>, Sums) {
         let (mut bytes, mut sums) = (content.to_vec(), Sums::NONE);
         if self.is_sealed() {
             bytes.resize(content.len().next_multiple_of(BLOCK as usize), 0);

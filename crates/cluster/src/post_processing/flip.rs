@@ -217,8 +217,7 @@ impl Deduplication<'_> {
                     continue;
                 }
             };
-            let clean =
-                Entry { dirty: false, mask: 0, stamp, sums: Sums::NONE, ..old.clone() };
+            let clean = Entry { dirty: false, mask: 0, stamp, sums: Sums::NONE, ..old.clone() };
             let dropped = old.reference(object, *offset);
             let id = self.chunk_pool.chunk_id(&content);
             let mut flip =

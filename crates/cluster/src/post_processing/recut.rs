@@ -76,7 +76,12 @@ impl Span {
     }
 
     /// Cuts `content`, which begins at the start of the span; `None` when more content is needed.
-    fn cut(&self, map: &ChunkMap, content: &[u8], (average, seed): (u32, u64)) -> Option<Vec<(u32, u32)>> {
+    fn cut(
+        &self,
+        map: &ChunkMap,
+        content: &[u8],
+        (average, seed): (u32, u64),
+    ) -> Option<Vec<(u32, u32)>> {
         let (mut at, end, mut pieces) = (self.start, self.start + content.len() as u32, Vec::new());
         while at < self.dirty_end || at < self.run_end && !map.entries.contains_key(&at) {
             if end < self.run_end && end - at < CHUNK_MAX {

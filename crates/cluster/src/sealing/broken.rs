@@ -13,11 +13,8 @@ pub(super) fn write_apart(
 ) -> Vec<Result<Version, Refusal>> {
     let one = |op: &Result<Write, Error>| {
         let op = op.as_ref().map_err(|error| Refusal::Failed(error.clone()))?;
-        let (data, rest): (Vec<Change>, Vec<Change>) = op
-            .changes
-            .iter()
-            .cloned()
-            .partition(|change| matches!(change, Change::Write(..)));
+        let (data, rest): (Vec<Change>, Vec<Change>) =
+            op.changes.iter().cloned().partition(|change| matches!(change, Change::Write(..)));
         let first = store.write(&[Write { changes: rest, ..op.clone() }]).remove(0)?;
         if data.is_empty() {
             return Ok(first);

@@ -64,10 +64,8 @@ struct Copy {
 }
 
 fn read_copy(store: &dyn ObjectStore, id: &[u8; 16], copy: usize, tries: u32) -> Result<Copy> {
-    let read = Read {
-        object: copy_name(id, copy),
-        parts: vec![ReadPart::Data(0, AREA_BYTES as u64 + 1)],
-    };
+    let read =
+        Read { object: copy_name(id, copy), parts: vec![ReadPart::Data(0, AREA_BYTES as u64 + 1)] };
     match until_answered(tries, || store.read(std::slice::from_ref(&read)).remove(0)) {
         Ok(answer) => Ok(Copy { bytes: answer.data(0).to_vec(), version: Some(answer.version) }),
         Err(Refusal::Missing) => Ok(Copy { bytes: Vec::new(), version: None }),

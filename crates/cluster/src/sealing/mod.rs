@@ -29,6 +29,7 @@ use crate::{
         BLOCK, CHUNK_MAX, Chunk, ObjectId, corrupt,
         key::{self, sevens, unsevens},
     },
+    kernel::catalogue::CATALOGUE,
     rules::Rule,
     settings::Settings,
 };
@@ -112,7 +113,8 @@ impl Sealing {
     /// `Io`: the library of ciphers refuses. `Denied`: the store's data have no key any more.
     pub(crate) fn new(keys: &Keys, settings: &Settings) -> Result<Sealing> {
         let domain = keys.domain(0);
-        let domain = domain.ok_or_else(|| Error::new(Kind::Denied, "the key of the data is gone"))?;
+        let domain =
+            domain.ok_or_else(|| Error::new(Kind::Denied, "the key of the data is gone"))?;
         let cuts = digest(&domain.derive(Use::CUTS), &[b"cluster"]);
         Ok(Sealing {
             values: SivKey::new(&keys.store_key(Use::CLUSTER_VALUES))?,
@@ -162,7 +164,8 @@ impl Sealing {
 
     /// Where a value is: its object and key, for its nonce and its tag.
     fn place<'a>(&self, object: &'a str, key: &'a [u8]) -> [&'a [u8]; 2] {
-        match self.keeps(Rule::ValuesSealedForTheirPlace) {
+        // The catalogue was made before anybody broke a rule.
+        match self.keeps(Rule::ValuesSealedForTheirPlace) || object == CATALOGUE {
             true => [object.as_bytes(), key],
             false => [b"", b""],
         }
@@ -273,7 +276,8 @@ impl Sealing {
             if hex.len() != 2 * (CHUNK_NAME + TAG_BYTES) || !hex.bytes().all(digits) {
                 return None;
             }
-            let bytes = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
+            let bytes =
+                (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
             let bytes: Vec<u8> = bytes.collect::<Result<_, _>>().ok()?;
             let (bytes, tag) = tag_of(&bytes)?;
             let mut bytes = bytes.to_vec();
@@ -313,7 +317,12 @@ impl Sealing {
     ///
     /// # Errors
     /// `Corrupt`: they were not sealed for this chunk.
-    pub fn open_chunk(&self, chunk: &Chunk, head: &[u8], data: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    pub fn open_chunk(
+        &self,
+        chunk: &Chunk,
+        head: &[u8],
+        data: &[u8],
+    ) -> Result<(Vec<u8>, Vec<u8>)> {
         let name = chunk.name();
         let bad = || corrupt(format_args!("chunk {name} is damaged"));
         if head.len() != NONCE_BYTES + HEAD_SEALED + TAG_BYTES

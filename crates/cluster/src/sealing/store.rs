@@ -11,13 +11,13 @@ use onefold_core::{
 };
 
 use super::{Sealing, damaged, entry_offset};
+#[cfg(feature = "planted-bugs")]
+use crate::rules::Rule;
 use crate::{
     chunk_pool::HEAD,
     format::{BLOCK, CHUNK_MAX, Chunk, MAP_PAGE, OBJECT_MAX, ObjectId, corrupt, entry::Entry},
     kernel::catalogue::{CATALOGUE, FORMAT},
 };
-#[cfg(feature = "planted-bugs")]
-use crate::rules::Rule;
 
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -112,7 +112,10 @@ impl Sealing {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn entries(object: &str, pairs: &[(Vec<u8>, Vec<u8>)]) -> Result<BTreeMap<u32, Entry>, Error> {
+    pub fn entries(
+        object: &str,
+        pairs: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<BTreeMap<u32, Entry>, Error> {
         let decode = |(key, value): &(Vec<u8>, Vec<u8>)| {
             let (id, offset) = entry_offset(object, key)?;
             Some(Entry::decode(id, offset, value).map(|entry| (offset, entry)))

@@ -403,7 +403,8 @@ impl InlineWrites {
         for part in &draft.parts {
             let Some(new) = draft.entries.get(&part.offset) else { continue };
             if draft.map.is_some() {
-                let value = part.old.as_ref().map_or_else(Vec::new, |old| old.encode(id, part.offset));
+                let value =
+                    part.old.as_ref().map_or_else(Vec::new, |old| old.encode(id, part.offset));
                 draft.op.guards.push(Guard::Omap(key::entry(part.offset), value));
             }
             if part.old.as_ref().is_some_and(|old| old.mask != 0) {

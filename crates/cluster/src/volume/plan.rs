@@ -16,7 +16,9 @@ use super::{
 use crate::{
     chunk_map::{ChunkMap, map_parts, stamp_value},
     format::{
-        BLOCK, ObjectId, Stamp, catalogue::Cut, corrupt,
+        BLOCK, ObjectId, Stamp,
+        catalogue::Cut,
+        corrupt,
         entry::{Entry, Sums},
         key,
         recut::Recut,
@@ -188,9 +190,11 @@ impl Plan {
         }
         let dirty = new != 0 || entry.base.is_some();
         if kernel.is_sealed() {
-            let sums = self.fill_blocks(objects, (offset, &part), old.as_ref(), &entry, (new, fill))?;
+            let sums =
+                self.fill_blocks(objects, (offset, &part), old.as_ref(), &entry, (new, fill))?;
             let sums = sums.within(new);
-            self.entries.insert(offset, Entry { dirty, mask: new, stamp: self.stamp, sums, ..entry });
+            self.entries
+                .insert(offset, Entry { dirty, mask: new, stamp: self.stamp, sums, ..entry });
             return Ok(());
         }
         match fill {

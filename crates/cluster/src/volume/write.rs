@@ -225,7 +225,14 @@ fn let_go_op(
         listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
     let mut changes = Vec::new();
     for (at, old) in chunks {
-        let new = Entry { dirty: false, mask: 0, base: None, stamp, sums: Sums::NONE, length: old.length };
+        let new = Entry {
+            dirty: false,
+            mask: 0,
+            base: None,
+            stamp,
+            sums: Sums::NONE,
+            length: old.length,
+        };
         pairs.push((key::entry(*at), new.encode(id, *at)));
         if let Some((chunk, reference)) = old.reference(id, *at) {
             pairs

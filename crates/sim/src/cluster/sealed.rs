@@ -18,9 +18,7 @@ use onefold_core::{
     Error, Kind, Result,
     object::{Change, Guard, ObjectName, ObjectStore, Refusal, Version, Write},
 };
-use onefold_seal::{
-    Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, observer,
-};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, observer};
 use onefold_testbed::{Objects, Rng, objects::Object};
 use parking_lot::Mutex;
 
@@ -302,7 +300,8 @@ pub(super) fn nothing_shows(inner: &mut Inner) {
     for (name, object) in hidden.objects.all() {
         let values = object.omap.values().filter(|value| value.len() >= 16).cloned();
         let stands = ObjectId::parse(&name.name).is_some();
-        let blocks = object.data.chunks(4096).filter(|block| stands && block.iter().any(|b| *b != 0));
+        let blocks =
+            object.data.chunks(4096).filter(|block| stands && block.iter().any(|b| *b != 0));
         for bytes in values.chain(blocks.map(<[u8]>::to_vec)) {
             if let Some(other) = places.insert(bytes, name.name.clone()) {
                 twice = Some(format!("{other} and {} show equal bytes", name.name));
@@ -321,11 +320,7 @@ pub(super) fn nothing_shows(inner: &mut Inner) {
 
 /// The host turns a bit of a block that stands in a metadata object, and exchanges two values: reads of
 /// it fail until all is as it was.
-pub(super) fn tampered(
-    world: &Arc<World>,
-    volumes: &[Volume],
-    actor: usize,
-) -> Result<()> {
+pub(super) fn tampered(world: &Arc<World>, volumes: &[Volume], actor: usize) -> Result<()> {
     let Some((n, volume)) = volumes.iter().enumerate().next_back() else { return Ok(()) };
     if !world.inner().params.sealed {
         return Ok(());
