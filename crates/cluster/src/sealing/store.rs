@@ -195,7 +195,7 @@ impl Sealing {
         let refused = |why: &str| Error::new(Kind::Io, format!("object {object}: {why}"));
         let id = ObjectId::parse(object).ok_or_else(|| refused("it has no data"))?;
         let first = (at / u64::from(BLOCK)) as u32;
-        if at % u64::from(BLOCK) != 0 || bytes.len() % BLOCK as usize != 0 {
+        if !at.is_multiple_of(BLOCK.into()) || !bytes.len().is_multiple_of(BLOCK as usize) {
             return Err(refused("a block is written in part"));
         }
         let sum_of = |block: u32| {
