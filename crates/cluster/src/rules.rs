@@ -98,15 +98,13 @@ pub enum Rule {
     /// trims without a bound.
     DiscardsLimited,
     /// A change that leaves pending drops waits while its object has as many as may be. Otherwise a
-    /// map has more keys than those who read it expect. No seed is known that finds this, so the list of
-    /// planted bugs lacks it.
+    /// map has more keys than those who read it expect.
     PendingDropsLimited,
     /// A write waits while as many bytes of writes wait as may be. Otherwise a client takes all of a
     /// server's memory.
     WaitingBytesLimited,
     /// A session takes back the attempts that are over when it records the next ones. Otherwise they
-    /// are as many as its changes. No seed is known that finds this, so the list of planted bugs lacks
-    /// it.
+    /// are as many as its changes.
     AttemptsTakenBack,
     /// An attempt is recorded before its reference is added. Otherwise nobody finds the reference of
     /// a session that was killed.
@@ -169,7 +167,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 52] = [
+    pub const BUGS: [(&'static str, Rule); 54] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -222,5 +220,7 @@ impl Rule {
         ("standing-block-not-compared", Rule::StandingBlocksCompared),
         ("sum-in-another-operation", Rule::SumsSetWithTheirBlocks),
         ("chunk-not-filled-up", Rule::ChunksFilledUp),
+        ("pending-drops-without-bound", Rule::PendingDropsLimited),
+        ("attempts-not-taken-back", Rule::AttemptsTakenBack),
     ];
 }
