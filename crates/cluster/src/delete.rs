@@ -19,8 +19,9 @@ use crate::{
         entry::{self, Entry, Sums},
         key,
     },
-    kernel::{Fate, Operation, Outcome, failed},
+    kernel::{Fate, Operation, Outcome},
     names::{FILL, Names, Record, valid_size},
+    replies::failed,
     rules::Rule,
     session::Session,
     volume::{

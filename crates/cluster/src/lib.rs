@@ -9,6 +9,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`kernel`] | the store, stamps, counters, requests, and operations that must be known to be applied or not |
+//! | [`replies`] | what the store replied: asked for again while it is lost, told to a person when it is a refusal |
 //! | [`session`] | a session: the kernel, and what the parts of the engine remember |
 //! | [`chunk_map`], [`dirty_list`] | the chunk map of a metadata object, and which objects have work for a worker |
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
@@ -41,6 +42,7 @@ mod post_processing;
 mod presence;
 mod put;
 mod rate_control;
+mod replies;
 mod rules;
 mod scrub;
 #[cfg_attr(

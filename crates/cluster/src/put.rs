@@ -19,8 +19,8 @@ use crate::{
         entry::Entry,
         key,
     },
-    kernel::failed,
     names::Names,
+    replies::failed,
     session::Session,
 };
 
@@ -189,7 +189,7 @@ fn put_pieces(
             let (mut data, mut rest) = (Vec::with_capacity(bytes.len()), bytes.as_slice());
             for (offset, length) in chunks {
                 let (content, behind) = rest.split_at(*length as usize);
-                let (content, sums) = session.kernel().standing(*id, *offset, content);
+                let (content, sums) = session.kernel().hashing().standing(*id, *offset, content);
                 data.extend(content);
                 rest = behind;
                 let entry = Entry {

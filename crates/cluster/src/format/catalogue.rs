@@ -4,6 +4,12 @@ use onefold_core::{Error, Kind, Result, object::PoolKind};
 
 use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt, least_cut};
 
+/// The object that says what the store is.
+pub(crate) const CATALOGUE: &str = "catalogue";
+
+/// Its key of the format.
+pub(crate) const FORMAT: &[u8] = b"format";
+
 /// The version of the format.
 const VERSION: u16 = 1;
 

@@ -14,6 +14,9 @@ pub const RECUT: &[u8] = b"R";
 /// The state of the references of a chunk in an erasure-coded pool.
 pub const STATE: &[u8] = b"S";
 
+/// The attribute of a chunk object: codec and lengths of the data.
+pub(crate) const HEAD: &str = "h";
+
 const PENDING: u8 = b'P';
 
 /// Digits to the base 255, each and one.

@@ -9,23 +9,22 @@ use onefold_core::{
         Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
     },
 };
-
-use super::{
-    Counts, Kernel, failed,
-    operation::{Fate, Operation},
-    requests::{first_value, until_answered},
-};
 use onefold_seal::{Keys, Random};
 
+use super::{
+    Counts, Kernel,
+    operation::{Fate, Operation},
+};
 use crate::{
-    format::{Stamp, catalogue::Format, corrupt},
-    sealing::{self, Sealing, keys::Access, store::SealedStore},
+    format::{
+        Stamp,
+        catalogue::{CATALOGUE, FORMAT, Format},
+        corrupt,
+    },
+    replies::{failed, read_format},
+    sealing::{self, Sealing, hashing::Hashing, keys::Access, store::SealedStore},
     settings::Settings,
 };
-
-pub(crate) const CATALOGUE: &str = "catalogue";
-
-pub(crate) const FORMAT: &[u8] = b"format";
 
 /// The number of the next session.
 const SESSIONS: &[u8] = b"sessions";
@@ -115,21 +114,6 @@ pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
     }
 }
 
-/// Reads the format, which was chosen when the store was made.
-pub(crate) fn read_format(store: &dyn ObjectStore, tries: u32) -> Result<Format> {
-    let read = Read {
-        object: ObjectName::metadata(CATALOGUE),
-        parts: vec![ReadPart::Keys(vec![FORMAT.to_vec()])],
-    };
-    match until_answered(tries, || store.read(std::slice::from_ref(&read)).remove(0)) {
-        Ok(answer) => Format::decode(&first_value(&answer)),
-        Err(Refusal::Missing) => {
-            Err(Error::new(Kind::NotFound, "there is no store; `onefold create cluster` makes one"))
-        }
-        Err(refusal) => Err(failed("the catalogue can't be read", refusal)),
-    }
-}
-
 /// A number of the catalogue that somebody takes.
 struct TakenNumber<'a> {
     kernel: &'a Kernel,
@@ -199,12 +183,12 @@ impl Kernel {
         };
         let kernel = Kernel {
             store,
+            hashing: Hashing::new(&format, sealing),
             format,
             settings,
             counts: Counts::default(),
             number: 0,
             counter: AtomicU64::new(1),
-            sealing,
         };
         if kernel.is_sealed() {
             // Now it is proven.

@@ -17,19 +17,15 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_core::{
-    Error, Kind, Result,
-    object::{ObjectStore, Refusal},
-};
+use onefold_core::{Error, Kind, Result, object::ObjectStore};
 
 pub use catalogue::{create, create_sealed, is_made};
 pub(crate) use operation::{Fate, Operation, Outcome};
 
 use crate::{
-    format::{BLOCK, ObjectId, Stamp, catalogue::Format, entry::Sums},
-    post_processing::cuts::SEED,
+    format::{Stamp, catalogue::Format},
     rules::Rule,
-    sealing::{self, Sealing},
+    sealing::hashing::Hashing,
     settings::Settings,
 };
 
@@ -69,23 +65,7 @@ pub(crate) struct Kernel {
     counts: Counts,
     number: u64,
     counter: AtomicU64,
-    /// What seals the store, if it is sealed.
-    sealing: Option<Arc<Sealing>>,
-}
-
-/// Turns a refusal of the store into the sentence that a person reads.
-pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
-    let kind = match refusal {
-        Refusal::Missing => Kind::NotFound,
-        Refusal::Exists => Kind::Exists,
-        Refusal::Mismatch | Refusal::Busy => Kind::Busy,
-        Refusal::Full => Kind::NoSpace,
-        Refusal::Fenced => Kind::Stopped,
-        Refusal::Unknown => Kind::Io,
-        Refusal::Unsupported => Kind::Unsupported,
-        Refusal::Denied(error) | Refusal::Failed(error) => return error.context(what),
-    };
-    Error::new(kind, format!("{what}: {refusal}"))
+    hashing: Hashing,
 }
 
 impl Kernel {
@@ -141,47 +121,12 @@ impl Kernel {
     /// True when the store is sealed at rest: then only whole blocks are written to metadata objects,
     /// at multiples of 4 KiB, each with its sum in the map entry that the same operation sets.
     pub(crate) fn is_sealed(&self) -> bool {
-        self.sealing.is_some()
+        self.hashing.is_sealed()
     }
 
-    /// The key of the hashes that name chunks.
-    pub(crate) fn chunk_secret(&self) -> &[u8; 32] {
-        self.sealing.as_ref().map_or(&self.format.secret, |sealing| sealing.chunk_secret())
-    }
-
-    /// The number from which the shard of a name follows.
-    pub(crate) fn name_number(&self, name: &str) -> u64 {
-        match &self.sealing {
-            Some(sealing) => sealing.name_number(name),
-            None => sealing::plain_name_number(name),
-        }
-    }
-
-    /// The seed of the cuts of volumes.
-    pub(crate) fn cuts(&self) -> u64 {
-        self.sealing.as_ref().map_or(SEED, |sealing| sealing.cuts())
-    }
-
-    /// The sum of a block of a metadata object; 0 in a plain store.
-    pub(crate) fn sum(&self, object: ObjectId, block: u32, content: &[u8]) -> u64 {
-        self.sealing.as_ref().map_or(0, |sealing| sealing.sum(object, block, content))
-    }
-
-    /// The bytes and the sums of a chunk that is to stand in a metadata object.
-    pub(crate) fn standing(
-        &self,
-        object: ObjectId,
-        offset: u32,
-        content: &[u8],
-    ) -> (Vec<u8>, Sums) {
-        let (mut bytes, mut sums) = (content.to_vec(), Sums::NONE);
-        if self.is_sealed() {
-            bytes.resize(content.len().next_multiple_of(BLOCK as usize), 0);
-            for (block, content) in (0..).zip(bytes.chunks(BLOCK as usize)) {
-                sums.set(block, self.sum(object, offset / BLOCK + block, content));
-            }
-        }
-        (bytes, sums)
+    /// The keyed hashes of the store.
+    pub(crate) fn hashing(&self) -> &Hashing {
+        &self.hashing
     }
 
     /// True when the steps keep this rule; the constant `true` in a product.

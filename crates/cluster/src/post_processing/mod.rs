@@ -37,10 +37,10 @@ use crate::{
     attempts::Judge,
     dirty_list::{DirtyList, shard_name},
     format::{ObjectId, key},
-    kernel::failed,
     post_processing::flip::{Deduplication, Unread},
     presence::Presence,
     rate_control::{Rate, Watermarks},
+    replies::failed,
     session::Session,
 };
 

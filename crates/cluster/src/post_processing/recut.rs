@@ -145,7 +145,7 @@ impl Deduplication<'_> {
                 return Ok(false);
             };
             done.operations += 1;
-            let how = (self.kernel.format().chunk_bytes, self.kernel.cuts());
+            let how = (self.kernel.format().chunk_bytes, self.kernel.hashing().cuts());
             if let Some(pieces) = span.cut(map, &content, how) {
                 cut = Some((pieces, content));
                 break;

@@ -17,12 +17,8 @@ use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judg
 
 use super::Sealing;
 use crate::{
-    format::catalogue::Format,
-    kernel::{
-        catalogue::{CATALOGUE, read_format},
-        failed,
-        requests::{first_value, until_answered},
-    },
+    format::catalogue::{CATALOGUE, Format},
+    replies::{failed, first_value, read_format, until_answered},
     settings::Settings,
 };
 

@@ -5,6 +5,7 @@
 //! | module | what |
 //! |---|---|
 //! | this one | the working keys, and how each kind of thing is sealed and opened |
+//! | [`hashing`] | the hashes that the engine asks for, in plain stores too |
 //! | [`store`] | the object store as the engine sees it, over the one that has sealed objects |
 //! | [`keys`] | the key area: who is asked for the key, which copy counts, changes of keys |
 //!
@@ -16,20 +17,22 @@
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
+pub(crate) mod hashing;
 pub(crate) mod keys;
 pub(crate) mod store;
 
-use onefold_core::{Error, Kind, Result, checksum};
+use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
     CtrKey, GcmKey, Keys, Secret, SivKey, TAG_BYTES, Use, block_counter, content_nonce, digest,
 };
 
 use crate::{
     format::{
-        BLOCK, CHUNK_MAX, Chunk, ObjectId, corrupt,
+        BLOCK, CHUNK_MAX, Chunk, ObjectId,
+        catalogue::CATALOGUE,
+        corrupt,
         key::{self, sevens, unsevens},
     },
-    kernel::catalogue::CATALOGUE,
     rules::Rule,
     settings::Settings,
 };
@@ -396,11 +399,6 @@ fn first8(bytes: &[u8; 32]) -> [u8; 8] {
     let mut first = [0; 8];
     first.copy_from_slice(&bytes[..8]);
     first
-}
-
-/// The number from which the shard of a name follows in a plain store.
-pub(crate) fn plain_name_number(name: &str) -> u64 {
-    checksum::fast(5, name.as_bytes())
 }
 
 /// The offset of the map entry that a key of a metadata object stands for.

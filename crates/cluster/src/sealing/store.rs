@@ -11,13 +11,15 @@ use onefold_core::{
 };
 
 use super::{Sealing, damaged, entry_offset};
+use crate::format::{
+    BLOCK, CHUNK_MAX, Chunk, MAP_PAGE, OBJECT_MAX, ObjectId,
+    catalogue::{CATALOGUE, FORMAT},
+    corrupt,
+    entry::Entry,
+    key::HEAD,
+};
 #[cfg(feature = "planted-bugs")]
 use crate::rules::Rule;
-use crate::{
-    chunk_pool::HEAD,
-    format::{BLOCK, CHUNK_MAX, Chunk, MAP_PAGE, OBJECT_MAX, ObjectId, corrupt, entry::Entry},
-    kernel::catalogue::{CATALOGUE, FORMAT},
-};
 
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 

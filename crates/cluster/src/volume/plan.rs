@@ -273,7 +273,7 @@ impl Plan {
                 ),
                 Fill::Zeroes => into.fill(0),
             }
-            sums.set(block, objects.kernel().sum(self.id, number, &content));
+            sums.set(block, objects.kernel().hashing().sum(self.id, number, &content));
             self.blocks.insert(number, content);
         }
         Ok(sums)

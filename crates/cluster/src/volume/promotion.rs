@@ -121,7 +121,7 @@ impl Promotion {
             self.record_kept(place, true)?;
         }
         let id = self.objects.id(index);
-        let (data, sums) = self.objects.kernel().standing(id, offset, content);
+        let (data, sums) = self.objects.kernel().hashing().standing(id, offset, content);
         let new = Entry {
             mask: Entry::full_mask(entry.length),
             dirty: false,
