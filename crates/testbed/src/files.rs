@@ -992,7 +992,9 @@ impl File for VirtualFile {
             return Err(power_failed());
         }
         let State { nodes, names, damage, steps, odd_read, .. } = &mut *state;
-        let is_odd = |(_, step): &(String, u64)| at % step > 0 || into.len() as u64 % step > 0;
+        let is_odd = |(_, step): &(String, u64)| {
+            !at.is_multiple_of(*step) || !(into.len() as u64).is_multiple_of(*step)
+        };
         if let Some((prefix, _)) = steps.as_ref().filter(|steps| is_odd(steps))
             && let Some((name, _)) =
                 names.iter().find(|(name, id)| **id == self.id && name.starts_with(&**prefix))

@@ -24,7 +24,7 @@ use crate::{
     stream::Reader,
     tables::{Container, Tables, Volume},
     tree::TreeReader,
-    usage_counts::CountsFound,
+    usage_counts::{CountsFound, counts_refused},
     volume::{Mapped, chunks_of},
 };
 
@@ -324,7 +324,7 @@ impl Checking {
         report.counts = Rewriter::new(archive).check_counts(tables)?;
         progress("usage counts", 1, 1);
         if report.counts.is_none()
-            && let Some(error) = Rewriter::new(archive).counts_refused(tables)?
+            && let Some(error) = counts_refused(archive, tables)?
         {
             report.problem(format!("{error}; the next gc counts all anew"));
         }

@@ -11,14 +11,15 @@ use std::{
 use onefold_core::{Error, File, Kind, Result};
 
 use super::{
-    counts_file::{CountsReader, CountsWriter, Written, files_of_counts, pages},
+    counts_file::{CountsReader, CountsWriter, files_of_counts, pages},
     memory_file::MemoryFile,
     names::{MOST, counts_name, highest_counts},
     pages::PagesWriter,
+    proof::Written,
     tree_nodes::NodeChanges,
 };
 use crate::{
-    container::{Rewriter, addresses},
+    container::{Pace, Rewriter, addresses},
     format::{
         Address, ContainerId,
         damage::is_damage,
@@ -26,6 +27,7 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
+    operations_log::Archive,
     rules::Rule,
     tables::{Difference, NamedCounts, Tables},
 };
@@ -265,24 +267,6 @@ impl Rewriter {
                 Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
                 Err(error) => Err(error),
             },
-        }
-    }
-
-    /// Why the usage counts of a sealed archive are refused though they are whole: somebody put others of
-    /// their number in their place. Rot costs the time of a recount, and nobody is told.
-    pub(crate) fn counts_refused(&self, tables: &Tables) -> Result<Option<Error>> {
-        if tables.counts == 0 || self.archive.identity.sealing().is_none() {
-            return Ok(None);
-        }
-        let named = tables.named_counts();
-        let any = NamedCounts { proof: None, ..named };
-        match CountsReader::open(&self.archive, named, &self.pace) {
-            Err(error) if error.kind() == Kind::Corrupt => {
-                Ok(Some(error)
-                    .filter(|_| CountsReader::open(&self.archive, any, &self.pace).is_ok()))
-            }
-            Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
-            opened => opened.map(|_| None),
         }
     }
 
@@ -572,6 +556,26 @@ impl Ranges {
 /// Pieces of a recipe, or roots of trees, that a difference has; at least one.
 pub(crate) fn weight(difference: &Difference) -> usize {
     difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
+}
+
+/// Why the usage counts of a sealed archive are refused though they are whole: somebody put others of
+/// their number in their place. Rot costs the time of a recount, and nobody is told.
+pub(crate) fn counts_refused(archive: &Arc<Archive>, tables: &Tables) -> Result<Option<Error>> {
+    if tables.counts == 0 || archive.identity.sealing().is_none() {
+        return Ok(None);
+    }
+    let pace = Pace::default();
+    let named = tables.named_counts();
+    let any = NamedCounts { proof: None, ..named };
+    match CountsReader::open(archive, named, &pace) {
+        Err(error) if error.kind() == Kind::Corrupt => {
+            let opened = CountsReader::open(archive, any, &pace);
+            let is_rot = opened.is_err_and(|error| error.kind() == Kind::Corrupt);
+            Ok(Some(error).filter(|_| !is_rot))
+        }
+        Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
+        opened => opened.map(|_| None),
+    }
 }
 
 /// What is not there need not be removed.

@@ -19,7 +19,7 @@ use crate::{
     tables::NamedCounts,
 };
 
-use super::counts_file::{Written, expected};
+use super::proof::{Written, expected};
 
 pub(super) const MAGIC: &[u8; 8] = b"ONEFCNTS";
 

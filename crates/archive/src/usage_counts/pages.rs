@@ -15,13 +15,13 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{File, Result};
 
 use super::{
-    counts_file::{Written, expected},
     directory::{
         Directory, Header, MAGIC, PagePlace, STEP_BYTES, decode_page, encode_page, expand,
         header_bytes, shortest, taken,
     },
     list::others,
     names::counts_name,
+    proof::{Written, expected},
 };
 use crate::{
     container::Pace,

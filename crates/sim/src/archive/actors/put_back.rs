@@ -150,7 +150,8 @@ impl Sim {
             .collect();
         for (page, old) in others {
             let mut bytes = self.bytes_of(MAPS).map_err(|error| self.judge("maps", &error))?;
-            if bytes.get(page * PAGE..(page + 1) * PAGE) != good.get(page * PAGE..(page + 1) * PAGE) {
+            if bytes.get(page * PAGE..(page + 1) * PAGE) != good.get(page * PAGE..(page + 1) * PAGE)
+            {
                 continue;
             }
             bytes[page * PAGE..][..PAGE].copy_from_slice(&old);
