@@ -328,6 +328,30 @@ fn rule_29_nobody_changes_anything_of_a_sealed_store_unnoticed() {
     assert_eq!(opened.unwrap_err().kind(), Kind::Corrupt);
 }
 
+/// The block has the sum 0, as no hash is: nothing proves what is stored there.
+#[test]
+fn rule_29_a_trimmed_block_is_zeroes_whatever_the_host_puts_in_its_place() {
+    let store = made(&format(PoolKind::Replicated, Cut::Static));
+    let session = open(&store, "server", &by(7));
+    let mut worker = Worker::new(open(&store, "worker", &by(7)), Watermarks::NONE);
+    session.create_volume("v", 1 << 20).unwrap();
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    volume.write_at(0, &noise(1, 64 << 10)).unwrap();
+    drain(&session, &mut worker);
+    volume.discard(8192, 4096).unwrap();
+    let object = ObjectName::metadata(format!("o.{:010x}.0000000000", volume.id()));
+    for bytes in [noise(2, 64 << 10), Vec::new()] {
+        let changes = vec![Change::Full(bytes)];
+        let op = Write { object: object.clone(), guards: Vec::new(), changes };
+        store.write(&[op]).remove(0).unwrap();
+        let mut read = vec![0xaa; 64 << 10];
+        volume.read_at(0, &mut read).unwrap();
+        let mut expected = noise(1, 64 << 10);
+        expected[8192..12288].fill(0);
+        assert!(read == expected);
+    }
+}
+
 fn refused(store: &MemoryObjects, settings: &Settings) -> Error {
     let opened = Session::open(Arc::new(store.session("who")), settings.clone()).map(drop);
     opened.unwrap_err()
