@@ -344,11 +344,9 @@ fn rule_29_a_trimmed_block_is_zeroes_whatever_the_host_puts_in_its_place() {
         let changes = vec![Change::Full(bytes)];
         let op = Write { object: object.clone(), guards: Vec::new(), changes };
         store.write(&[op]).remove(0).unwrap();
-        let mut read = vec![0xaa; 64 << 10];
-        volume.read_at(0, &mut read).unwrap();
-        let mut expected = noise(1, 64 << 10);
-        expected[8192..12288].fill(0);
-        assert!(read == expected);
+        let mut read = vec![0xaa; 4096];
+        volume.read_at(8192, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0));
     }
 }
 
