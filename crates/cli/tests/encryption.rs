@@ -1,4 +1,4 @@
-//! Encrypted archives and block stores by the command: made, opened by each kind of key, and their slots changed.
+//! Encrypted stores of all three engines by the command: made, opened by each kind of key, and their slots changed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 
@@ -11,7 +11,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use support::{Desk, noise};
+use support::{Desk, noise, qemu_io};
 
 /// The words of the recovery key, which is the last line.
 fn recovery(made: &str) -> String {
@@ -425,4 +425,73 @@ fn rule_35_what_is_on_paper_brings_everything_back() {
     desk.ok("key remove rescued 0 --key new");
     desk.ok("backup rescued tree --set home --key new");
     desk.ok("check rescued --key new");
+}
+
+/// True when a file of a folder has these bytes.
+fn is_in(folder: &std::path::Path, canary: &[u8]) -> bool {
+    fs::read_dir(folder).unwrap().any(|entry| {
+        let bytes = fs::read(entry.unwrap().path()).unwrap();
+        bytes.windows(canary.len()).any(|part| part == canary)
+    })
+}
+
+#[test]
+fn rule_23_a_cluster_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
+    let desk = Desk::new();
+    let made = desk.ok("create cluster s --key key");
+    assert!(made.contains("it is encrypted, which is experimental"), "{made}");
+    let words = recovery(&made);
+    let content = [noise(1, 300_000), b"a canary that sings".repeat(5_000)].concat();
+    fs::write(desk.path("stream"), &content).unwrap();
+    desk.ok("put s name-of-it stream --key key");
+    desk.ok("volume create s another-name --size 8M --key key");
+    let serving = desk.serve("s --cold 0 --workers 1 --key key");
+    let data = desk.path("stream").display().to_string();
+    qemu_io(
+        &desk.uri("s", "another-name"),
+        &[&format!("write -s {data} 0 256k"), "write -P 0x22 1M 5000", "discard 64k 64k"],
+    );
+    serving.kill();
+    let serving = desk.serve("s --cold 0 --key key");
+    qemu_io(&desk.uri("s", "another-name"), &["read -P 0x22 1M 5000", "read -P 0 64k 64k"]);
+    serving.terminate();
+    desk.ok("worker s --once --cold 0 --key key");
+    desk.ok("get s name-of-it --output got --key key");
+    assert!(fs::read(desk.path("got")).unwrap() == content);
+    desk.ok("mv s name-of-it new-name-of-it --key key");
+    for verb in ["check s", "scrub s", "repair s", "ls s", "volume list s"] {
+        desk.ok(&format!("{verb} --key key"));
+    }
+    let status = desk.ok("status s --json --key key");
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["encrypted"], true);
+    assert!(desk.ok("status s --key key").contains("encrypted (experimental)"));
+    for canary in [&b"canary"[..], b"name-of-it", b"another-name"] {
+        assert!(!is_in(&desk.path("s"), canary));
+    }
+    for verb in ["ls s", "status s", "check s", "serve s", "put s x stream"] {
+        desk.fails(verb, 1, &["encrypted", "--key"]);
+    }
+    desk.ok("key list s");
+    desk.ok("key test s --key key");
+    let (opens, said) = with_words(&desk, "key test s --key recovery", &words);
+    assert!(opens && said.contains("slot 1"), "{said}");
+    desk.ok("key add s --new second --key key");
+    desk.ok("key remove s 0 --key second");
+    desk.fails("status s --key key", 1, &["opens no slot"]);
+    desk.ok("check s --key second");
+    desk.ok("key change s 2 --new third --key second");
+    desk.ok("key rotate s --drop-others --key third");
+    let (opens, _) = with_words(&desk, "key test s --key recovery", &words);
+    assert!(!opens, "a recovery key that was dropped opens it");
+    let said = desk.fails("key erase s --key third", 1, &["--confirm"]);
+    let id = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    desk.ok(&format!("key erase s --confirm {id} --key third"));
+    desk.fails("status s --key third", 1, &["key area"]);
+    // Who names a key is given no plain store.
+    assert!(desk.ok("create cluster plain").contains("it is not encrypted"));
+    desk.fails("status plain --key second", 1, &["is not encrypted"]);
+    assert!(desk.ok("status plain").contains("not encrypted"));
+    desk.fails("key list plain", 1, &["not encrypted"]);
+    desk.fails("create cluster b --no-encryption --key key2", 2, &["--no-encryption"]);
 }

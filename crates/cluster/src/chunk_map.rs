@@ -144,7 +144,7 @@ pub(crate) fn stamp_value(stamp: Stamp) -> Vec<u8> {
 /// The chunk that a byte is in, as entries say: its offset and entry.
 pub(crate) fn covering(entries: &BTreeMap<u32, Entry>, at: u32) -> Option<(u32, Entry)> {
     let (offset, entry) = entries.range(..=at).next_back()?;
-    (at < offset + entry.length).then_some((*offset, *entry))
+    (at < offset + entry.length).then(|| (*offset, entry.clone()))
 }
 
 /// The bytes of a chunk according to its entry: blocks of the mask from the object, the others from
@@ -194,10 +194,18 @@ pub(crate) fn is_stale(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::entry::Sums;
 
     #[test]
     fn blocks_come_from_object_base_or_nowhere() {
-        let entry = Entry { length: 10_000, dirty: true, mask: 0b10, base: None, stamp: Stamp(1) };
+        let entry = Entry {
+            length: 10_000,
+            dirty: true,
+            mask: 0b10,
+            base: None,
+            stamp: Stamp(1),
+            sums: Sums::NONE,
+        };
         let (object, base) = (vec![1; 9_000], vec![2; 10_000]);
         let content = assemble(&entry, &object, Some(&base));
         assert!(
@@ -205,7 +213,7 @@ mod tests {
                 && content[4096..8192] == object[..4096]
                 && content[8192..] == base[8192..]
         );
-        let content = assemble(&Entry { mask: 0b111, ..entry }, &object, None);
+        let content = assemble(&Entry { mask: 0b111, ..entry.clone() }, &object, None);
         assert!(content[..9_000] == object && content[9_000..] == [0; 1_000]);
     }
 }

@@ -16,11 +16,12 @@ use crate::{
     format::{
         ENTRIES_MAX, ObjectId,
         catalogue::{Named, What},
-        entry::{self, Entry},
+        entry::{self, Entry, Sums},
         key,
     },
-    kernel::{Fate, Operation, Outcome, failed},
+    kernel::{Fate, Operation, Outcome},
     names::{FILL, Names, Record, valid_size},
+    replies::failed,
     rules::Rule,
     session::Session,
     volume::{
@@ -250,7 +251,14 @@ impl Erasure<'_> {
         let (object, stamp) = (self.object, self.session.kernel().stamp());
         let mut set = Vec::new();
         for (offset, old) in &map.entries {
-            let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
+            let new = Entry {
+                dirty: false,
+                mask: 0,
+                base: None,
+                stamp,
+                sums: Sums::NONE,
+                length: old.length,
+            };
             set.push((key::entry(*offset), new.encode(object, *offset)));
             if let Some((chunk, reference)) = old.reference(object, *offset) {
                 set.push((

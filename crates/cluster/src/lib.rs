@@ -9,6 +9,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`kernel`] | the store, stamps, counters, requests, and operations that must be known to be applied or not |
+//! | [`replies`] | what the store replied: asked for again while it is lost, told to a person when it is a refusal |
 //! | [`session`] | a session: the kernel, and what the parts of the engine remember |
 //! | [`chunk_map`], [`dirty_list`] | the chunk map of a metadata object, and which objects have work for a worker |
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
@@ -19,6 +20,7 @@
 //! | [`rate_control`] | how fast that may be beside the load that there is |
 //! | [`presence`] | what sessions say of themselves, and who is gone |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
+//! | [`sealing`] | stores that are sealed at rest: keys, values and data on their way to the object store |
 //! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
 //! *Invariant:* no thread, clock or randomness of its own: each step is a call that returns, made
@@ -40,8 +42,14 @@ mod post_processing;
 mod presence;
 mod put;
 mod rate_control;
+mod replies;
 mod rules;
 mod scrub;
+#[cfg_attr(
+    not(feature = "planted-bugs"),
+    allow(unreachable_pub, reason = "the simulator opens what it finds in a store")
+)]
+mod sealing;
 mod session;
 mod settings;
 mod status;
@@ -49,14 +57,17 @@ mod volume;
 
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
-pub use kernel::{Counts, create, is_made};
+pub use kernel::{Counts, create, create_sealed, is_made};
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};
 pub use rate_control::{Rate, Watermarks};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use scrub::{Report, Scrub};
+#[cfg(feature = "planted-bugs")]
+pub use sealing::Sealing;
+pub use sealing::keys::{change_keys, erase_keys, key_areas, open_keys};
 pub use session::Session;
-pub use settings::{Dedup, Settings};
+pub use settings::{Dedup, KeySource, Settings};
 pub use status::Status;
 pub use volume::{ClusterExports, Mode, Volume};

@@ -12,11 +12,7 @@ use onefold_core::{
     object::{Change, Guard, ObjectName, Refusal, Write},
 };
 
-use crate::{
-    format::key,
-    kernel::{Kernel, failed},
-    session::Session,
-};
+use crate::{format::key, kernel::Kernel, replies::failed, session::Session};
 
 /// A session that published nothing for so long is presumed gone: leases last as long.
 const SILENT: Duration = Duration::from_secs(30);

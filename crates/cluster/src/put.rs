@@ -19,8 +19,8 @@ use crate::{
         entry::Entry,
         key,
     },
-    kernel::failed,
     names::Names,
+    replies::failed,
     session::Session,
 };
 
@@ -85,16 +85,19 @@ impl Session {
                 self.kernel().format().chunk_bytes,
                 self.kernel().format().object_bytes,
             );
-            let mut piece: Vec<u32> = Vec::new();
-            let mut bytes = 0;
+            let mut piece: Vec<(u32, u32)> = Vec::new();
+            let (mut bytes, mut at) = (0, 0);
             for length in lengths {
-                if piece.len() == ENTRIES_MAX
-                    || bytes + length > self.kernel().format().object_bytes
-                {
+                if piece.len() == ENTRIES_MAX || at + length > self.kernel().format().object_bytes {
                     break;
                 }
-                piece.push(length);
+                piece.push((at, length));
                 bytes += length;
+                at += length;
+                // Offsets are readable: those of a sealed store show lengths in steps of 4 KiB only.
+                if self.kernel().is_sealed() {
+                    at = at.next_multiple_of(BLOCK);
+                }
             }
             if bytes == 0 {
                 continue;
@@ -172,29 +175,37 @@ impl Session {
     }
 }
 
-/// Makes pieces, dirty, and puts them on the list.
-fn put_pieces(session: &Session, pieces: &[(ObjectId, Vec<u32>, Vec<u8>)]) -> Result<(), Refusal> {
+/// Makes pieces, dirty, and puts them on the list. Each has its number, the offsets and lengths of its
+/// chunks, and their bytes.
+fn put_pieces(
+    session: &Session,
+    pieces: &[(ObjectId, Vec<(u32, u32)>, Vec<u8>)],
+) -> Result<(), Refusal> {
     let stamp = session.kernel().stamp();
     let ops: Vec<Write> = pieces
         .iter()
-        .map(|(id, lengths, data)| {
-            let mut offset = 0;
+        .map(|(id, chunks, bytes)| {
             let mut pairs = vec![(key::LISTED.to_vec(), stamp_value(stamp))];
-            for length in lengths {
+            let (mut data, mut rest) = (Vec::with_capacity(bytes.len()), bytes.as_slice());
+            for (offset, length) in chunks {
+                let (content, behind) = rest.split_at(*length as usize);
+                let (content, sums) = session.kernel().hashing().standing(*id, *offset, content);
+                data.extend(content);
+                rest = behind;
                 let entry = Entry {
                     length: *length,
                     dirty: true,
                     mask: Entry::full_mask(*length),
                     base: None,
                     stamp,
+                    sums,
                 };
-                pairs.push((key::entry(offset), entry.encode(*id, offset)));
-                offset += length;
+                pairs.push((key::entry(*offset), entry.encode(*id, *offset)));
             }
             Write {
                 object: id.name(),
                 guards: vec![Guard::Absent],
-                changes: vec![Change::Full(data.clone()), Change::SetOmap(pairs)],
+                changes: vec![Change::Full(data), Change::SetOmap(pairs)],
             }
         })
         .collect();

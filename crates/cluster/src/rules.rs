@@ -148,12 +148,32 @@ pub enum Rule {
     /// Workers finish renames that were begun. Otherwise the new name stays reserved when the
     /// session that began was killed.
     HalfRenamesFinished,
+    /// In a sealed store the nonce and the tag of a value have its object and key. Otherwise who holds
+    /// the store sees equal values, and exchanges them.
+    ValuesSealedForTheirPlace,
+    /// Names are sealed in the keys of their shards. Otherwise who holds the store reads them.
+    NamesSealed,
+    /// Blocks that stand in a metadata object are sealed. Otherwise who holds the store reads them.
+    BlocksSealed,
+    /// The counters of a block have its sum. Otherwise two contents of one place have one key stream.
+    CountersHaveSum,
+    /// A block that stands in a metadata object is compared with its sum. Otherwise changed bytes pass
+    /// for good.
+    StandingBlocksCompared,
+    /// A trimmed block of a sealed store reads as zeroes, whatever is stored in its place. Otherwise the
+    /// host writes there what it likes.
+    TrimmedBlocksZeroed,
+    /// The operation that writes blocks sets their sums. Otherwise a crash between the two leaves blocks
+    /// that nobody can read.
+    SumsSetWithTheirBlocks,
+    /// Chunk objects are filled up to 4 KiB. Otherwise their sizes show how long chunks are.
+    ChunksFilledUp,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 47] = [
+    pub const BUGS: [(&'static str, Rule); 55] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -199,6 +219,14 @@ impl Rule {
         ("arrival-counts-before-its-departure", Rule::ArrivalNeedsDeparture),
         ("names-listed-once", Rule::NamesListedUntilStable),
         ("half-renames-left", Rule::HalfRenamesFinished),
+        ("value-sealed-without-its-place", Rule::ValuesSealedForTheirPlace),
+        ("name-not-sealed", Rule::NamesSealed),
+        ("plain-block-written", Rule::BlocksSealed),
+        ("counter-without-sum", Rule::CountersHaveSum),
+        ("standing-block-not-compared", Rule::StandingBlocksCompared),
+        ("trimmed-block-not-zeroed", Rule::TrimmedBlocksZeroed),
+        ("sum-in-another-operation", Rule::SumsSetWithTheirBlocks),
+        ("chunk-not-filled-up", Rule::ChunksFilledUp),
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
     ];

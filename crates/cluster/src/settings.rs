@@ -1,6 +1,8 @@
 //! How the engine works; nothing here is part of the format.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
+
+use onefold_seal::Opener;
 
 use crate::{format::PENDING_MAX, rules::Rule};
 
@@ -14,6 +16,28 @@ pub enum Dedup {
     FlushThrough,
     /// By the server, as part of the write: whole chunks are read, changed, named and stored.
     Inline,
+}
+
+/// Who is asked for the key of a sealed store; by default nobody.
+#[derive(Clone, Default)]
+pub struct KeySource(Option<Arc<dyn Opener>>);
+
+impl KeySource {
+    /// This one.
+    #[must_use]
+    pub fn new(opener: Arc<dyn Opener>) -> KeySource {
+        KeySource(Some(opener))
+    }
+
+    pub(crate) fn of(&self) -> Option<&dyn Opener> {
+        self.0.as_deref()
+    }
+}
+
+impl fmt::Debug for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_none() { "nobody" } else { "somebody" })
+    }
 }
 
 /// The limits and waiting times of a session.
@@ -58,6 +82,8 @@ pub struct Settings {
     /// Most bytes of chunks that a worker holds in memory and processes in one step, unless one
     /// object has more. Between steps the worker looks at the load.
     pub batch_bytes: u64,
+    /// Who is asked for the key of a sealed store.
+    pub keys: KeySource,
     /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
     pub broken: Option<Rule>,
@@ -83,6 +109,7 @@ impl Default for Settings {
             known_objects: 4096,
             objects_per_step: 16,
             batch_bytes: 8 << 20,
+            keys: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,
         }

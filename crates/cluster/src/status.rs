@@ -10,7 +10,7 @@ use crate::{
     chunk_map::ChunkMap,
     dirty_list::shard_name,
     format::{Chunk, ObjectId, catalogue::What},
-    kernel::failed,
+    replies::failed,
     session::Session,
 };
 

@@ -4,7 +4,7 @@
 use onefold_cluster::format::{
     Chunk, ChunkId, ObjectId, Reference, Stamp,
     catalogue::{Format, Named, What},
-    entry::{self, Base, Entry},
+    entry::{self, Base, Entry, Sums},
     key,
     moving::Moving,
     recut::Recut,
@@ -106,7 +106,12 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         mask: 0x81,
         base: Some(Base { chunk, stamp: Stamp(9) }),
         stamp: Stamp(1 << 40),
+        sums: Sums::NONE,
     };
+    // As a sealed store has it, with the sums of its two blocks.
+    let mut summed = entry.encode(OBJECT, OFFSET);
+    summed[0] |= 4;
+    summed.extend([9; 16]);
     let named = Named { what: What::Put, id: 5, bytes: 6, pieces: 7, moves: 8 };
     let reference = Reference { object: OBJECT, offset: OFFSET, stamp: Stamp(77) };
     [
@@ -114,6 +119,7 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         (1, named.encode()),
         (1, Moving { named, other: "old".into() }.encode()),
         (2, entry.encode(OBJECT, OFFSET)),
+        (2, sealed(&summed)),
         (2, Entry { base: None, dirty: false, ..entry }.encode(OBJECT, OFFSET)),
         (2, entry::encode_pending(OBJECT, OFFSET, &chunk)),
         (3, Recut { range: 4096..8192, stamp: Stamp(5) }.encode()),

@@ -1,15 +1,23 @@
 //! What a simulator sees of GCM and CTR: no counter block of a key may ever meet a second content.
 //!
-//! The record belongs to the thread, since one seed is one thread. It lives on across crashes and
-//! copies of a simulated store, because the keys of the store do.
+//! The record belongs to the thread, since one seed is one thread; threads of one seed join one record.
+//! It lives on across crashes and copies of a simulated store, because the keys of the store do.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use crate::Secret;
 
 thread_local! {
-    static SEEN: RefCell<Seen> = RefCell::new(Seen::default());
+    static SEEN: RefCell<Record> = RefCell::new(Record::default());
 }
+
+/// What threads of one seed saw together.
+#[derive(Clone, Default)]
+pub struct Record(Arc<Mutex<Seen>>);
 
 /// (key, counter block) → what it sealed.
 #[derive(Default)]
@@ -45,7 +53,7 @@ impl Watched {
     }
 
     fn note(&self, counter: [u8; 16], content: &[u8]) {
-        SEEN.with_borrow_mut(|seen| {
+        with(|seen| {
             seen.sealed += 1;
             let content = short(content);
             let before = seen.contents.insert((self.0, counter), content);
@@ -63,9 +71,24 @@ fn short(bytes: &[u8]) -> [u8; 16] {
     short
 }
 
-/// Forgets all that this thread saw.
+fn with<T>(does: impl FnOnce(&mut Seen) -> T) -> T {
+    SEEN.with_borrow(|record| does(&mut record.0.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// Begins a new record for this thread.
 pub fn begin() {
-    SEEN.with_borrow_mut(|seen| *seen = Seen::default());
+    SEEN.set(Record::default());
+}
+
+/// The record of this thread.
+#[must_use]
+pub fn record() -> Record {
+    SEEN.with_borrow(Clone::clone)
+}
+
+/// From now on this thread notes in another one's record.
+pub fn join(record: &Record) {
+    SEEN.set(record.clone());
 }
 
 /// How much this thread sealed with GCM and CTR, in nonces and counter blocks; or the sentence about a
@@ -74,5 +97,5 @@ pub fn begin() {
 /// # Errors
 /// The sentence.
 pub fn seen() -> Result<u64, String> {
-    SEEN.with_borrow(|seen| seen.repeated.clone().map_or(Ok(seen.sealed), Err))
+    with(|seen| seen.repeated.clone().map_or(Ok(seen.sealed), Err))
 }

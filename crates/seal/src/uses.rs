@@ -42,6 +42,27 @@ impl Use {
     /// Numbers by which a block store tells its own from others, from the store key.
     pub const BLOCK_NUMBERS: Use = Use("onefold 2026-11-27 numbers of a block store, 1");
 
+    /// Values of a cluster store, and what the catalogue says of it, from the store key.
+    pub const CLUSTER_VALUES: Use = Use("onefold 2026-11-27 values of a cluster store, 1");
+
+    /// Names and references in keys, and names of chunk objects, from the store key.
+    pub const CLUSTER_NAMES: Use = Use("onefold 2026-11-27 names of a cluster store, 1");
+
+    /// Nonces of values and names of a cluster store, and shards of names, from the store key.
+    pub const CLUSTER_NONCES: Use = Use("onefold 2026-11-27 nonces of a cluster store, 1");
+
+    /// Keys of chunk objects, each with its chunk's name, from a domain's key.
+    pub const CLUSTER_CHUNKS: Use = Use("onefold 2026-11-27 key of a chunk object, 1");
+
+    /// Nonces of chunk objects, from a domain's key.
+    pub const CLUSTER_CHUNK_NONCES: Use = Use("onefold 2026-11-27 nonces of chunk objects, 1");
+
+    /// Keys of the blocks that stand in a metadata object, each with the object, from a domain's key.
+    pub const CLUSTER_BLOCKS: Use = Use("onefold 2026-11-27 blocks in a metadata object, 1");
+
+    /// Sums of the blocks that stand in metadata objects, from a domain's key.
+    pub const CLUSTER_SUMS: Use = Use("onefold 2026-11-27 sums of blocks in metadata objects, 1");
+
     /// The sentence.
     pub(crate) fn context(self) -> &'static str {
         self.0
@@ -73,6 +94,13 @@ mod tests {
             Use::PAYLOADS,
             Use::BLOCK_STORE,
             Use::BLOCK_NUMBERS,
+            Use::CLUSTER_VALUES,
+            Use::CLUSTER_NAMES,
+            Use::CLUSTER_NONCES,
+            Use::CLUSTER_CHUNKS,
+            Use::CLUSTER_CHUNK_NONCES,
+            Use::CLUSTER_BLOCKS,
+            Use::CLUSTER_SUMS,
         ];
         let from = Secret::take(&mut [7; 32]);
         let keys: BTreeSet<_> = all.iter().map(|&one| *from.derive(one).expose()).collect();

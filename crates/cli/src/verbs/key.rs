@@ -1,37 +1,41 @@
-//! `onefold key`: the slots by which an encrypted archive or block store opens.
+//! `onefold key`: the slots by which an encrypted store opens.
 
 use std::{
     os::fd::RawFd,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use clap::{Args, Subcommand};
 use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
 use onefold_backend::{
     Directory,
+    rados::TIMEOUT,
     secrets::{GivenWords, SystemRandom, machine_memory},
 };
+use onefold_cluster::key_areas;
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
-use super::refused;
 use crate::key::{KeyFrom, New, new_secret};
 use onefold::parts::{
     Found,
     archive_dir::{ArchiveDir, now},
+    cluster_store::{Backing, Opened, Url, key_settings},
     keys::{Asker, asker, of_block_stores},
     store_file::StoreFile,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
 
-/// Shows and changes the keys of an encrypted archive or block store
+/// Shows and changes the keys of an encrypted store
 ///
 /// A store has up to 16 slots. Each opens it by a secret of its own: a passphrase, a key file, what a
 /// program gives, a credential of a service, or a recovery key on paper. Data are not written again when
 /// slots change. Whoever had a secret and has a copy of the keys from before can still open what they can
-/// read. Keys of a block store are changed while nobody serves it. Encryption is experimental.
+/// read. Keys of a block store, and of a cluster store in a folder, are changed while nobody serves it.
+/// Encryption is experimental.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
@@ -50,7 +54,7 @@ enum Verb {
     /// Shows the slots; needs no key, and proves them if there is one
     #[command(after_help = "Examples:\n  onefold key list backups")]
     List {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -58,7 +62,7 @@ enum Verb {
     /// Tells which slot the key opens
     #[command(after_help = "Examples:\n  onefold key test backups --key passphrase")]
     Test {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -68,7 +72,7 @@ enum Verb {
                       onefold key add backups --new recovery\n  \
                       onefold key add backups --new /root/second.key --name 'the other machine'")]
     Add {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         #[command(flatten)]
         new: NewKey,
@@ -81,7 +85,7 @@ enum Verb {
     /// Removes a slot, but not the last one
     #[command(after_help = "Examples:\n  onefold key remove backups 2")]
     Remove {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         /// The slot's number, as `onefold key list` shows it
         slot: usize,
@@ -91,7 +95,7 @@ enum Verb {
     /// Gives a slot another secret
     #[command(after_help = "Examples:\n  onefold key change backups 0 --new passphrase")]
     Change {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         /// The slot's number, as `onefold key list` shows it
         slot: usize,
@@ -106,7 +110,7 @@ enum Verb {
     /// same: whoever opened the store before can still read copies of it.
     #[command(after_help = "Examples:\n  onefold key rotate backups --drop-others")]
     Rotate {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         /// Drops all other slots; needed when there are some
         #[arg(long)]
@@ -120,7 +124,7 @@ enum Verb {
     /// may old blocks of a flash disk or of a file system that copies on write.
     #[command(after_help = "Examples:\n  onefold key erase backups --confirm 1f2e3d4c")]
     Erase {
-        /// The archive or block store
+        /// The store
         store: PathBuf,
         /// The first 8 digits of the store's id, which this verb tells
         #[arg(long, value_name = "DIGITS")]
@@ -180,19 +184,21 @@ fn shown(store: &Path) -> String {
     store.display().to_string()
 }
 
+/// As long as servers and workers are silent at most.
+const LOOK: Duration = Duration::from_secs(4);
+
 /// A store that has keys, or may have.
 enum Store {
     Archive(ArchiveDir),
     Block(Box<StoreFile>),
+    Cluster(Url),
 }
 
 fn at(store: &Path) -> std::result::Result<Store, Failure> {
     match Found::at(store)? {
         Found::Archive(directory) => Ok(Store::Archive(directory)),
         Found::Block(file) => Ok(Store::Block(file)),
-        other @ Found::Cluster(_) => {
-            Err(refused(store, &other, "only archives and block stores can be encrypted yet"))
-        }
+        Found::Cluster(url) => Ok(Store::Cluster(url)),
     }
 }
 
@@ -201,8 +207,30 @@ fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
     let area = match at(store)? {
         Store::Archive(_) => Directory::open(store, false).and_then(|files| key_area(&files)),
         Store::Block(file) => file.key_area(),
+        Store::Cluster(url) => area_of_cluster(&url),
     };
     Ok(area.map_err(|error| error.context(store.display()))?)
+}
+
+/// The whole copy of a cluster store's key area that has the higher number.
+fn area_of_cluster(url: &Url) -> Result<KeyArea> {
+    let objects = Backing::look(url)?;
+    let found = key_areas(&*objects.objects()?, &key_settings())?;
+    let not_encrypted = || Error::new(Kind::InvalidInput, "the store is not encrypted");
+    let (id, copies) = found.ok_or_else(not_encrypted)?;
+    let mut why = Error::new(Kind::Corrupt, "there is no key area");
+    let mut newest: Option<KeyArea> = None;
+    for copy in copies {
+        match copy {
+            Ok(copy) if *copy.id() == id => {
+                let newer = newest.as_ref().is_none_or(|one| one.sequence() < copy.sequence());
+                newest = if newer { Some(copy) } else { newest };
+            }
+            Ok(_) => {}
+            Err(error) => why = error,
+        }
+    }
+    newest.ok_or(why)
 }
 
 /// The settings by which a block store is opened.
@@ -255,6 +283,7 @@ fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     match at(store)? {
         Store::Archive(directory) => drop(directory.open_to_read(READER_BYTES)?),
         Store::Block(file) => drop(file.open_unchanged()?),
+        Store::Cluster(url) => drop(Opened::look(&url)?),
     }
     let area = area(store)?;
     let (slot, _) = the_asker()?.open(&area).map_err(|error| error.context(store.display()))?;
@@ -276,6 +305,13 @@ fn change(
             let keeper = file.claim()?;
             let change = |keys: &mut Keys, random: &dyn Random| change(keys, random);
             onefold_block::change_keys(&*keeper.disk(), &settings_of_block(), change)
+        }
+        Store::Cluster(url) => {
+            let backing = Backing::open(&url, TIMEOUT)?;
+            let objects = backing.objects()?;
+            onefold_cluster::change_keys(&*objects, &key_settings(), |keys, random| {
+                change(keys, random)
+            })
         }
     };
     Ok(changed.map_err(|error| error.context(store.display()))?)
@@ -397,10 +433,31 @@ fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::R
             let keeper = file.claim()?;
             onefold_block::erase_keys(&*keeper.disk(), &settings_of_block(), &SystemRandom)
         }
+        Store::Cluster(url) => erase_of_cluster(&url),
     };
     erased.map_err(|error| error.context(store.display()))?;
     let words = format_args!("the keys of {} are destroyed", store.display());
     answer.tell(&json!({ "store": shown(store), "erased": true }), words)
+}
+
+/// Destroys the keys of a cluster store, at which nobody may be at work: servers and workers have the
+/// keys of its data in memory, and would go on writing what nobody can read.
+fn erase_of_cluster(url: &Url) -> Result<()> {
+    let backing = Backing::open(url, TIMEOUT)?;
+    let session = backing.session(key_settings())?;
+    let before = session.published()?;
+    std::thread::sleep(LOOK);
+    let sessions = session.published()?.since(&before);
+    if sessions.servers + sessions.workers > 0 {
+        let why = format!(
+            "{} and {} are at work on it: end them first",
+            counted(sessions.servers, "server"),
+            counted(sessions.workers, "worker")
+        );
+        return Err(Error::new(Kind::Busy, why));
+    }
+    drop(session);
+    onefold_cluster::erase_keys(&*backing.objects()?, &key_settings())
 }
 
 #[cfg(test)]

@@ -35,9 +35,6 @@ use crate::{
     rules::Rule,
 };
 
-/// Codec and lengths of the data.
-const HEAD: &str = "h";
-
 /// How often the copies of a chunk were doubled.
 pub(crate) const SPREAD: &str = "n";
 
@@ -93,7 +90,7 @@ impl ChunkPool {
     /// The name of a chunk with this content.
     pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
         ChunkId {
-            hash: checksum::chunk_name(&self.kernel.format().secret, data),
+            hash: checksum::chunk_name(self.kernel.hashing().chunk_secret(), data),
             length: data.len() as u32,
         }
     }
@@ -374,7 +371,10 @@ impl ChunkPool {
             .filter(|packed| blocks(packed.len()) < blocks(data.len()));
         let mut head = vec![u8::from(packed.is_some())];
         head.extend((data.len() as u32).to_le_bytes());
-        vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
+        vec![
+            Change::Full(packed.unwrap_or_else(|| data.to_vec())),
+            Change::SetXattr(key::HEAD, head),
+        ]
     }
 }
 

@@ -5,9 +5,9 @@ use onefold_core::{
     object::{ObjectName, Read, ReadPart, ReadResult, Refusal},
 };
 
-use super::{ChunkPool, HEAD};
+use super::ChunkPool;
 use crate::{
-    format::{CHUNK_MAX, Chunk, corrupt},
+    format::{CHUNK_MAX, Chunk, corrupt, key},
     rules::Rule,
 };
 
@@ -39,7 +39,8 @@ fn checked(
 impl ChunkPool {
     /// Reads chunks, all in flight together; each is hashed against its name.
     pub(crate) fn read_chunks(&self, chunks: &[Chunk]) -> Vec<Result<Vec<u8>, Refusal>> {
-        let parts = || vec![ReadPart::Data(0, 2 * u64::from(CHUNK_MAX)), ReadPart::Xattr(HEAD)];
+        let parts =
+            || vec![ReadPart::Data(0, 2 * u64::from(CHUNK_MAX)), ReadPart::Xattr(key::HEAD)];
         let batch: Vec<Read> = chunks
             .iter()
             .map(|chunk| Read { object: ObjectName::chunk(chunk.name()), parts: parts() })
@@ -50,7 +51,7 @@ impl ChunkPool {
             Err(Refusal::Failed(_)) if !self.kernel.keeps(Rule::UnreadableChunkFails) => {
                 Ok(vec![0; chunk.id.length as usize])
             }
-            answer => checked(&self.kernel.format().secret, chunk, &answer?, compares),
+            answer => checked(self.kernel.hashing().chunk_secret(), chunk, &answer?, compares),
         };
         chunks.iter().zip(answers).map(content).collect()
     }

@@ -4,6 +4,12 @@ use onefold_core::{Error, Kind, Result, object::PoolKind};
 
 use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt, least_cut};
 
+/// The object that says what the store is.
+pub(crate) const CATALOGUE: &str = "catalogue";
+
+/// Its key of the format.
+pub(crate) const FORMAT: &[u8] = b"format";
+
 /// The version of the format.
 const VERSION: u16 = 1;
 
@@ -15,6 +21,9 @@ const VOLUMES_BY_CONTENT: u64 = 1;
 /// The feature of names that were changed: an older version would take what is half renamed for
 /// damage, and a renamed volume for nobody's.
 const RENAMES: u64 = 2;
+
+/// The feature of stores that are sealed at rest.
+const SEALED: u64 = 4;
 
 /// Most chunks of an object that is cut by its content. Runs that end at places never written, and
 /// places not cut yet, can add a third more; a map holds 256.
@@ -50,6 +59,8 @@ pub struct Format {
     pub compress: bool,
     /// Names of volumes or objects were changed, for the first time or later.
     pub renames: bool,
+    /// The store is sealed at rest; its secret is zero.
+    pub sealed: bool,
     /// The kind of the chunk pool.
     pub chunks: PoolKind,
 }
@@ -68,6 +79,7 @@ impl Format {
             volume_cut: Cut::Static,
             compress: true,
             renames: false,
+            sealed: false,
             chunks,
         }
     }
@@ -105,7 +117,8 @@ impl Format {
         value.extend(VERSION.to_le_bytes());
         let by_content = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
         let renames = if self.renames { RENAMES } else { 0 };
-        value.extend((by_content | renames).to_le_bytes());
+        let sealed = if self.sealed { SEALED } else { 0 };
+        value.extend((by_content | renames | sealed).to_le_bytes());
         // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
@@ -132,7 +145,7 @@ impl Format {
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
         let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
         if version != VERSION
-            || features & !(VOLUMES_BY_CONTENT | RENAMES) != 0
+            || features & !(VOLUMES_BY_CONTENT | RENAMES | SEALED) != 0
             || array(18, 8)?.iter().any(|byte| *byte != 0)
         {
             return Err(Error::new(
@@ -154,6 +167,7 @@ impl Format {
             volume_cut: if features & VOLUMES_BY_CONTENT == 0 { Cut::Static } else { Cut::Content },
             compress: flag(85)?,
             renames: features & RENAMES != 0,
+            sealed: features & SEALED != 0,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };
         format.check().map_err(|_| bad())?;

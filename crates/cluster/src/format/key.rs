@@ -14,6 +14,9 @@ pub const RECUT: &[u8] = b"R";
 /// The state of the references of a chunk in an erasure-coded pool.
 pub const STATE: &[u8] = b"S";
 
+/// The attribute of a chunk object: codec and lengths of the data.
+pub(crate) const HEAD: &str = "h";
+
 const PENDING: u8 = b'P';
 
 /// Digits to the base 255, each and one.
@@ -33,7 +36,7 @@ fn number(key: &[u8]) -> Option<u64> {
 }
 
 /// Seven bits a byte, the highest one set.
-fn sevens(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn sevens(bytes: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity((bytes.len() * 8).div_ceil(7));
     let (mut have, mut bits) = (0u32, 0u32);
     for byte in bytes {
@@ -51,7 +54,7 @@ fn sevens(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The `length` bytes that [`sevens`] was given.
-fn unsevens(key: &[u8], length: usize) -> Option<Vec<u8>> {
+pub(crate) fn unsevens(key: &[u8], length: usize) -> Option<Vec<u8>> {
     if key.len() != (length * 8).div_ceil(7) || key.iter().any(|byte| *byte < 0x80) {
         return None;
     }

@@ -9,20 +9,22 @@ use onefold_core::{
         Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
     },
 };
+use onefold_seal::{Keys, Random};
 
 use super::{
-    Counts, Kernel, failed,
+    Counts, Kernel,
     operation::{Fate, Operation},
-    requests::{first_value, until_answered},
 };
 use crate::{
-    format::{Stamp, catalogue::Format, corrupt},
+    format::{
+        Stamp,
+        catalogue::{CATALOGUE, FORMAT, Format},
+        corrupt,
+    },
+    replies::{failed, read_format},
+    sealing::{self, Sealing, hashing::Hashing, keys::Access, store::SealedStore},
     settings::Settings,
 };
-
-const CATALOGUE: &str = "catalogue";
-
-const FORMAT: &[u8] = b"format";
 
 /// The number of the next session.
 const SESSIONS: &[u8] = b"sessions";
@@ -45,6 +47,33 @@ const DECISIONS: u32 = 1000;
 /// `Exists` when there is one already, `Unsupported` when a pool can't hold it, and the object
 /// store's.
 pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
+    made(store, format, None)
+}
+
+/// Makes a store that is sealed at rest, with these keys, which have a slot. Its secret is zero.
+///
+/// # Errors
+/// As [`create`], and those of the source of chance.
+pub fn create_sealed(
+    store: &dyn ObjectStore,
+    format: &Format,
+    keys: &mut Keys,
+    random: &dyn Random,
+) -> Result<()> {
+    let format = Format { secret: [0; 32], sealed: true, ..format.clone() };
+    if is_made(store)? {
+        return Err(Error::new(Kind::Exists, "there is a store already"));
+    }
+    let (sealing, bears) = sealing::keys::create(store, &format.id, keys, random)?;
+    made(store, &format, Some((&sealing, bears)))
+}
+
+/// Makes the catalogue.
+fn made(
+    store: &dyn ObjectStore,
+    format: &Format,
+    sealed: Option<(&Sealing, (Vec<u8>, Vec<u8>))>,
+) -> Result<()> {
     format.check()?;
     if store.kind(Pool::Metadata) != PoolKind::Replicated {
         return Err(Error::new(
@@ -53,15 +82,16 @@ pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
         ));
     }
     let first = |key: &[u8]| (key.to_vec(), 1u64.to_le_bytes().to_vec());
-    let op = Write {
+    let pairs = vec![(FORMAT.to_vec(), format.encode()), first(SESSIONS), first(IDS)];
+    let mut op = Write {
         object: ObjectName::metadata(CATALOGUE),
         guards: vec![Guard::Absent],
-        changes: vec![Change::SetOmap(vec![
-            (FORMAT.to_vec(), format.encode()),
-            first(SESSIONS),
-            first(IDS),
-        ])],
+        changes: vec![Change::SetOmap(pairs)],
     };
+    if let Some((sealing, bears)) = sealed {
+        op = sealing.seal_write(&op)?;
+        op.changes.push(Change::SetOmap(vec![bears]));
+    }
     match store.write(&[op]).remove(0) {
         Ok(_) => Ok(()),
         Err(Refusal::Exists) => Err(Error::new(Kind::Exists, "there is a store already")),
@@ -81,21 +111,6 @@ pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
         Ok(_) => Ok(true),
         Err(Refusal::Missing) => Ok(false),
         Err(refusal) => Err(failed("the store can't be made", refusal)),
-    }
-}
-
-/// Reads the format, which was chosen when the store was made.
-fn read_format(store: &dyn ObjectStore, tries: u32) -> Result<Format> {
-    let read = Read {
-        object: ObjectName::metadata(CATALOGUE),
-        parts: vec![ReadPart::Keys(vec![FORMAT.to_vec()])],
-    };
-    match until_answered(tries, || store.read(std::slice::from_ref(&read)).remove(0)) {
-        Ok(answer) => Format::decode(&first_value(&answer)),
-        Err(Refusal::Missing) => {
-            Err(Error::new(Kind::NotFound, "there is no store; `onefold create cluster` makes one"))
-        }
-        Err(refusal) => Err(failed("the catalogue can't be read", refusal)),
     }
 }
 
@@ -139,7 +154,7 @@ impl Operation<(u64, Vec<u8>)> for TakenNumber<'_> {
 impl Kernel {
     /// Opens the store with a number of its own.
     pub(crate) fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Kernel> {
-        let mut kernel = Kernel::look(store, settings)?;
+        let mut kernel = Kernel::begin(store, settings, Access::Writes)?;
         kernel.number = kernel.take_number(SESSIONS)?;
         if kernel.number >= SESSIONS_MAX {
             let what = "the store had all the sessions that can write to it; it can be read: copy what it holds into a new one";
@@ -150,6 +165,10 @@ impl Kernel {
 
     /// Opens the store only to read it, without a number.
     pub(crate) fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Kernel> {
+        Kernel::begin(store, settings, Access::Reads)
+    }
+
+    fn begin(store: Arc<dyn ObjectStore>, settings: Settings, access: Access) -> Result<Kernel> {
         let format = read_format(&*store, settings.tries)?;
         if format.chunks != store.kind(Pool::Chunks) {
             return Err(Error::new(
@@ -157,14 +176,31 @@ impl Kernel {
                 "the chunk pool is not the one that the store was made with: it is of another kind",
             ));
         }
-        Ok(Kernel {
+        let sealing = sealing::keys::unlock(&*store, &format, &settings, access)?;
+        let store: Arc<dyn ObjectStore> = match &sealing {
+            Some(sealing) => Arc::new(SealedStore::new(store, sealing.clone())),
+            None => store,
+        };
+        let kernel = Kernel {
             store,
+            hashing: Hashing::new(&format, sealing),
             format,
             settings,
             counts: Counts::default(),
             number: 0,
             counter: AtomicU64::new(1),
-        })
+        };
+        if kernel.is_sealed() {
+            // Now it is proven.
+            let proven = kernel.read_value(&ObjectName::metadata(CATALOGUE), FORMAT);
+            let proven = proven.map_err(|why| failed("the catalogue can't be read", why))?;
+            let proven = Format::decode(&proven)?;
+            // Renames may have begun meanwhile; nothing else of it ever changes.
+            if (Format { renames: kernel.format.renames, ..proven }) != kernel.format {
+                return Err(corrupt("the catalogue of the store is damaged"));
+            }
+        }
+        Ok(kernel)
     }
 
     /// A number that nobody else gets.

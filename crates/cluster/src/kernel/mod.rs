@@ -8,26 +8,24 @@
 //! | [`requests`] | reads and writes, alone and in batches; those that may be sent twice |
 //! | [`operation`] | changes that are decided from what was read, and resolved by reading again |
 
-mod catalogue;
+pub(crate) mod catalogue;
 mod operation;
-mod requests;
+pub(crate) mod requests;
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_core::{
-    Error, Kind, Result,
-    object::{ObjectStore, Refusal},
-};
+use onefold_core::{Error, Kind, Result, object::ObjectStore};
 
-pub use catalogue::{create, is_made};
+pub use catalogue::{create, create_sealed, is_made};
 pub(crate) use operation::{Fate, Operation, Outcome};
 
 use crate::{
     format::{Stamp, catalogue::Format},
     rules::Rule,
+    sealing::hashing::Hashing,
     settings::Settings,
 };
 
@@ -67,21 +65,7 @@ pub(crate) struct Kernel {
     counts: Counts,
     number: u64,
     counter: AtomicU64,
-}
-
-/// Turns a refusal of the store into the sentence that a person reads.
-pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
-    let kind = match refusal {
-        Refusal::Missing => Kind::NotFound,
-        Refusal::Exists => Kind::Exists,
-        Refusal::Mismatch | Refusal::Busy => Kind::Busy,
-        Refusal::Full => Kind::NoSpace,
-        Refusal::Fenced => Kind::Stopped,
-        Refusal::Unknown => Kind::Io,
-        Refusal::Unsupported => Kind::Unsupported,
-        Refusal::Denied(error) | Refusal::Failed(error) => return error.context(what),
-    };
-    Error::new(kind, format!("{what}: {refusal}"))
+    hashing: Hashing,
 }
 
 impl Kernel {
@@ -132,6 +116,17 @@ impl Kernel {
     /// True when an object with so many pending drops may be left with so many more.
     pub(crate) fn may_leave_drops(&self, pending: usize, more: usize) -> bool {
         pending + more <= self.settings.pending_max || !self.keeps(Rule::PendingDropsLimited)
+    }
+
+    /// True when the store is sealed at rest: then only whole blocks are written to metadata objects,
+    /// at multiples of 4 KiB, each with its sum in the map entry that the same operation sets.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.hashing.is_sealed()
+    }
+
+    /// The keyed hashes of the store.
+    pub(crate) fn hashing(&self) -> &Hashing {
+        &self.hashing
     }
 
     /// True when the steps keep this rule; the constant `true` in a product.

@@ -8,42 +8,13 @@ use std::{ops::ControlFlow, sync::atomic::Ordering::Relaxed, time::Duration};
 use onefold_core::object::{ObjectName, Read, ReadPart, ReadResult, Refusal, Version, Write};
 
 use super::Kernel;
+use crate::replies::{first_value, retry, until_answered};
 
 /// Keys of a page.
 const PAGE: usize = 1000;
 
 /// Objects whose first pages are in flight together.
 const TOGETHER: usize = 32;
-
-/// Asks until `ask` has an end, at most `tries` times. No other loop of the crate sends an operation
-/// again as it was because its reply was lost.
-pub(super) fn retry<T>(
-    tries: u32,
-    mut ask: impl FnMut() -> Result<ControlFlow<T>, Refusal>,
-) -> Result<T, Refusal> {
-    for _ in 0..tries.max(1) {
-        if let ControlFlow::Break(end) = ask()? {
-            return Ok(end);
-        }
-    }
-    Err(Refusal::Unknown)
-}
-
-/// Repeats a request until there is a reply. Only for requests that may be applied twice.
-pub(super) fn until_answered<T>(
-    tries: u32,
-    mut ask: impl FnMut() -> Result<T, Refusal>,
-) -> Result<T, Refusal> {
-    retry(tries, || match ask() {
-        Err(Refusal::Unknown) => Ok(ControlFlow::Continue(())),
-        other => other.map(ControlFlow::Break),
-    })
-}
-
-/// The value of the first key of the first part; empty when there is none.
-pub(super) fn first_value(answer: &ReadResult) -> Vec<u8> {
-    answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default()
-}
 
 impl Kernel {
     /// As [`retry`], with the tries of the settings.

@@ -28,7 +28,8 @@ use crate::{
         corrupt, key,
         moving::Moving,
     },
-    kernel::{Fate, Kernel, Operation, Outcome, failed},
+    kernel::{Fate, Kernel, Operation, Outcome},
+    replies::failed,
     rules::Rule,
     volume::header,
 };

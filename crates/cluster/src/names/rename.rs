@@ -36,7 +36,8 @@ use crate::{
         catalogue::{Named, What},
         moving::Moving,
     },
-    kernel::{Fate, Kernel, Operation, Outcome, failed},
+    kernel::{Fate, Kernel, Operation, Outcome},
+    replies::failed,
     rules::Rule,
 };
 

@@ -10,7 +10,7 @@
 //! | `r` | how many steps of renames the shard counted |
 
 use onefold_core::{
-    Error, Kind, Result, checksum,
+    Error, Kind, Result,
     object::{ObjectName, ReadPart, Refusal},
 };
 
@@ -57,7 +57,7 @@ pub(super) fn valid(name: &str) -> Result<()> {
 
 /// The number of the shard that a name is in.
 pub(super) fn number_of(kernel: &Kernel, name: &str) -> u64 {
-    checksum::fast(5, name.as_bytes()) % u64::from(kernel.format().shards)
+    kernel.hashing().name_number(name) % u64::from(kernel.format().shards)
 }
 
 /// The shard that a name is in.

@@ -5,14 +5,18 @@ use onefold_core::checksum;
 
 use crate::format::{BLOCK, CHUNK_MAX, least_cut};
 
-/// Length of the chunk that `bytes` begin with; it may depend on `CHUNK_MAX` bytes.
-pub(super) fn first(bytes: &[u8], average: u32) -> u32 {
+/// The seed of cuts of a plain store.
+pub(crate) const SEED: u64 = 7;
+
+/// Length of the chunk that `bytes` begin with; it may depend on `CHUNK_MAX` bytes. A sealed store has
+/// a seed of its own.
+pub(super) fn first(bytes: &[u8], average: u32, seed: u64) -> u32 {
     let (least, one_in) = (least_cut(average), u64::from((average / BLOCK / 4 + 1).max(2)));
     let blocks = bytes.chunks(BLOCK as usize).take((CHUNK_MAX / BLOCK) as usize);
     let mut length = 0;
     for block in blocks {
         length += block.len() as u32;
-        if length >= least && checksum::fast(7, block).is_multiple_of(one_in) {
+        if length >= least && checksum::fast(seed, block).is_multiple_of(one_in) {
             break;
         }
     }
@@ -26,7 +30,7 @@ mod tests {
     fn lengths(bytes: &[u8], average: u32) -> Vec<u32> {
         let (mut at, mut lengths) = (0, Vec::new());
         while at < bytes.len() {
-            lengths.push(first(&bytes[at..], average));
+            lengths.push(first(&bytes[at..], average, SEED));
             at += lengths[lengths.len() - 1] as usize;
         }
         lengths

@@ -125,7 +125,7 @@ impl Job<'_> {
             .take(FLIP_ENTRIES)
             .enumerate()
             .take_while(fits)
-            .map(|(_, pair)| *pair)
+            .map(|(_, pair)| pair.clone())
             .collect();
         self.taken += next.len();
         next
@@ -243,7 +243,7 @@ impl Deduplication<'_> {
                     .iter()
                     .filter(|(_, entry)| entry.dirty)
                     .filter(|(at, entry)| listed.unread.entries.get(at) != Some(entry))
-                    .map(|(at, entry)| (*at, *entry))
+                    .map(|(at, entry)| (*at, entry.clone()))
                     .collect();
                 let hot = !dirty.is_empty()
                     && now.is_some_and(|now| now < map.changed + self.kernel.settings().cold);

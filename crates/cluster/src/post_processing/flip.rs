@@ -22,7 +22,7 @@ use crate::{
     chunk_pool::ChunkPool,
     format::{
         Chunk, ChunkId, ObjectId, Reference, corrupt,
-        entry::{self, Base, Entry},
+        entry::{self, Base, Entry, Sums},
         key,
     },
     kernel::{Fate, Kernel, Operation, Outcome},
@@ -213,14 +213,15 @@ impl Deduplication<'_> {
                 }
                 Content::Unread(why) => {
                     draft.done.again = true;
-                    draft.done.unread.add(*offset, *old, why);
+                    draft.done.unread.add(*offset, old.clone(), why);
                     continue;
                 }
             };
-            let clean = Entry { dirty: false, mask: 0, stamp, ..*old };
+            let clean = Entry { dirty: false, mask: 0, stamp, sums: Sums::NONE, ..old.clone() };
             let dropped = old.reference(object, *offset);
             let id = self.chunk_pool.chunk_id(&content);
-            let mut flip = Flip { offset: *offset, old: *old, new: clean, added: None, dropped };
+            let mut flip =
+                Flip { offset: *offset, old: old.clone(), new: clean, added: None, dropped };
             if onefold_core::block::is_zero(&content) {
                 flip.new.base = None;
             } else if old.base.is_some_and(|base| base.chunk.id == id) {
@@ -363,11 +364,11 @@ impl Operation<Option<ChunkMap>> for GroupFlip<'_> {
     /// Our stamp shows that the flip was applied; the old entries show that it may be sent again.
     fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
         let Some(map) = now else { return Fate::Overtaken };
-        let now = |flip: &Flip| map.entries.get(&flip.offset).copied();
+        let now = |flip: &Flip| map.entries.get(&flip.offset).cloned();
         let applied = |flip: &Flip| now(flip).is_some_and(|entry| entry.stamp == flip.new.stamp);
         if self.draft.flips.iter().any(applied) {
             Fate::Applied
-        } else if self.draft.flips.iter().any(|flip| now(flip) != Some(flip.old)) {
+        } else if self.draft.flips.iter().any(|flip| now(flip).as_ref() != Some(&flip.old)) {
             Fate::Overtaken
         } else {
             Fate::Unchanged

@@ -10,7 +10,7 @@
 //! | [`backoff`] | doing less while the cluster is slow, or recovers |
 
 mod backoff;
-mod cuts;
+pub(crate) mod cuts;
 mod dedup;
 pub(crate) mod flip;
 mod lease;
@@ -37,10 +37,10 @@ use crate::{
     attempts::Judge,
     dirty_list::{DirtyList, shard_name},
     format::{ObjectId, key},
-    kernel::failed,
     post_processing::flip::{Deduplication, Unread},
     presence::Presence,
     rate_control::{Rate, Watermarks},
+    replies::failed,
     session::Session,
 };
 

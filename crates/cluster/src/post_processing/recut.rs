@@ -26,7 +26,7 @@ use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
     format::{
         CHUNK_MAX, Chunk, ChunkId, ObjectId, Reference,
-        entry::{self, Base, Entry},
+        entry::{self, Base, Entry, Sums},
         key,
         recut::Recut,
     },
@@ -76,13 +76,18 @@ impl Span {
     }
 
     /// Cuts `content`, which begins at the start of the span; `None` when more content is needed.
-    fn cut(&self, map: &ChunkMap, content: &[u8], average: u32) -> Option<Vec<(u32, u32)>> {
+    fn cut(
+        &self,
+        map: &ChunkMap,
+        content: &[u8],
+        (average, seed): (u32, u64),
+    ) -> Option<Vec<(u32, u32)>> {
         let (mut at, end, mut pieces) = (self.start, self.start + content.len() as u32, Vec::new());
         while at < self.dirty_end || at < self.run_end && !map.entries.contains_key(&at) {
             if end < self.run_end && end - at < CHUNK_MAX {
                 return None;
             }
-            let length = cuts::first(&content[(at - self.start) as usize..], average);
+            let length = cuts::first(&content[(at - self.start) as usize..], average, seed);
             pieces.push((at, length));
             at += length;
         }
@@ -140,7 +145,8 @@ impl Deduplication<'_> {
                 return Ok(false);
             };
             done.operations += 1;
-            if let Some(pieces) = span.cut(map, &content, self.kernel.format().chunk_bytes) {
+            let how = (self.kernel.format().chunk_bytes, self.kernel.hashing().cuts());
+            if let Some(pieces) = span.cut(map, &content, how) {
                 cut = Some((pieces, content));
                 break;
             }
@@ -149,13 +155,13 @@ impl Deduplication<'_> {
         let (mut pieces, end) =
             (pieces.as_slice(), pieces.last().map_or(span.start, |(at, length)| at + length));
         let olds: Vec<(u32, Entry)> =
-            map.entries.range(span.start..end).map(|(at, entry)| (*at, *entry)).collect();
+            map.entries.range(span.start..end).map(|(at, entry)| (*at, entry.clone())).collect();
         let mut old = olds.as_slice();
         let same = |piece: &(u32, u32), old: &(u32, Entry)| *piece == (old.0, old.1.length);
         if pieces.len() == old.len() && pieces.iter().zip(old).all(|(piece, old)| same(piece, old))
         {
             let dirty: Vec<(u32, Entry)> =
-                old.iter().filter(|(_, entry)| entry.dirty).copied().collect();
+                old.iter().filter(|(_, entry)| entry.dirty).cloned().collect();
             for group in dirty.chunks(FLIP_ENTRIES) {
                 for flipped in self.flip_groups(&[Group { object, entries: group.to_vec() }]) {
                     done.add(flipped?);
@@ -220,7 +226,7 @@ impl Deduplication<'_> {
             let base = match gaps(entry).and_then(|_| bases.next()) {
                 // The entry changes meanwhile, or the chunk is damaged.
                 Some(Err(refusal)) => {
-                    done.unread.add(*offset, *entry, unreadable(entry, refusal)?);
+                    done.unread.add(*offset, entry.clone(), unreadable(entry, refusal)?);
                     return Ok(None);
                 }
                 Some(Ok(base)) => Some(base),
@@ -278,7 +284,14 @@ impl Deduplication<'_> {
             }
             swap.new.push((
                 *offset,
-                Entry { length: content.len() as u32, dirty: false, mask: 0, base, stamp },
+                Entry {
+                    length: content.len() as u32,
+                    dirty: false,
+                    mask: 0,
+                    base,
+                    stamp,
+                    sums: Sums::NONE,
+                },
             ));
         }
         let leaving = swap.old.iter().filter(|(offset, _)| !kept.contains(offset));

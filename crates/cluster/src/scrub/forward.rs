@@ -116,7 +116,7 @@ impl Scrub {
             return self.lost(object, offset, entry, chunk);
         }
         let stamp = self.session.kernel().stamp();
-        let new = Entry { dirty: true, base: None, stamp, ..*entry };
+        let new = Entry { dirty: true, base: None, stamp, ..entry.clone() };
         let mut pairs = vec![(key::entry(offset), new.encode(object, offset))];
         if let Some((chunk, reference)) = entry.reference(object, offset) {
             pairs.push((

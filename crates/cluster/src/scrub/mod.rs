@@ -29,8 +29,8 @@ use crate::{
     delete::Deletion,
     dirty_list::DirtyList,
     format::{Chunk, ObjectId, Reference, catalogue::What},
-    kernel::failed,
     names::{FILL, Names, Record},
+    replies::failed,
     session::Session,
     volume::header::{self, Bits},
 };

@@ -30,7 +30,7 @@ use crate::{
         ObjectId,
         catalogue::{Cut, Named, What},
     },
-    kernel::failed,
+    replies::failed,
     session::Session,
     settings::Dedup,
 };

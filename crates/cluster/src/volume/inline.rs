@@ -36,7 +36,7 @@ use crate::{
     chunk_pool::ChunkPool,
     format::{
         Chunk, ChunkId, ObjectId, Reference, Stamp, corrupt,
-        entry::{self, Base, Entry},
+        entry::{self, Base, Entry, Sums},
         key,
     },
     kernel::{Fate, Operation, Outcome},
@@ -77,7 +77,8 @@ impl Draft {
 
     /// The chunk that bytes of a part must come from.
     fn base_of(part: &Part) -> Option<Chunk> {
-        let entry = part.old.filter(|entry| part.cached.is_some() && !entry.is_cached())?;
+        let entry = part.old.as_ref();
+        let entry = entry.filter(|entry| part.cached.is_some() && !entry.is_cached())?;
         entry.base.map(|base| base.chunk)
     }
 }
@@ -247,7 +248,7 @@ impl InlineWrites {
         self.objects.check_presence(index, map.as_ref())?;
         let part = |offset: &u32| Part {
             offset: *offset,
-            old: map.as_ref().and_then(|map| map.entries.get(offset).copied()),
+            old: map.as_ref().and_then(|map| map.entries.get(offset).cloned()),
             cached: cached.remove(offset),
             content: Vec::new(),
         };
@@ -303,8 +304,8 @@ impl InlineWrites {
                     Some((_, Ok(bytes))) => Some(bytes),
                     None => None,
                 };
-                part.content = match (part.old, &part.cached) {
-                    (Some(entry), Some(cached)) => assemble(&entry, cached, base.as_deref()),
+                part.content = match (&part.old, &part.cached) {
+                    (Some(entry), Some(cached)) => assemble(entry, cached, base.as_deref()),
                     _ => vec![0; self.objects.chunk_bytes() as usize],
                 };
                 jobs[draft.job].2.iter().for_each(|(range, fill)| overlay(part, range, *fill));
@@ -330,9 +331,16 @@ impl InlineWrites {
                     mask: 0,
                     base: None,
                     stamp: Stamp(0),
+                    sums: Sums::NONE,
                 };
-                let old = part.old.unwrap_or(none);
-                let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
+                let old = part.old.clone().unwrap_or(none);
+                let mut new = Entry {
+                    dirty: false,
+                    mask: 0,
+                    stamp: draft.stamp,
+                    sums: Sums::NONE,
+                    ..old.clone()
+                };
                 let id = self.chunk_pool().chunk_id(&part.content);
                 if is_zero(&part.content) {
                     new.base = None;
@@ -411,10 +419,11 @@ impl InlineWrites {
         for part in &draft.parts {
             let Some(new) = draft.entries.get(&part.offset) else { continue };
             if draft.map.is_some() {
-                let value = part.old.map_or_else(Vec::new, |old| old.encode(id, part.offset));
+                let value =
+                    part.old.as_ref().map_or_else(Vec::new, |old| old.encode(id, part.offset));
                 draft.op.guards.push(Guard::Omap(key::entry(part.offset), value));
             }
-            if part.old.is_some_and(|old| old.mask != 0) {
+            if part.old.as_ref().is_some_and(|old| old.mask != 0) {
                 draft.op.changes.push(Change::Zero(part.offset.into(), new.length.into()));
             }
             pairs.push((key::entry(part.offset), new.encode(id, part.offset)));
@@ -553,7 +562,7 @@ fn after(draft: &Draft) -> Known {
     let mut known = Known::of(draft.map.clone());
     known.exists = true;
     known.listed = known.listed.or(draft.listed);
-    known.entries.extend(draft.entries.iter().map(|(offset, entry)| (*offset, *entry)));
+    known.entries.extend(draft.entries.iter().map(|(offset, entry)| (*offset, entry.clone())));
     for change in &draft.op.changes {
         let Change::SetOmap(pairs) = change else { continue };
         let noted = pairs

@@ -18,7 +18,8 @@ use crate::{
     chunk_map::{ChunkMap, covering, map_parts},
     dirty_list::DirtyList,
     format::{ObjectId, Stamp, corrupt, entry::Entry, recut::Recut},
-    kernel::{Kernel, failed},
+    kernel::Kernel,
+    replies::failed,
     rules::Rule,
     session::Session,
 };

@@ -17,7 +17,8 @@ use onefold_core::{
 use super::header::{INLINE, Inline, LOCK, OWNER, name};
 use crate::{
     chunk_map::stamp_value,
-    kernel::{Fate, Kernel, Operation, failed},
+    kernel::{Fate, Kernel, Operation},
+    replies::failed,
     rules::Rule,
     session::Session,
 };

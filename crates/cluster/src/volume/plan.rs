@@ -10,15 +10,22 @@ use std::{
     ops::Range,
 };
 
-use onefold_core::object::{Change, Guard, Refusal, Write};
+use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 
 use super::{
     long_discards::LongDiscards,
     objects::{Fill, Known, Objects},
 };
 use crate::{
-    chunk_map::stamp_value,
-    format::{BLOCK, ObjectId, Stamp, catalogue::Cut, corrupt, entry::Entry, key, recut::Recut},
+    chunk_map::{ChunkMap, map_parts, stamp_value},
+    format::{
+        BLOCK, ObjectId, Stamp,
+        catalogue::Cut,
+        corrupt,
+        entry::{Entry, Sums},
+        key,
+        recut::Recut,
+    },
     rules::Rule,
 };
 
@@ -38,6 +45,8 @@ pub(super) struct Plan {
     discarded: Option<Stamp>,
     /// Chunks that a failed write may still change.
     in_doubt: BTreeSet<u32>,
+    /// Of a sealed store: the blocks of the object that it writes, whole.
+    blocks: BTreeMap<u32, Vec<u8>>,
 }
 
 impl Plan {
@@ -63,6 +72,7 @@ impl Plan {
             recut: None,
             discarded,
             in_doubt: in_doubt.clone(),
+            blocks: BTreeMap::new(),
         };
         let chunk_bytes = objects.chunk_bytes();
         for (range, fill) in fills {
@@ -78,12 +88,19 @@ impl Plan {
                     Fill::Zeroes => Fill::Zeroes,
                 };
                 at = part.end;
-                let none = Entry { length, dirty: false, mask: 0, base: None, stamp: Stamp(0) };
+                let none = Entry {
+                    length,
+                    dirty: false,
+                    mask: 0,
+                    base: None,
+                    stamp: Stamp(0),
+                    sums: Sums::NONE,
+                };
                 plan.add_chunk(
                     objects,
                     offset,
                     part,
-                    known.entries.get(&offset).copied(),
+                    known.entries.get(&offset).cloned(),
                     none,
                     fill,
                 )?;
@@ -92,6 +109,7 @@ impl Plan {
         if plan.entries.is_empty() && discarded.is_none_or(|_| !known.exists) {
             return Ok(None);
         }
+        plan.write_blocks();
         let mut pairs: Vec<_> = plan
             .entries
             .iter()
@@ -151,8 +169,9 @@ impl Plan {
     ) -> Result<(), Refusal> {
         let length = none.length;
         // An earlier part of the same operation may have been there.
-        let planned = self.entries.get(&offset).copied();
-        let entry = planned.or(old).unwrap_or(none);
+        let planned = self.entries.get(&offset).cloned();
+        let is_first = planned.is_none();
+        let entry = planned.or_else(|| old.clone()).unwrap_or(none);
         let zeroes = entry.base.is_none() && entry.mask == 0;
         // A failed write that is still on its way would come after a trim that changes no entry.
         let overtakes =
@@ -174,9 +193,18 @@ impl Plan {
         } else {
             mask
         };
-        if self.exists && planned.is_none() && kernel.keeps(Rule::EntryCompared) {
-            let value = old.map_or_else(Vec::new, |old| old.encode(self.id, offset));
+        if self.exists && is_first && kernel.keeps(Rule::EntryCompared) {
+            let value = old.as_ref().map_or_else(Vec::new, |old| old.encode(self.id, offset));
             self.op.guards.push(Guard::Omap(key::entry(offset), value));
+        }
+        let dirty = new != 0 || entry.base.is_some();
+        if kernel.is_sealed() {
+            let sums =
+                self.fill_blocks(objects, (offset, &part), old.as_ref(), &entry, (new, fill))?;
+            let sums = sums.within(new);
+            self.entries
+                .insert(offset, Entry { dirty, mask: new, stamp: self.stamp, sums, ..entry });
+            return Ok(());
         }
         match fill {
             Fill::Bytes(bytes) => {
@@ -213,9 +241,101 @@ impl Plan {
                 }
             }
         }
-        let dirty = new != 0 || entry.base.is_some();
         self.entries.insert(offset, Entry { dirty, mask: new, stamp: self.stamp, ..entry });
         Ok(())
+    }
+
+    /// In a sealed store: makes the blocks that a part of a write falls on, whole, and their sums. A
+    /// block that is written in part is read first, from where the entry says.
+    fn fill_blocks(
+        &mut self,
+        objects: &Objects,
+        (offset, part): (u32, &Range<u32>),
+        old: Option<&Entry>,
+        entry: &Entry,
+        (mask, fill): (u16, Fill<'_>),
+    ) -> Result<Sums, Refusal> {
+        let mut sums = entry.sums.clone();
+        for block in (part.start - offset) / BLOCK..=(part.end - 1 - offset) / BLOCK {
+            let (number, start) = (offset / BLOCK + block, offset + block * BLOCK);
+            let end = (start + BLOCK).min(offset + entry.length);
+            let covered = part.start <= start && end <= part.end;
+            let is_hole = mask >> block & 1 == 0 || covered && matches!(fill, Fill::Zeroes);
+            if is_hole {
+                if covered && (entry.mask >> block & 1 == 1 || self.blocks.contains_key(&number)) {
+                    self.op.changes.push(Change::Zero(start.into(), BLOCK.into()));
+                }
+                self.blocks.remove(&number);
+                sums.set(block, 0);
+                continue;
+            }
+            let mut content = match self.blocks.remove(&number) {
+                Some(content) => content,
+                None if covered => vec![0; BLOCK as usize],
+                None => self.block_now(objects, offset, old, entry, block)?,
+            };
+            let (from, to) = (part.start.max(start), part.end.min(end));
+            let into = &mut content[(from - start) as usize..(to - start) as usize];
+            match fill {
+                Fill::Bytes(bytes) => into.copy_from_slice(
+                    &bytes[(from - part.start) as usize..(to - part.start) as usize],
+                ),
+                Fill::Zeroes => into.fill(0),
+            }
+            sums.set(block, objects.kernel().hashing().sum(self.id, number, &content));
+            self.blocks.insert(number, content);
+        }
+        Ok(sums)
+    }
+
+    /// The content of a block as it is; [`Refusal::Missing`] when the map is another one than the write
+    /// is decided from.
+    fn block_now(
+        &self,
+        objects: &Objects,
+        offset: u32,
+        old: Option<&Entry>,
+        entry: &Entry,
+        block: u32,
+    ) -> Result<Vec<u8>, Refusal> {
+        let mut content = vec![0; BLOCK as usize];
+        let at = (block * BLOCK) as usize;
+        let from = if entry.mask >> block & 1 == 1 {
+            if entry.sums.get(block) == 0 {
+                return Ok(content);
+            }
+            let data = ReadPart::Data(u64::from(offset) + at as u64, BLOCK.into());
+            let parts = [map_parts(), vec![data]].concat();
+            let answer = objects.kernel().read_one(&self.id.name(), parts)?;
+            let bytes = answer.data(2).to_vec();
+            let map = ChunkMap::from_answer(self.id, Ok(answer))?;
+            if map.as_ref().and_then(|map| map.entries.get(&offset)) != old {
+                return Err(Refusal::Missing);
+            }
+            bytes
+        } else if let Some(base) = entry.base {
+            let chunk = objects.session().chunk_pool().read_chunks(&[base.chunk]).remove(0)?;
+            chunk[at.min(chunk.len())..(at + BLOCK as usize).min(chunk.len())].to_vec()
+        } else {
+            return Ok(content);
+        };
+        content[..from.len()].copy_from_slice(&from);
+        Ok(content)
+    }
+
+    /// Writes the blocks of a sealed store, those that follow each other together.
+    fn write_blocks(&mut self) {
+        let mut runs: Vec<(u32, Vec<u8>)> = Vec::new();
+        for (number, content) in std::mem::take(&mut self.blocks) {
+            match runs.last_mut() {
+                Some((first, run)) if *first + run.len() as u32 / BLOCK == number => {
+                    run.extend(content);
+                }
+                _ => runs.push((number, content)),
+            }
+        }
+        let write = |(first, run)| Change::Write(u64::from(first) * u64::from(BLOCK), run);
+        self.op.changes.extend(runs.into_iter().map(write));
     }
 
     /// The operation.

@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     chunk_map::stamp_value,
-    format::{entry::Entry, key},
+    format::{
+        entry::{Entry, Sums},
+        key,
+    },
     rules::Rule,
 };
 
@@ -118,17 +121,19 @@ impl Promotion {
             self.record_kept(place, true)?;
         }
         let id = self.objects.id(index);
+        let (data, sums) = self.objects.kernel().hashing().standing(id, offset, content);
         let new = Entry {
             mask: Entry::full_mask(entry.length),
             dirty: false,
             stamp: self.objects.kernel().stamp(),
-            ..*entry
+            sums,
+            ..entry.clone()
         };
         let op = Write {
             object: id.name(),
             guards: vec![Guard::Omap(key::entry(offset), entry.encode(id, offset))],
             changes: vec![
-                Change::Write(offset.into(), content.to_vec()),
+                Change::Write(offset.into(), data),
                 Change::SetOmap(vec![(key::entry(offset), new.encode(id, offset))]),
             ],
         };
@@ -191,7 +196,8 @@ impl Promotion {
             && (entry.mask != 0 || doubt)
             && entry.base.is_some()
         {
-            let new = Entry { mask: 0, stamp: self.objects.kernel().stamp(), ..*entry };
+            let stamp = self.objects.kernel().stamp();
+            let new = Entry { mask: 0, sums: Sums::NONE, stamp, ..entry.clone() };
             let op = Write {
                 object: id.name(),
                 guards: vec![Guard::Omap(key::entry(offset), entry.encode(id, offset))],

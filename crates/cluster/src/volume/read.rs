@@ -194,7 +194,7 @@ impl Reads {
         }
         self.promotion.warm(
             job.index,
-            &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(),
+            &parts.iter().map(|part| (part.offset, part.entry.clone())).collect::<Vec<_>>(),
             &bases,
         );
         Ok(())
@@ -317,7 +317,7 @@ fn in_range(known: &Known, at: u32, bytes: u32) -> Vec<Part> {
     known
         .entries
         .range(start..end)
-        .map(|(offset, entry)| Part { offset: *offset, entry: *entry, cached: Vec::new() })
+        .map(|(offset, entry)| Part { offset: *offset, entry: entry.clone(), cached: Vec::new() })
         .collect()
 }
 

@@ -20,7 +20,7 @@ use crate::{
     chunk_map::{ChunkMap, stamp_value},
     format::{
         ObjectId, Stamp, corrupt,
-        entry::{self, Entry},
+        entry::{self, Entry, Sums},
         key,
     },
     kernel::{Fate, Operation, Outcome},
@@ -196,7 +196,7 @@ impl Writes {
                 .entries
                 .iter()
                 .filter(|(at, entry)| covered(**at, entry))
-                .map(|(at, entry)| (*at, *entry))
+                .map(|(at, entry)| (*at, entry.clone()))
                 .collect();
             if !objects.kernel().may_leave_drops(map.pending.len(), chunks.len()) {
                 objects.session().chunk_pool().finish_drops(&map.pending)?;
@@ -226,7 +226,14 @@ fn let_go_op(
         listed.iter().map(|stamp| (key::LISTED.to_vec(), stamp_value(*stamp))).collect();
     let mut changes = Vec::new();
     for (at, old) in chunks {
-        let new = Entry { dirty: false, mask: 0, base: None, stamp, ..*old };
+        let new = Entry {
+            dirty: false,
+            mask: 0,
+            base: None,
+            stamp,
+            sums: Sums::NONE,
+            length: old.length,
+        };
         pairs.push((key::entry(*at), new.encode(id, *at)));
         if let Some((chunk, reference)) = old.reference(id, *at) {
             pairs

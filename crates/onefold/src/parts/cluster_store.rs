@@ -56,7 +56,6 @@ const FOLDER: [u8; 16] = *b"cluster folder\0\0";
 
 impl Backing {
     pub fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
-        keys::refuse_plain("store of the cluster engine").map_err(|e| e.context(url))?;
         Ok(match url {
             Url::Folder(path) => {
                 let mut keeper = None;
@@ -74,8 +73,7 @@ impl Backing {
     }
 
     /// The same for looking: nothing of it changes.
-    fn look(url: &Url) -> Result<Backing, Error> {
-        keys::refuse_plain("store of the cluster engine").map_err(|e| e.context(url))?;
+    pub fn look(url: &Url) -> Result<Backing, Error> {
         match url {
             Url::Folder(path) => {
                 let store = EmbeddedStore::look(path)?;
@@ -86,12 +84,15 @@ impl Backing {
         }
     }
 
-    /// Another session, which can be fenced without the others.
+    /// Another session, which can be fenced without the others. Who is asked for the key of an
+    /// encrypted store is the process's own.
     pub fn session(&self, settings: Settings) -> Result<Session, Error> {
-        Session::open(self.objects()?, settings)
+        let keys = keys::of_cluster_stores();
+        Session::open(self.objects()?, Settings { keys, ..settings })
     }
 
-    fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
+    /// The objects, as they are stored: those of an encrypted store are sealed.
+    pub fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
         Ok(match self {
             Backing::Folder { store, .. } => Arc::new(store.session()),
             Backing::Rados(location, timeout) => {
@@ -119,7 +120,7 @@ impl Opened {
         let backing = Backing::look(url)?;
         let session = backing
             .objects()
-            .and_then(|store| Session::look(store, Settings::default()))
+            .and_then(|store| Session::look(store, key_settings()))
             .map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })
     }
@@ -129,6 +130,12 @@ impl Opened {
         let session = backing.session(settings).map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })
     }
+}
+
+/// The usual settings, with the process's own source of keys.
+#[must_use]
+pub fn key_settings() -> Settings {
+    Settings { keys: keys::of_cluster_stores(), ..Settings::default() }
 }
 
 /// The store of the cluster engine that a path or URL means, if it means one.

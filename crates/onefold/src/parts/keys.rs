@@ -277,19 +277,6 @@ pub fn give(asker: Asker) {
     let _ = ASKER.set(Arc::new(asker));
 }
 
-/// Errors when the operator gave a key, and a store of this kind can't be encrypted: it is not the one
-/// that they mean, and nothing may be written to it in plain.
-///
-/// # Errors
-/// `Denied`.
-pub fn refuse_plain(kind: &str) -> Result<()> {
-    if asker().is_some_and(|asker| asker.refuses_plain()) {
-        let why = format!("a key was given, and a {kind} can't be encrypted yet");
-        return Err(Error::new(Kind::Denied, why));
-    }
-    Ok(())
-}
-
 /// Who is asked.
 #[must_use]
 pub fn asker() -> Option<&'static Arc<Asker>> {
@@ -301,6 +288,13 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
 pub fn of_block_stores() -> onefold_block::KeySource {
     let given = |asker: &Arc<Asker>| onefold_block::KeySource::new(asker.clone());
     asker().map_or_else(onefold_block::KeySource::default, given)
+}
+
+/// The same, for stores of the cluster engine that are opened.
+#[must_use]
+pub fn of_cluster_stores() -> onefold_cluster::KeySource {
+    let given = |asker: &Arc<Asker>| onefold_cluster::KeySource::new(asker.clone());
+    asker().map_or_else(onefold_cluster::KeySource::default, given)
 }
 
 /// The same, for archives that are opened.

@@ -13,6 +13,7 @@ mod checks;
 mod model;
 pub mod params;
 mod run;
+mod sealed;
 mod store;
 mod told;
 mod world;
@@ -24,8 +25,10 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 31] = [
+const MARKS: [&str; 33] = [
     "a worker backs off",
+    "a sealed store is looked at by its host",
+    "the host of a sealed store changes it",
     "orderly: references made by workers",
     "a client deduplicates inline",
     "a client flushes through",

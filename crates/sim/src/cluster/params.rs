@@ -6,6 +6,8 @@ use onefold_cluster::{Cut, Dedup, Format, Rule, Settings, format::PENDING_MAX};
 use onefold_core::object::PoolKind;
 use onefold_testbed::Rng;
 
+use super::sealed;
+
 /// The line behind the kept seeds that are older than limits of drops and of bytes.
 const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of drops and of bytes.";
 
@@ -98,6 +100,8 @@ pub struct Params {
     pub set_back: bool,
     /// An actor renames volumes and objects.
     pub renames: bool,
+    /// The store is sealed at rest.
+    pub sealed: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -111,7 +115,8 @@ impl Params {
             Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
         let params = if is_wild(seed) { params.wild() } else { params };
         let params = if has_renames(seed) { params.renaming() } else { params };
-        if is_kept(seed) { params } else { params.limited() }
+        let params = if is_kept(seed) { params } else { params.limited() };
+        Params { sealed: is_sealed(seed), ..params }
     }
 
     /// Parameters that are smaller in one respect each.
@@ -305,6 +310,7 @@ impl Params {
             decay: false,
             set_back: false,
             renames: false,
+            sealed: false,
             bug: None,
         }
     }
@@ -346,6 +352,7 @@ impl Params {
             } else {
                 8 << 20
             },
+            keys: sealed::source(self),
             broken: self.bug.map(|bug| Rule::BUGS[bug].1),
         }
     }
@@ -392,6 +399,12 @@ fn is_kept(seed: u64) -> bool {
 /// that were kept before.
 fn has_renames(seed: u64) -> bool {
     seed >= 300 && seed % 7 == 2
+}
+
+/// True for seeds whose store is sealed at rest: one of eleven, without the first 300, and without those
+/// that were kept before.
+fn is_sealed(seed: u64) -> bool {
+    seed >= 300 && seed % 11 == 7 && !is_kept(seed)
 }
 
 /// True for two seeds of five, to which later parameters apply. The other three are as they were

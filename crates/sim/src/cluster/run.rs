@@ -9,6 +9,7 @@ use super::{
     actors::{self, renamer, steward},
     checks::end::clean_up,
     params::Params,
+    sealed,
     store::SimStore,
     world::{Role, World},
 };
@@ -55,6 +56,7 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
             inner.fail(Failure::new(Checker::Progress, "cleaning up does not end"));
         }
     }
+    sealed::nothing_shows(&mut world.inner());
     world.end();
     let trace = world.trace();
     let inner = world.inner();
@@ -98,7 +100,7 @@ fn start(world: &Arc<World>, role: (Role, usize)) {
 fn set_up(world: &Arc<World>, store: SimStore) {
     let params = world.inner().params.clone();
     let made = || -> Result<(), Error> {
-        onefold_cluster::create(&store, &params.format())?;
+        sealed::create(&store, &params)?;
         let session = Session::open(Arc::new(store), params.settings())?;
         (0..params.volumes)
             .try_for_each(|n| session.create_volume(&format!("v{n}"), params.volume_bytes))

@@ -18,6 +18,7 @@ use onefold_cluster::format::{Reference, key};
 use onefold_core::object::{
     Change, Holder, ObjectName, Page, Pool, Read, ReadResult, Refusal, Version, Write,
 };
+use onefold_seal::observer;
 use onefold_testbed::{Objects, Reach, Rng};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -26,6 +27,7 @@ use super::{
     checks::{Dropped, double::DoubleWork, naming::Naming},
     model::Model,
     params::Params,
+    sealed::Hidden,
     store::SimStore,
 };
 use crate::checker::{Checker, Failure};
@@ -122,7 +124,10 @@ pub(super) enum Role {
 
 /// The state that all share; only the actor with the baton touches it.
 pub(super) struct Inner {
+    /// All objects; those of a sealed store are opened.
     pub(super) objects: Objects,
+    /// The store as its host has it, when it is sealed.
+    pub(super) hidden: Option<Hidden>,
     pub(super) now: Duration,
     pub(super) rng: Rng,
     pub(super) model: Model,
@@ -181,6 +186,7 @@ impl World {
         let mut rng = Rng::new(params.seed ^ 0x636c_7573_7465_7200);
         let inner = Inner {
             objects: Objects::new(params.chunks),
+            hidden: Hidden::of(params),
             now: Duration::from_secs(1_000_000),
             rng: rng.fork(),
             model: Model::new(params),
@@ -247,7 +253,9 @@ impl World {
             role,
         });
         let store = SimStore { world: self.clone(), actor: id, identity };
+        let record = inner.record();
         let thread = std::thread::spawn(move || {
+            record.iter().for_each(observer::join);
             let world = store.world.clone();
             let body = AssertUnwindSafe(|| {
                 world.wait_for_baton(id);
@@ -299,10 +307,12 @@ impl World {
             inner.actors[actor].replies = ops.iter().map(|_| None).collect();
             inner.actors[actor].state = State::Waiting;
             inner.actors[actor].requests += ops.len() as u64;
-            let notes = ops
-                .iter()
-                .filter_map(|op| if let Op::Write(op) = op { Some(noted_by(op)) } else { None });
-            inner.sent_notes.extend(notes.flatten());
+            let notes = ops.iter().filter_map(|op| match op {
+                Op::Write(op) => Some(noted_by(&inner.meant(op)).collect::<Vec<_>>()),
+                _ => None,
+            });
+            let notes: Vec<Reference> = notes.flatten().collect();
+            inner.sent_notes.extend(notes);
             let flights = ops.into_iter().enumerate().map(|(slot, op)| Flight {
                 actor,
                 slot,
@@ -417,7 +427,8 @@ impl World {
         // Late copies arrive now, or never.
         for late in std::mem::take(&mut inner.late) {
             if inner.rng.percent(50) && !inner.objects.is_fenced(&late.identity) {
-                inner.note_late(&late.op);
+                let meant = inner.meant(&late.op);
+                inner.note_late(&meant);
                 let _ = inner.apply(&late.identity, &late.op);
             }
         }
@@ -480,7 +491,7 @@ impl Inner {
 }
 
 /// The references that an operation notes before they are added.
-fn noted_by(op: &Write) -> impl Iterator<Item = Reference> {
+fn noted_by(op: &Write) -> impl Iterator<Item = Reference> + use<'_> {
     let pairs = op
         .changes
         .iter()

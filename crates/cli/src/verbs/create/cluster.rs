@@ -5,13 +5,14 @@ use onefold_backend::{
     EmbeddedStore, RadosObjects,
     rados::{Connection, TIMEOUT},
     random::random_bytes,
+    secrets::SystemRandom,
 };
-use onefold_cluster::{Cut, Format, create, is_made};
-use onefold_core::object::PoolKind;
+use onefold_cluster::{Cut, Format, create, create_sealed, is_made};
+use onefold_core::object::{ObjectStore, PoolKind};
 use serde_json::json;
 
-use super::encryption::NOT_ENCRYPTED;
-use onefold::parts::{cluster_store::Url, keys::refuse_plain, operator};
+use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
+use onefold::parts::{cluster_store::Url, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
@@ -23,6 +24,7 @@ use onefold_console::{failure::Failure, output::Answer, size::Size};
 #[command(after_help = "Examples:\n  \
                   onefold create cluster pool\n  \
                   onefold create cluster pool --chunk 64K --cut static\n  \
+                  onefold create cluster pool --key /root/pool.key\n  \
                   onefold create cluster rados: --metadata-pool meta --chunk-pool chunks")]
 pub(super) struct Options {
     /// A folder that is empty, or does not exist yet; or rados:[CONF]
@@ -59,6 +61,10 @@ pub(super) struct Options {
     #[arg(long)]
     no_compression: bool,
 
+    /// Encrypts nothing, and does not ask for a passphrase
+    #[arg(long)]
+    no_encryption: bool,
+
     #[command(flatten)]
     answer: Answer,
 }
@@ -83,15 +89,31 @@ impl From<CutName> for Cut {
 
 /// Creates it, and says what was made.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    refuse_plain("store of the cluster engine")?;
     let chunks = chunk_format(options.chunk, options.cut, !options.no_compression)?;
     let format = Format { volume_cut: options.volume_cut.into(), ..chunks };
     format.check()?;
-    make(options, &format)?;
+    let mut keys = new_keys(options.no_encryption, None, &format.id)?;
+    make(options, &format, keys.as_mut())?;
+    let told = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);
     options.answer.tell(
-        &json!({ "store": options.store.to_string(), "encrypted": false }),
-        format_args!("created {}\n{NOT_ENCRYPTED}", options.store),
+        &json!({
+            "store": options.store.to_string(), "encrypted": keys.is_some(),
+            "recovery_key": keys.as_ref().map(|keys| keys.recovery.as_str()),
+        }),
+        format_args!("created {}\n{told}", options.store),
     )
+}
+
+/// Writes the catalogue of a new store, and its keys if it is encrypted.
+fn fill(
+    store: &dyn ObjectStore,
+    format: &Format,
+    keys: Option<&mut NewKeys>,
+) -> onefold_core::Result<()> {
+    match keys {
+        Some(new) => create_sealed(store, format, &mut new.keys, &SystemRandom),
+        None => create(store, format),
+    }
 }
 
 /// A format with these chunks, and with an id and a secret of its own.
@@ -113,12 +135,12 @@ pub(in crate::verbs) fn chunk_format(
     })
 }
 
-fn make(options: &Options, format: &Format) -> Result<(), Failure> {
+fn make(options: &Options, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
     match (&options.store, options.metadata_pool.as_deref(), options.chunk_pool.as_deref()) {
         (Url::Folder(folder), None, None) => {
             let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
             EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
-            create(&store.session(), format)?;
+            fill(&store.session(), format, keys)?;
         }
         (Url::Folder(_), ..) => {
             return Err(Failure::usage("a folder has no pools; they are for rados:"));
@@ -134,7 +156,7 @@ fn make(options: &Options, format: &Format) -> Result<(), Failure> {
             // Tags without a store are as if nothing had been done; a store without tags is not
             // found.
             connection.tag(&metadata, &chunks)?;
-            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
+            fill(&store, &Format { chunks: chunks.kind, ..format.clone() }, keys)?;
         }
         (Url::Rados(..), ..) => {
             return Err(Failure::usage(

@@ -36,7 +36,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     };
     if as_json {
         let value = json!({
-            "engine": "cluster", "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts,
+            "engine": "cluster", "encrypted": opened.session.format().sealed, "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts,
             "put_bytes": status.put_bytes,
             "objects": status.objects, "entries": status.entries,
             "logical_bytes": status.logical_bytes,
@@ -61,6 +61,10 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     let together = |count: u64, bytes: u64| match count {
         0 => "none".to_owned(),
         count => format!("{count}, {} together", Size(bytes)),
+    };
+    let encryption = match opened.session.format().sealed {
+        true => "encrypted (experimental)",
+        false => "not encrypted",
     };
     output::line(format_args!("volumes     {}", together(status.volumes, status.volume_bytes)));
     output::line(format_args!("streams     {}", together(status.puts, status.put_bytes)));
@@ -117,6 +121,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         Size(status.space.used),
         Size(status.space.total)
     ));
+    output::line(format_args!("encryption  {encryption}"));
     problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     told(store, &problems)
 }

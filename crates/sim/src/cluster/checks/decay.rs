@@ -71,10 +71,10 @@ fn harm(inner: &mut Inner, rng: &mut Rng) -> Option<(Chunk, Ill)> {
         .collect();
     let chunk = *rng.pick(&all)?;
     let name = ObjectName::chunk(chunk.name());
-    let before = inner.objects.get(&name)?.clone();
+    let before = inner.stored(&name)?;
     if rng.below(2) == 0 {
         inner.reach.hit("a chunk can't be read");
-        inner.unreadable = Some(name);
+        inner.unreadable = Some(inner.stored_name(&name));
         return Some((chunk, Ill::Unreadable));
     }
     inner.reach.hit("a chunk rots");
@@ -91,7 +91,7 @@ fn harm(inner: &mut Inner, rng: &mut Rng) -> Option<(Chunk, Ill)> {
             after.data[at] ^= 1 << rng.below(8);
         }
     }
-    inner.objects.put_back(&name, after);
+    inner.put_stored(&name, after);
     Some((chunk, Ill::Rotten(before)))
 }
 
@@ -99,8 +99,8 @@ fn mend(inner: &mut Inner, chunk: &Chunk, ill: Ill) {
     inner.unreadable = None;
     let name = ObjectName::chunk(chunk.name());
     // Only data and attributes are put back: references came and went meanwhile.
-    if let (Ill::Rotten(before), Some(now)) = (ill, inner.objects.get(&name).cloned()) {
-        inner.objects.put_back(&name, Object { data: before.data, xattrs: before.xattrs, ..now });
+    if let (Ill::Rotten(before), Some(now)) = (ill, inner.stored(&name)) {
+        inner.put_stored(&name, Object { data: before.data, xattrs: before.xattrs, ..now });
     }
 }
 
@@ -111,7 +111,7 @@ fn names(inner: &Inner, volume: &Volume, at: u64, chunk: &Chunk) -> bool {
     let map = inner.objects.get(&id.name()).and_then(|object| parse(id, object).ok());
     let place = (at % bytes) as u32;
     let entry = map.and_then(|map| {
-        map.entries.range(..=place).next_back().map(|(offset, entry)| (*offset, *entry))
+        map.entries.range(..=place).next_back().map(|(offset, entry)| (*offset, entry.clone()))
     });
     entry.is_some_and(|(offset, entry)| {
         place < offset + entry.length && entry.base.is_some_and(|base| base.chunk == *chunk)

@@ -13,6 +13,7 @@ use crate::{
         checks,
         model::SECTOR,
         params::Params,
+        sealed,
         store::SimStore,
         world::{self, World},
     },
@@ -121,6 +122,8 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     if params.renames {
         renamer::list(world, &session)?;
     }
+    sealed::tampered(world, &volumes, actor)?;
+    work(world, &session, &mut worker)?;
     let quiet = checks::quiet(&world.inner().objects);
     if let Err(finding) = quiet {
         world.inner().fail(finding);
@@ -204,7 +207,7 @@ fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> R
             .next()
     };
     let Some((index, object)) = there(&world.inner()) else { return Ok(()) };
-    world.inner().objects.lose(&object);
+    world.inner().lose_stored(&object);
     world.inner().reach.hit("a metadata object is lost");
     let volume = Volume::attach(session, &name, Mode::Own)?;
     let mut bytes = vec![0; SECTOR];

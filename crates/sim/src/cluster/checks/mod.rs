@@ -250,7 +250,7 @@ pub(crate) fn left_behind(
     let named = |chunk: &Chunk, reference: &Reference| {
         let object = objects.get(&reference.object.name())?;
         let entry =
-            parse(reference.object, object).ok()?.entries.get(&reference.offset).copied()?;
+            parse(reference.object, object).ok()?.entries.get(&reference.offset).cloned()?;
         (entry.reference(reference.object, reference.offset) == Some((*chunk, *reference)))
             .then_some(())
     };

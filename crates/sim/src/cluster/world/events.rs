@@ -68,7 +68,8 @@ impl Inner {
     /// A copy comes that was late, unless its session was shut out.
     pub(super) fn come(&mut self, late: &Late) {
         if !self.objects.is_fenced(&late.identity) {
-            self.note_late(&late.op);
+            let meant = self.meant(&late.op);
+            self.note_late(&meant);
             let applied = self.apply(&late.identity, &late.op).is_ok();
             self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
         }
@@ -346,29 +347,33 @@ impl Inner {
             {
                 Err(Refusal::Failed(Error::new(Kind::Io, "the object can't be read")))
             }
-            Op::Read(op) => self.objects.read(op).map(|mut answer| {
+            Op::Read(op) => self.store().read(op).map(|mut answer| {
                 self.shorten(&mut answer, op);
                 Reply::ReadResult(answer)
             }),
-            Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(
-                *pool,
-                from.as_deref(),
-                (*most).min(self.params.page),
-            ))),
+            Op::List(pool, from, most) => {
+                let most = (*most).min(self.params.page);
+                Ok(Reply::Page(self.store().list(*pool, from.as_deref(), most)))
+            }
             Op::Lock(object, lock, cookie, lease) => {
                 let holder = Holder { identity: identity.into(), cookie: cookie.clone() };
-                self.objects.lock(object, lock, holder, self.now, *lease).map(|()| Reply::Done)
+                let now = self.now;
+                let locked = self.store().lock(object, lock, holder, now, *lease);
+                self.reopen(object);
+                locked.map(|()| Reply::Done)
             }
             Op::Break(object, lock, holder) => {
-                self.objects.break_lock(object, lock, holder);
+                self.store().break_lock(object, lock, holder);
                 Ok(Reply::Done)
             }
             Op::Holder(object, lock) => {
-                Ok(Reply::Holder(self.objects.holder(object, lock, self.now)))
+                let now = self.now;
+                Ok(Reply::Holder(self.store().holder(object, lock, now)))
             }
             Op::Fence(other) => {
                 self.say(|| format!("{other} is fenced"));
                 self.objects.fence(other);
+                self.store().fence(other);
                 self.leaves_slow(self.actor_of(other));
                 self.late.retain(|late| late.identity != *other);
                 self.model.fenced(self.actors.iter().position(|actor| actor.identity == *other));
@@ -395,9 +400,11 @@ impl Inner {
 
     /// Applies a change and checks what must always hold.
     pub(super) fn apply(&mut self, identity: &str, op: &Write) -> Result<Version, Refusal> {
+        let sealed = op;
+        let op = &self.meant(sealed);
         let before = self.objects.get(&op.object).cloned();
         let gap = self.rng.below(3);
-        let result = self.objects.write(op, self.now, gap);
+        let result = self.change(sealed, gap);
         self.mix(&format!("{identity} {:?} {}", op.object, result.is_ok()));
         if self.loud {
             let guards: Vec<String> = op.guards.iter().map(short_guard).collect();
