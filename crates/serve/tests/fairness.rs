@@ -178,6 +178,33 @@ fn rule_12_a_newcomer_waits_for_no_row_of_slow_status_requests() {
     shared.end();
 }
 
+/// Each of them kept its working place while it waited for its turn: four volumes had all places
+/// together.
+#[test]
+fn rule_12_clients_that_wait_for_the_status_of_ranges_keep_their_places_from_nobody() {
+    let names = ["disk", "a", "b", "c", "d"];
+    let volumes = names.map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    volumes[1..].iter().for_each(|(_, volume)| volume.status_us.store(50_000, SeqCst));
+    let shared = Shared::of(MemoryExports::of(volumes), Limits { places: 4, ..Limits::default() });
+    let requests: Vec<u8> =
+        (0..256).flat_map(|i| request_bytes(Mode::Extended, 0, BLOCK_STATUS, i, 0, SIZE)).collect();
+    let mut flood: Vec<Raw> =
+        (0..16).map(|n| Raw::go_to(&shared.socket, Mode::Extended, names[1 + n % 4])).collect();
+    flood.iter_mut().for_each(|raw| raw.send(&requests));
+    while shared.server.statistics().statuses < 5 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut raw = Raw::go(&shared.socket, Mode::Structured);
+    let began = Instant::now();
+    for _ in 0..20 {
+        raw.read(0, 0, 4096).unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    flood.iter().for_each(|raw| drop(raw.stream.shutdown(std::net::Shutdown::Both)));
+    drop(raw);
+    shared.end();
+}
+
 #[test]
 fn rule_12_clients_that_stop_in_the_middle_of_a_request_keep_their_places_from_nobody() {
     let shared = Shared::new(Limits {

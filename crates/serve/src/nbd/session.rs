@@ -329,7 +329,7 @@ struct Session<'a, 'b, W, H, R> {
     size: u64,
 }
 
-impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
+impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
     fn volume(&self) -> &dyn Volume {
         &*self.agreed.volume
     }
@@ -399,14 +399,26 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
 
     /// Takes a working place, and the buffers that go with it.
     fn work<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+        self.work_within(inbox, Duration::MAX).map(drop)
+    }
+
+    /// The same; false when it took longer than `most`.
+    fn work_within<R: Source>(
+        &mut self,
+        inbox: &mut Inbox<R>,
+        most: Duration,
+    ) -> Result<bool, Ending> {
         if self.place.is_some() {
-            return Ok(());
+            return Ok(true);
         }
         let holder = self.seat.holder;
         let place = self.house.shares.places.take_unless(holder, |waited| {
             (self.house.make_way)(holder, waited);
-            self.seat.activity.is_cut()
+            self.seat.activity.is_cut() || waited >= most
         });
+        if place.is_none() && !self.seat.activity.is_cut() {
+            return Ok(false);
+        }
         self.place = Some(place.ok_or_else(was_cut)?);
         self.since = Instant::now();
         self.seat.activity.works(Instant::now());
@@ -418,7 +430,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.loan.keep(inbox.unread().len().saturating_sub(sure));
         }
         inbox.resize(if self.tight { sure } else { large });
-        Ok(())
+        Ok(true)
     }
 
     /// Gives the working place back, and all buffers but for what holds the unread bytes; false,
@@ -504,9 +516,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// Answers the status of a range, in its turn. While others work, the turn lasts longer than
     /// the answer took, and leaves the processor to them in the rest. Otherwise a client could keep
     /// the processor busy with such requests, since each is pure computing.
-    fn status(&mut self, request: &Request, payload: &[u8]) -> Result<(), Ending> {
-        let Shares { places, statuses, .. } = self.house.shares;
-        let mut turn = self.turn(statuses)?;
+    fn status(&mut self, request: &Request, payload: &[u8], turn: &mut Turn<'_>) {
+        let places = &self.house.shares.places;
         let began = Instant::now();
         status::answer(
             &*self.agreed.volume,
@@ -521,7 +532,26 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         if places.others_hold(self.seat.holder) {
             std::thread::sleep((took * TURN_REST).min(LOOK));
         }
-        Ok(())
+    }
+
+    /// Waits for the turn to ask what a range holds. Meanwhile others have the working place: clients
+    /// with many such requests, of several peers, would keep all places together otherwise.
+    fn turn_of_status<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<Turn<'b>, Ending> {
+        let statuses = &self.house.shares.statuses;
+        if let Some(turn) = statuses.take_at_once(self.seat.holder) {
+            return Ok(turn);
+        }
+        self.finish_batch()?;
+        if self.leave_place(inbox) {
+            let turn = self.turn(statuses)?;
+            // Those who could not leave their places wait for this turn.
+            if self.work_within(inbox, LOOK)? {
+                return Ok(turn);
+            }
+            drop(turn);
+            self.work(inbox)?;
+        }
+        self.turn(statuses)
     }
 
     /// Waits for a turn until the server ends the connection.
@@ -566,6 +596,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
         }
+        let asks_status = matches!(checked, Ok(Command::BlockStatus));
+        let mut turn = match asks_status && fits && self.agreed.allocation {
+            true => Some(self.turn_of_status(inbox)?),
+            false => None,
+        };
         if self.replies.small_bytes() > REPLY_BYTES {
             self.finish_batch()?;
         }
@@ -587,7 +622,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Ok(command) if fits => {
                 let end = header + payload as usize;
                 let more = inbox.unread().len() > end;
-                self.execute(command, &request, &inbox.unread()[header..end], more)?;
+                self.execute(command, &request, &inbox.unread()[header..end], more, turn.as_mut())?;
                 inbox.consume(end);
             }
             Ok(Command::Write) => {
@@ -635,13 +670,15 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
-    /// Carries out a request that was checked. `more` says that bytes of another one have arrived.
+    /// Carries out a request that was checked. `more` says that bytes of another one have arrived;
+    /// `turn` is that of a client who may ask for the status of a range.
     fn execute(
         &mut self,
         command: Command,
         request: &Request,
         payload: &[u8],
         more: bool,
+        turn: Option<&mut Turn<'_>>,
     ) -> Result<(), Ending> {
         let counters = self.counters;
         let (offset, length) = (request.offset, request.length);
@@ -685,8 +722,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
-                if self.agreed.allocation {
-                    self.status(request, payload)?;
+                if let Some(turn) = turn {
+                    self.status(request, payload, turn);
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");
                     self.replies.error(request.into(), &refusal, None);
