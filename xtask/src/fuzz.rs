@@ -15,11 +15,12 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 37] = [
+const TARGETS: [&str; 38] = [
     "superblock",
     "zone_list",
     "claim",
     "key_area",
+    "sealed_block",
     "carrier",
     "map_page",
     "image",

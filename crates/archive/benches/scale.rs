@@ -325,7 +325,7 @@ fn ended(containers: u64, streams: u64) -> Vec<Record> {
     // Each put came, and what it replaced went.
     let differences = 2 * containers - streams;
     vec![
-        Record::Counted { file: 1, differences, upto: containers + 1 },
+        Record::Counted { file: 1, differences, upto: containers + 1, proof: 0 },
         Record::Imported { files: Vec::new(), upto: containers + 1 },
     ]
 }

@@ -31,6 +31,8 @@ use crate::{
         sealing::What,
     },
     memory::{Allowance, Drawn},
+    rules::Rule,
+    settings::Settings,
 };
 
 /// Blocks that a leaf names.
@@ -60,6 +62,16 @@ pub(crate) struct Page {
     pub written: u64,
     /// The volume that it was written for; clones of the volume name it too.
     pub owner: u64,
+    /// The first half of its tag in a sealed archive, 0 in a plain one. Two processes may write one page
+    /// for one snapshot, when the first one crashes; this tells which of the two counts.
+    pub proof: u64,
+}
+
+impl Page {
+    /// True when `found` is this page. Without a proof any page of its number, snapshot and volume is.
+    fn is(&self, found: &Page) -> bool {
+        *self == Page { proof: if self.proof == 0 { 0 } else { found.proof }, ..*found }
+    }
 }
 
 /// The mappings of a leaf as numbers; 0 for zeroes.
@@ -210,7 +222,8 @@ impl BlockIndex {
     pub(crate) fn encode(&self, w: &mut Writer, clones: bool) {
         w.u32(self.leaves.len() as u32);
         for (&number, leaf) in &self.leaves {
-            let page = leaf.page.unwrap_or(Page { number: u32::MAX, written: 0, owner: 0 });
+            let page =
+                leaf.page.unwrap_or(Page { number: u32::MAX, written: 0, owner: 0, proof: 0 });
             w.u32(number).u32(page.number).u64(page.written);
             if clones {
                 w.u64(page.owner);
@@ -223,10 +236,17 @@ impl BlockIndex {
         let mut index = BlockIndex::default();
         for _ in 0..r.count(if clones { 24 } else { 16 }, ENTRY_MEMORY)? {
             let (leaf, number, written) = (r.u32()?, r.u32()?, r.u64()?);
-            let page = Page { number, written, owner: if clones { r.u64()? } else { id } };
+            let owner = if clones { r.u64()? } else { id };
+            let page = Page { number, written, owner, proof: 0 };
             index.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
         }
         Ok(index)
+    }
+
+    /// The proofs of the pages that [`decode`](Self::decode) read, in the order of [`pages`](Self::pages).
+    pub(crate) fn set_proofs(&mut self, proofs: &mut impl Iterator<Item = u64>) {
+        let pages = self.leaves.values_mut().filter_map(|leaf| leaf.page.as_mut());
+        pages.zip(proofs).for_each(|(page, proof)| page.proof = proof);
     }
 }
 
@@ -239,8 +259,9 @@ pub(crate) fn write(
     number: u64,
     pages: &mut Pages,
     mut indexes: Vec<(u64, Arc<BlockIndex>)>,
-    clones_keep: bool,
+    settings: &Settings,
 ) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
+    let clones_keep = settings.keeps(Rule::ClonePagesKept);
     // A page that nobody else names any more stays as long as a clone names it.
     let named = indexes.iter().flat_map(|(id, index)| {
         let pages = index.leaves.values().filter_map(|leaf| leaf.page);
@@ -265,7 +286,7 @@ pub(crate) fn write(
             }
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
-            let page = Page { number: page, written: number, owner: *id };
+            let page = Page { number: page, written: number, owner: *id, proof: 0 };
             let open = match &file {
                 Some(file) => file,
                 none => {
@@ -273,8 +294,10 @@ pub(crate) fn write(
                     file.insert(open_or_create(files, MAPS, is_first)?)
                 }
             };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
+            let (bytes, proof) = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
             open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
+            let proof = if settings.keeps(Rule::MapPagesProven) { proof } else { 0 };
+            let page = Page { proof, ..page };
             leaf.page = Some(page);
             written.insert(shared, page);
         }
@@ -299,7 +322,7 @@ fn write_second_copies(
         for (&at, leaf) in &index.leaves {
             let is_new = |page: &Page| page.written == number && page.owner == *id;
             let Some(page) = leaf.page.filter(is_new) else { continue };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
+            let (bytes, _) = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
             file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
         }
     }
@@ -391,22 +414,28 @@ pub(crate) fn load<'a>(
     Ok(read)
 }
 
-fn encode_leaf(identity: &Identity, leaf: u32, page: Page, entries: &[u64]) -> Result<Vec<u8>> {
+/// The bytes of a page, and what its directory keeps to prove it.
+fn encode_leaf(
+    identity: &Identity,
+    leaf: u32,
+    page: Page,
+    entries: &[u64],
+) -> Result<(Vec<u8>, u64)> {
     let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
     w.raw(MAGIC).u64(page.owner).u32(leaf).u32(page.number).u64(page.written);
     entries.iter().for_each(|entry| {
         w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
     });
     w.0.resize(PAGE_BYTES - 8, 0);
-    seal_page(identity, page.number, &mut w.0)?;
-    Ok(w.0)
+    let proof = seal_page(identity, page.number, &mut w.0)?;
+    Ok((w.0, proof))
 }
 
-/// Puts the checksum behind a page's bytes.
-fn seal_page(identity: &Identity, number: u32, bytes: &mut Vec<u8>) -> Result<()> {
+/// Puts the checksum behind a page's bytes; gives what proves it.
+fn seal_page(identity: &Identity, number: u32, bytes: &mut Vec<u8>) -> Result<u64> {
     let checksum = identity.seal(What::MapPage, (0, u64::from(number)), &[], bytes)?;
     bytes.extend_from_slice(&checksum.to_le_bytes());
-    Ok(())
+    Ok(identity.proof(checksum))
 }
 
 /// The entries of a leaf, if these bytes are that leaf.
@@ -417,7 +446,7 @@ fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &mut [u8]) -> 
         number[..ENTRY_BYTES].copy_from_slice(bytes);
         u64::from_le_bytes(number)
     };
-    (found == (leaf, page))
+    (found.0 == leaf && page.is(&found.1))
         .then(|| entries.chunks_exact(ENTRY_BYTES).take(LEAF_BLOCKS).map(entry).collect())
 }
 
@@ -436,7 +465,8 @@ fn decode_page<'a>(
     let is_leaf = r.take(8).ok()? == MAGIC;
     let (owner, leaf, number, written) =
         (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?);
-    is_leaf.then_some(((leaf, Page { number, written, owner }), r.0))
+    let proof = identity.proof(sum);
+    is_leaf.then_some(((leaf, Page { number, written, owner, proof }), r.0))
 }
 
 /// The copies of a page of the file of maps that are whole. `expected` is the leaf that lies there,
@@ -461,7 +491,9 @@ pub(crate) fn whole_copies(
         let found = decode_page(identity, number, &mut bytes).map(|(found, _)| found);
         let is_whole = found.is_some_and(|found| {
             written[n] = found.1.written;
-            expected.map_or(found.1.number == number, |expected| found == expected)
+            expected.map_or(found.1.number == number, |(leaf, page)| {
+                found.0 == leaf && page.is(&found.1)
+            })
         });
         Ok(is_whole.then_some(bytes))
     };
@@ -554,8 +586,8 @@ mod tests {
     fn a_leaf_is_known_by_its_place() {
         let identity = Identity::new([1; 16], &[2; 32]);
         let entries: Vec<u64> = (0..512).map(|n| n * 1_000_000_007 % (1 << 55)).collect();
-        let page = Page { number: 9, written: 4, owner: 3 };
-        let bytes = encode_leaf(&identity, 8, page, &entries).unwrap();
+        let page = Page { number: 9, written: 4, owner: 3, proof: 0 };
+        let (bytes, _) = encode_leaf(&identity, 8, page, &entries).unwrap();
         assert_eq!(bytes.len(), PAGE_BYTES);
         assert_eq!(decode_leaf(&identity, 8, page, &mut bytes.clone()), Some(entries));
         assert_eq!(decode_leaf(&identity, 7, page, &mut bytes.clone()), None);

@@ -20,6 +20,7 @@
 //! | [`scratch`] | a file without a name, for what is too large for memory |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`secrets`] | key files, programs that give keys, and no core dumps |
+//! | [`locked`] | memory for keys, which is neither swapped nor dumped |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -44,6 +45,7 @@ pub mod embedded;
 pub mod file_disk;
 pub mod locality;
 pub mod lock;
+pub mod locked;
 pub mod memory_disk;
 pub mod metadata_disk;
 pub mod new_file;

@@ -47,12 +47,16 @@ mod tests {
 
     #[test]
     fn memory_in_use_is_seen() {
-        let before = memory().unwrap();
-        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
-        let after = memory().unwrap();
-        assert!(after.resident_bytes >= before.resident_bytes + (60 << 20));
-        assert!(after.peak_bytes >= after.resident_bytes);
-        drop(block);
+        // Other tests of this process free memory meanwhile.
+        let is_seen = || {
+            let before = memory().unwrap();
+            let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+            let after = memory().unwrap();
+            assert!(after.peak_bytes >= after.resident_bytes);
+            drop(block);
+            after.resident_bytes >= before.resident_bytes + (60 << 20)
+        };
+        assert!((0..20).any(|_| is_seen()));
     }
 
     #[test]

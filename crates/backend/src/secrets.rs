@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{Read, Write},
     os::{
-        fd::RawFd,
+        fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
@@ -16,7 +16,9 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::Random;
-use zeroize::Zeroizing;
+use parking_lot::Mutex;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::{new_file::NewFile, random::random_bytes};
 
@@ -84,30 +86,89 @@ pub fn new_key_file(path: &Path, text: &str) -> Result<()> {
     new.publish()
 }
 
-/// The first line of what a descriptor gives, which this process got from the one that started it.
-///
-/// # Errors
-/// `InvalidInput`: there is no such descriptor, or it gives too much.
-pub fn passphrase_from(descriptor: RawFd) -> Result<Zeroizing<Vec<u8>>> {
-    let name = format!("descriptor {descriptor}");
-    let own = Path::new("/proc/self/fd").join(descriptor.to_string());
-    let file = File::open(own);
-    let file =
-        file.map_err(|e| Error::new(Kind::InvalidInput, format!("{name} can't be read: {e}")))?;
-    let mut line = read_short(file, &name)?;
-    let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
-    line.truncate(end);
-    if line.is_empty() {
-        return Err(Error::new(Kind::InvalidInput, format!("{name} gives no passphrase")));
-    }
-    Ok(line)
+/// A descriptor that this process got from the one that started it, and that gives a passphrase: the
+/// first line. It is read once, and closed then. No program that this process starts gets it.
+pub struct GivenWords {
+    name: String,
+    words: Mutex<Words>,
 }
 
-/// The output of a program that gives a key: started without a shell and with an empty environment; it
-/// gets `request` on standard input, and has 30 s.
+enum Words {
+    Unread(OwnedFd),
+    Read(Zeroizing<Vec<u8>>),
+    Failed,
+}
+
+impl GivenWords {
+    /// Takes the descriptor, before this process starts another one. Nothing is read yet. Standard input
+    /// is empty from then on, if this is it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: there is no such descriptor, or it is none that this process was given.
+    pub fn take(descriptor: RawFd) -> Result<GivenWords> {
+        let name = format!("descriptor {descriptor}");
+        let wrong = |why: &str| Error::new(Kind::InvalidInput, format!("{name} {why}"));
+        let failed = |errno: rustix::io::Errno| wrong(&format!("can't be read: {errno}"));
+        if descriptor < 0 || [1, 2].contains(&descriptor) {
+            return Err(wrong("is none that gives a passphrase"));
+        }
+        #[allow(unsafe_code, reason = "a number of the command line becomes a descriptor")]
+        // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let flags = fcntl_getfd(borrowed).map_err(failed)?;
+        let owned = if descriptor == 0 {
+            let own = fcntl_dupfd_cloexec(borrowed, 3).map_err(failed)?;
+            let nothing = File::open("/dev/null").map_err(|e| Error::from_io("/dev/null", e))?;
+            rustix::stdio::dup2_stdin(&nothing).map_err(failed)?;
+            own
+        } else {
+            // All that this process opens is closed in programs that it starts.
+            if flags.contains(FdFlags::CLOEXEC) {
+                return Err(wrong("was not given to this process"));
+            }
+            fcntl_setfd(borrowed, flags | FdFlags::CLOEXEC).map_err(failed)?;
+            #[allow(unsafe_code, reason = "as above")]
+            // SAFETY: it is open, and was so when this process began, since nothing that the process
+            // opens lacks the flag; and it has the flag now, so nobody takes it twice.
+            unsafe {
+                OwnedFd::from_raw_fd(descriptor)
+            }
+        };
+        Ok(GivenWords { name, words: Mutex::new(Words::Unread(owned)) })
+    }
+
+    /// The words. Only the first call reads.
+    ///
+    /// # Errors
+    /// `InvalidInput`: it gives too much, or nothing. Those of the system.
+    pub fn words(&self) -> Result<Zeroizing<Vec<u8>>> {
+        let mut words = self.words.lock();
+        let unread = match &*words {
+            Words::Unread(_) => std::mem::replace(&mut *words, Words::Failed),
+            _ => Words::Failed,
+        };
+        if let Words::Unread(descriptor) = unread {
+            let mut line = read_short(File::from(descriptor), &self.name)?;
+            let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
+            line[end..].zeroize();
+            line.truncate(end);
+            *words = Words::Read(line);
+        }
+        match &*words {
+            Words::Read(line) if !line.is_empty() => Ok(line.clone()),
+            _ => {
+                let why = format!("{} gives no passphrase", self.name);
+                Err(Error::new(Kind::InvalidInput, why))
+            }
+        }
+    }
+}
+
+/// The output of a program that gives a key, which is named by its whole path: started without a shell
+/// and with an empty environment; it gets `request` on standard input, and has 30 s.
 ///
 /// # Errors
-/// `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
+/// `InvalidInput`: the path is not a whole one. `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
 pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
     key_within(COMMAND_WAIT, program, request)
 }
@@ -115,6 +176,11 @@ pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u
 fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
     let name = program.display().to_string();
     let failed = |why: &str| Error::new(Kind::Io, format!("{name}: {why}"));
+    if !program.is_absolute() {
+        // Whoever chooses where the command is started, or what PATH is, would choose the program.
+        let why = "a program that gives a key is named by its whole path, which begins with /";
+        return Err(Error::new(Kind::InvalidInput, format!("{name}: {why}")));
+    }
     let mut child = Command::new(program)
         .env_clear()
         .current_dir("/")
@@ -204,7 +270,13 @@ pub fn no_dumps() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::fd::AsRawFd, os::unix::fs::PermissionsExt};
+    use std::{
+        fs,
+        os::{
+            fd::{AsRawFd, IntoRawFd},
+            unix::fs::PermissionsExt,
+        },
+    };
 
     use super::*;
 
@@ -247,12 +319,49 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_is_the_first_line_of_a_descriptor() {
+    fn rule_23_a_program_that_gives_a_key_is_named_by_its_whole_path() {
+        for name in ["sh", "./sh", "bin/sh"] {
+            let error = key_from_command(Path::new(name), "").unwrap_err();
+            assert!(error.kind() == Kind::InvalidInput && error.to_string().contains("whole path"));
+        }
+    }
+
+    #[test]
+    fn rule_23_a_passphrase_is_the_first_line_of_a_descriptor_which_is_closed_then() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let mut writer = File::from(writer);
+        writer.write_all(b"correct horse\nrest").unwrap();
+        // One of this process's own is none that it was given.
+        assert!(GivenWords::take(reader.as_raw_fd()).is_err());
+        let given = rustix::io::dup(&reader).unwrap().into_raw_fd();
+        drop(reader);
+        let words = GivenWords::take(given).unwrap();
+        assert!(GivenWords::take(given).is_err(), "no program that is started gets it");
+        let other = File::from(rustix::io::dup(&writer).unwrap());
+        drop(writer);
+        let mut writer = other;
+        let reading = std::thread::spawn(move || (words.words(), words));
+        // It is read until nobody writes any more, or more came than a passphrase has; then nobody has
+        // its other side.
+        let error = loop {
+            if let Err(error) = writer.write_all(&[b'.'; 512]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        let (too_much, words) = reading.join().unwrap();
+        assert_eq!(too_much.unwrap_err().kind(), Kind::InvalidInput);
+        assert!(words.words().is_err());
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("words");
         fs::write(&path, "correct horse\nrest").unwrap();
-        let file = File::open(&path).unwrap();
-        assert_eq!(&**passphrase_from(file.as_raw_fd()).unwrap(), b"correct horse");
-        assert!(passphrase_from(-1).is_err() && passphrase_from(999_999).is_err());
+        let given = rustix::io::dup(File::open(&path).unwrap()).unwrap().into_raw_fd();
+        let words = GivenWords::take(given).unwrap();
+        for _ in 0..2 {
+            assert_eq!(&**words.words().unwrap(), b"correct horse");
+        }
+        for none in [-1, 1, 2, 999_999] {
+            assert!(GivenWords::take(none).is_err());
+        }
     }
 }

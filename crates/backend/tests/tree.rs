@@ -435,13 +435,14 @@ fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
         let choices = Choices { in_place, privileged: false };
         let mut restorer = Restorer::new(dir.path(), choices).unwrap();
         let files = restorer.files();
+        // What was made stays open, so that the system gives its number to nothing else.
+        let mut kept = Vec::new();
         for name in ["socket", "pipe"] {
             let file = entry(name, What::File { bytes: 0, data: Vec::new() });
             let number = restorer.number(&files, &file).unwrap();
             let (open, made) = files.make(number, &file).unwrap();
             let path = dir.path().join(name);
             std::fs::remove_file(&path).unwrap();
-            // It stays open until its name is that of another, which can't get its number so.
             if name == "socket" {
                 drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             } else {
@@ -449,7 +450,7 @@ fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
                 let flags = rustix::fs::FileType::Fifo;
                 rustix::fs::mknodat(rustix::fs::CWD, &path, flags, mode, 0).unwrap();
             }
-            drop(open);
+            kept.push(open);
             let error = files.open_again(number, &file, made).unwrap_err();
             assert_eq!(error.kind(), onefold_core::Kind::Busy, "{name} {in_place}: {error}");
             assert!(error.to_string().contains("somebody replaced it"), "{error}");

@@ -256,12 +256,15 @@ pub enum Rule {
     /// A copy of the key area is written like the other one only after the code of that one agreed.
     /// Otherwise a forged copy replaces the good one.
     CodeBeforeCopying,
+    /// Whoever opens a sealed store to write ends an erasure of its keys that a crash cut off. Otherwise
+    /// a copy of the keys stays on the disk that was told to be erased.
+    ErasureEnded,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 84] = [
+    pub const BUGS: [(&'static str, Rule); 85] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -346,5 +349,6 @@ impl Rule {
         ("one-key-area", Rule::BothKeyAreasWritten),
         ("older-keys-taken", Rule::KeyAreaNumberCompared),
         ("keys-copied-unproven", Rule::CodeBeforeCopying),
+        ("erasure-not-ended", Rule::ErasureEnded),
     ];
 }

@@ -4,7 +4,13 @@
 mod damage;
 mod golden;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use damage::{copy, get, put};
 use golden::{BLOCKS, Calls, Model, Step, assert_holds, begin, fill, history, later, play};
@@ -19,7 +25,7 @@ use onefold_block::{
     },
     identified,
 };
-use onefold_core::{Algorithm, Block, BlockRead, Disk, Error, Kind, Lba, Pba, Result};
+use onefold_core::{Algorithm, Block, BlockRead, Disk, Error, Kind, Lba, Pba, Read, Result, Run};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
 
 const ID: [u8; 16] = [0x51; 16];
@@ -237,6 +243,98 @@ fn rule_24_slots_change_and_both_superblocks_bear_the_number() {
     assert_eq!(open_by(&disk, 1).err().unwrap().kind(), Kind::Corrupt);
 }
 
+/// A disk on which power fails: so many blocks are written or flushed yet, and then nothing.
+struct Failing {
+    disk: Arc<MemoryDisk>,
+    left: AtomicU64,
+}
+
+impl Disk for Failing {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        for run in runs {
+            for (n, block) in (0..).zip(run.blocks) {
+                self.spend()?;
+                put(&self.disk, run.at.plus(n), block.block);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.write(std::slice::from_ref(run))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.spend()
+    }
+
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(at, blocks)
+    }
+}
+
+impl Failing {
+    fn spend(&self) -> Result<()> {
+        let spent = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+        spent.map(drop).map_err(|_| Error::new(Kind::Io, "no power"))
+    }
+}
+
+#[test]
+fn rule_26_an_erasure_that_was_cut_off_is_ended_by_whoever_opens_the_store_to_write() {
+    let (disk, model) = filled();
+    let areas = |disk: &Arc<MemoryDisk>| {
+        KEY_AREAS.map(|first| -> Vec<u8> {
+            (first.0..first.0 + 3).flat_map(|at| get(disk, Pba(at)).0).collect()
+        })
+    };
+    let (mut opened, mut ended) = (0, 0);
+    for left in 0.. {
+        let failing = Failing { disk: copy(&disk), left: AtomicU64::new(left) };
+        let erased = erase_keys(&failing, &settings(1), &Repeated);
+        let (after, again) = (failing.disk, copy(&disk));
+        if let Ok(engine) = open_by(&copy(&after), 1) {
+            assert_holds(&engine, &model, "an erasure that did not begin");
+            assert!(left < 3, "{left}");
+            opened += 1;
+            continue;
+        }
+        // Whoever only looks changes nothing.
+        let shared: Arc<dyn Disk> = after.clone();
+        let seen = areas(&after);
+        assert!(check_with(&shared, &by(1), MEMORY, &mut |_| {}).is_err());
+        assert!(areas(&after) == seen);
+        // Nor does whoever has no key of it.
+        assert!(open_by(&after, 2).is_err());
+        assert!(areas(&after) == seen);
+        for n in 0..BLOCKS {
+            put(&again, Pba(n), &get(&after, Pba(n)));
+        }
+        let by_opening = open_by(&after, 1).err().unwrap();
+        assert_eq!(by_opening.kind(), Kind::Corrupt, "{by_opening}");
+        if seen.iter().any(|area| KeyArea::decode(area).is_ok()) {
+            assert!(by_opening.to_string().contains("destroyed"), "{by_opening}");
+            // The verb once more ends it too.
+            erase_keys(&*again, &settings(1), &Repeated).unwrap();
+            assert!(areas(&again).iter().all(|area| KeyArea::decode(area).is_err()));
+            ended += 1;
+        }
+        assert!(areas(&after).iter().all(|area| KeyArea::decode(area).is_err()), "{left}");
+        if erased.is_ok() {
+            break;
+        }
+    }
+    assert!(opened == 3 && ended > 3, "{opened} opened, {ended} were ended");
+}
+
 #[test]
 fn rule_22_a_damaged_copy_of_the_key_area_is_written_again() {
     let (disk, model) = filled();
@@ -343,4 +441,47 @@ fn a_sealed_store_can_be_inspected_by_its_key() {
     let block = get(&disk, SUPERBLOCKS[0]);
     let Found::Sealed(seen) = Superblock::decode(&block, 0) else { panic!("it is sealed") };
     assert_eq!(seen.fixed.id, ID);
+}
+
+/// The image of a sealed store, whose key is 32 bytes of 1; `data/README.md` tells of it.
+fn image() -> std::path::PathBuf {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    folder.join("tests/data/v3-sealed-killed.zst")
+}
+
+#[test]
+#[ignore = "makes the image, once"]
+fn make() {
+    if !image().exists() {
+        let (disk, _) = filled();
+        let bytes: Vec<u8> = (0..BLOCKS).flat_map(|at| get(&disk, Pba(at)).0).collect();
+        std::fs::write(image(), zstd::encode_all(&bytes[..], 19).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn rule_35_the_image_of_a_sealed_store_opens_by_its_key_and_goes_on() {
+    let bytes = zstd::decode_all(&std::fs::read(image()).unwrap()[..]).unwrap();
+    assert_eq!(bytes.len() as u64, BLOCKS * 4096);
+    let disk = Arc::new(MemoryDisk::new(BLOCKS));
+    for (at, bytes) in (0..).zip(bytes.as_chunks::<4096>().0) {
+        if bytes.iter().any(|&byte| byte != 0) {
+            put(&disk, Pba(at), &Block(*bytes));
+        }
+    }
+    let found = SUPERBLOCKS.map(|at| get(&disk, at).0[8]);
+    assert_eq!(found, [3, 3], "the version that it was made with");
+    assert_eq!(open_by(&disk, 2).err().unwrap().kind(), Kind::Denied);
+    let mut model = Model::new();
+    play(&mut model, &history(true));
+    is_whole(&disk, &model, "as it was made");
+    let engine = open(&disk);
+    fill(&engine, &later(), &CALLS);
+    play(&mut model, &later());
+    engine.close().unwrap();
+    is_whole(&disk, &model, "gone on");
+    // Its keys change, and it is the same store.
+    change_keys(&*disk, &settings(1), |keys, _| add(keys, 2).map(drop)).unwrap();
+    change_keys(&*disk, &settings(2), |keys, _| keys.remove_slot(0)).unwrap();
+    assert_holds(&open_by(&disk, 2).unwrap(), &model, "by another key");
 }

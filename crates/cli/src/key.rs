@@ -1,12 +1,18 @@
 //! Where the keys of encrypted stores come from: options that go with each verb.
 
-use std::{ffi::OsString, io::IsTerminal, os::fd::RawFd, path::PathBuf, sync::Mutex};
+use std::{
+    ffi::OsString,
+    io::IsTerminal,
+    os::fd::RawFd,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use clap::{
     Args,
     builder::{TypedValueParser, ValueParserFactory},
 };
-use onefold_backend::secrets::{SystemRandom, new_key_file, no_dumps, passphrase_from};
+use onefold_backend::secrets::{GivenWords, SystemRandom, new_key_file};
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Secret, SlotSecret, key_file_text, to_words};
 use zeroize::Zeroizing;
@@ -75,31 +81,26 @@ fn whence(value: OsString) -> Whence {
     }
 }
 
-static DESCRIPTOR: std::sync::OnceLock<Option<RawFd>> = std::sync::OnceLock::new();
+static GIVEN: OnceLock<Option<Arc<GivenWords>>> = OnceLock::new();
 
-/// The descriptor of `--passphrase-fd`.
-pub(crate) fn descriptor() -> Option<RawFd> {
-    DESCRIPTOR.get().copied().flatten()
+/// What `--passphrase-fd` gives.
+pub(crate) fn given() -> Option<&'static GivenWords> {
+    GIVEN.get().and_then(Option::as_deref)
 }
 
 /// Takes what was said about keys, for the whole command.
-pub(crate) fn give(options: &Options) {
-    let descriptor = options.passphrase_fd;
-    let can_ask = descriptor.is_some() || has_terminal();
-    // It is read once, and several stores may want it.
-    let read: Mutex<Option<Zeroizing<Vec<u8>>>> = Mutex::default();
-    let ask = move |what: &str| {
-        let Some(descriptor) = descriptor else { return asked(what) };
-        let mut read = read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if read.is_none() {
-            *read = Some(passphrase_from(descriptor)?);
-        }
-        Ok(read.clone().unwrap_or_default())
-    };
+///
+/// # Errors
+/// `InvalidInput`: there is no such descriptor.
+pub(crate) fn give(options: &Options) -> Result<()> {
+    let given = options.passphrase_fd.map(GivenWords::take).transpose()?.map(Arc::new);
+    let can_ask = given.is_some() || has_terminal();
+    // Several stores may want it, and so may `create`.
+    let _ = GIVEN.set(given.clone());
+    let ask = move |what: &str| given.as_ref().map_or_else(|| asked(what), |given| given.words());
     let whence = options.key.clone().map(|key| key.0);
     keys::give(Asker::new(whence, Box::new(ask), can_ask, options.accept_older));
-    // What `create` reads a new passphrase from.
-    let _ = DESCRIPTOR.set(descriptor);
+    Ok(())
 }
 
 /// True when a person can be asked.
@@ -139,7 +140,7 @@ pub(crate) struct New {
 impl New {
     /// A new recovery key.
     pub(crate) fn recovery() -> Result<New> {
-        no_dumps()?;
+        keys::guard()?;
         let key = Secret::drawn(&SystemRandom)?;
         let words = Some(to_words(&key)?);
         Ok(New { secret: SlotSecret::Key(key), words })
@@ -147,13 +148,15 @@ impl New {
 }
 
 /// A new secret of this kind for the store with this id. A key file that is not there is made.
-pub(crate) fn new_secret(whence: &Whence, descriptor: Option<RawFd>, id: &[u8; 16]) -> Result<New> {
-    no_dumps()?;
-    let secret = match (whence, descriptor) {
+pub(crate) fn new_secret(
+    whence: &Whence,
+    given: Option<&GivenWords>,
+    id: &[u8; 16],
+) -> Result<New> {
+    keys::guard()?;
+    let secret = match (whence, given) {
         (Whence::Recovery, _) => return New::recovery(),
-        (Whence::Passphrase, Some(descriptor)) => {
-            SlotSecret::Passphrase(passphrase_from(descriptor)?)
-        }
+        (Whence::Passphrase, Some(given)) => SlotSecret::Passphrase(given.words()?),
         (Whence::Passphrase, None) => {
             let empty = || Error::new(Kind::InvalidInput, "a passphrase is empty");
             SlotSecret::Passphrase(asked_anew()?.ok_or_else(empty)?)

@@ -71,7 +71,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
     logging::start(arguments.log.as_deref())?;
     arguments.control.into_iter().for_each(onefold::parts::control::places::choose);
     operator::give(arguments.operator);
-    key::give(&arguments.key);
+    key::give(&arguments.key)?;
     match arguments.verb {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),

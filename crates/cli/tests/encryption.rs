@@ -221,6 +221,111 @@ fn rule_31_block_stores_that_can_not_be_encrypted_say_so() {
     assert!(!desk.path("a").exists() && !desk.path("g").exists());
 }
 
+/// What was remembered of encrypted stores.
+fn remembered(desk: &Desk) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(desk.path("state/onefold/encrypted")).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn rule_22_a_plain_store_is_refused_where_an_encrypted_one_was_also_without_a_key() {
+    let desk = Desk::new();
+    desk.ok("create block s --size 64M --key key");
+    desk.ok("create archive a --key key");
+    desk.ok("create block other --size 64M");
+    desk.ok("create archive plain");
+    desk.ok("volume create s v --size 8M --key key");
+    desk.ok("ls a --key key");
+    assert_eq!(remembered(&desk).len(), 2);
+    // Somebody who writes the medium, but has no key, makes plain ones of them.
+    fs::rename(desk.path("s"), desk.path("kept")).unwrap();
+    fs::copy(desk.path("other"), desk.path("s")).unwrap();
+    fs::rename(desk.path("a"), desk.path("kept-a")).unwrap();
+    assert!(
+        Command::new("cp")
+            .args(["-a", "plain", "a"])
+            .current_dir(desk.path(""))
+            .status()
+            .unwrap()
+            .success()
+    );
+    for verb in ["volume create s v --size 8M", "status s", "ls a", "put a x key", "gc a"] {
+        desk.fails(verb, 1, &["is not encrypted", "somebody may have replaced it", "remove "]);
+    }
+    desk.ok("status other");
+    desk.ok("ls plain");
+    // The label of the archive alone, beside which its keys lie: also where nothing is remembered.
+    fs::copy(desk.path("plain/label"), desk.path("kept-a/label")).unwrap();
+    desk.fails("ls kept-a", 1, &["is not encrypted", "`keys`"]);
+    desk.fails("put kept-a x key", 1, &["is not encrypted", "`keys`"]);
+    // The operator says that it is meant.
+    for file in remembered(&desk) {
+        fs::remove_file(file).unwrap();
+    }
+    desk.ok("status s");
+    desk.ok("ls a");
+    // So says who makes another one.
+    desk.ok("status kept --key key");
+    assert_eq!(remembered(&desk).len(), 1);
+    fs::remove_file(desk.path("kept")).unwrap();
+    desk.ok("create block kept --size 64M");
+    desk.ok("status kept");
+    assert!(remembered(&desk).is_empty());
+}
+
+#[test]
+fn rule_22_an_opening_does_not_fail_where_nothing_can_be_remembered() {
+    let desk = Desk::new();
+    desk.ok("create block s --size 64M --key key");
+    for state in ["/proc/none", "relative", ""] {
+        let mut command = desk.command("status s --key key");
+        let output = command.env("XDG_STATE_HOME", state).env("HOME", "/proc").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    fs::remove_dir_all(desk.path("state")).unwrap();
+    fs::write(desk.path("state"), "a file").unwrap();
+    desk.ok("status s --key key");
+}
+
+#[test]
+fn rule_23_no_program_gets_the_descriptor_of_the_passphrase() {
+    let desk = Desk::new();
+    let (is_made, made) = with_words(&desk, "create archive a --key passphrase", "correct horse");
+    assert!(is_made, "{made}");
+    // A program that gives a key, and tells what it was given.
+    let script = |name: &str, text: &str| {
+        fs::write(desk.path(name), format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o700)).unwrap();
+        desk.path(name).display().to_string()
+    };
+    let seen = desk.path("seen").display().to_string();
+    let kms = script(
+        "kms",
+        &format!(
+            "for fd in /proc/$$/fd/*; do echo \"$fd\" >> {seen}; done; env >> {seen}; printf '%032d' 7"
+        ),
+    );
+    fs::write(desk.path("words"), "correct horse\n").unwrap();
+    let command = desk.command("");
+    let onefold = command.get_program().to_str().unwrap().to_owned();
+    let run = script(
+        "run",
+        &format!(
+            "exec {onefold} key add a --new command:{kms} --key passphrase --passphrase-fd 7 7<words"
+        ),
+    );
+    let mut through = Command::new(run);
+    through.current_dir(desk.path("")).env("XDG_STATE_HOME", desk.path("state"));
+    let output = through.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = fs::read_to_string(desk.path("seen")).unwrap();
+    assert!(told.contains("/fd/0") && !told.contains("/fd/7"), "{told}");
+    assert!(!told.contains("XDG_STATE_HOME"), "{told}");
+    // Nor does it depend on where the command is started which program it is.
+    desk.fails("ls a --key command:kms", 1, &["whole path"]);
+    desk.fails("ls a --key passphrase --passphrase-fd 9", 1, &["descriptor 9"]);
+}
+
 /// Runs a verb at a terminal, where these words are typed, each behind its prompt; gives what the terminal
 /// showed, and whether the verb succeeded. `None` where `script`, which makes terminals, is not installed.
 fn at_terminal(desk: &Desk, arguments: &str, typed: &[(&str, &str)]) -> Option<(bool, String)> {

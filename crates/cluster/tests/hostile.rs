@@ -15,7 +15,7 @@ use onefold_cluster::{
 };
 use onefold_core::{
     Kind,
-    object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Write},
+    object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Write},
 };
 use onefold_testbed::MemoryObjects;
 use support::{Faulty, READ};
@@ -68,6 +68,38 @@ fn rule_09_a_look_reads_the_names_for_few_objects_only() {
     let (report, read) = (scrub.report(), READ.load(Relaxed) - before);
     assert_eq!((report.orphans, report.damage.len() as u64), (MANY, MANY));
     assert!(read < 100_000, "{read} objects were read");
+}
+
+/// A name that somebody gave another one's number: what it had before would count as orphans, and a
+/// repair would remove it.
+#[test]
+fn rule_09_two_names_of_one_number_are_told_and_make_no_orphans() {
+    let (store, session) = counted();
+    for name in ["one", "other"] {
+        session.put(name, &mut &b"some bytes of it"[..]).unwrap();
+    }
+    let named: Vec<(String, Named)> = session.names().unwrap();
+    let (one, mut other) = (named[0].1, named[1].1);
+    other.id = one.id;
+    let key = b"nother".to_vec();
+    let shards = (0..256).map(|shard| ObjectName::metadata(format!("n.{shard:02x}")));
+    let shard = shards.into_iter().find(|shard| {
+        let parts = vec![ReadPart::Keys(vec![key.clone()])];
+        let answers = store.read(&[Read { object: shard.clone(), parts }]);
+        answers[0].as_ref().is_ok_and(|answer| !answer.pairs(0).0.is_empty())
+    });
+    write(&store, shard.unwrap(), vec![Change::SetOmap(vec![(key, other.encode())])]);
+    for repairs in [false, true] {
+        let mut scrub = match repairs {
+            false => Scrub::look(session.clone(), false).unwrap(),
+            true => Scrub::new(session.clone(), false).unwrap(),
+        };
+        while scrub.step().unwrap() {}
+        let report = scrub.report();
+        assert_eq!(report.orphans, 0);
+        let told = report.damage.iter().any(|told| told.contains("'one' and 'other' one number"));
+        assert!(told, "{:?}", report.damage);
+    }
 }
 
 /// Shards that share their keys in a folder would be read whole, all of them, before any was looked at.

@@ -28,7 +28,7 @@ fn main() {
     let count = 16 << 10;
     let data = blocks(count, 4096);
     for (algorithm, ..) in Algorithm::ALL {
-        let printer = Fingerprinter::new(algorithm, [7; 32]);
+        let printer = Fingerprinter::new(algorithm, &[7; 32]);
         measure(&format!("{algorithm}, one by one"), "block", count, || {
             data.iter().for_each(|block| {
                 black_box(printer.one(block));

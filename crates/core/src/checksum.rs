@@ -43,7 +43,7 @@ pub fn derived_key(purpose: &str, secret: &[u8]) -> [u8; 32] {
 /// [`forgery_proof`] of many blocks, in their order; about twice as fast.
 #[must_use]
 pub fn forgery_proofs(secret: &[u8; 32], blocks: &[&Block]) -> Vec<[u8; 16]> {
-    Fingerprinter::new(Algorithm::Blake3, *secret)
+    Fingerprinter::new(Algorithm::Blake3, secret)
         .many(blocks)
         .into_iter()
         .map(|fingerprint| fingerprint.0)

@@ -1,12 +1,13 @@
 //! Fingerprints of blocks: 128 bits everywhere.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use blake3::{IncrementCounter, platform::Platform};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use zeroize::Zeroizing;
 
-use crate::{BLOCK_BYTES, Block, Error, Kind, Result};
+use crate::{BLOCK_BYTES, Block, Error, Kind, Result, key_memory::Key};
 
 /// 128 bits that stand for the content of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -124,7 +125,7 @@ impl FromStr for Algorithm {
 #[derive(Clone)]
 pub struct Fingerprinter {
     algorithm: Algorithm,
-    key: [u8; 32],
+    key: Arc<Key>,
     /// The state of keyed SHA-256 after the key.
     hmac: Hmac<Sha256>,
     platform: Platform,
@@ -149,15 +150,15 @@ const KEYED_HASH: u8 = 16;
 impl Fingerprinter {
     /// Fingerprints by `algorithm`; `key` is the store's secret, which the keyed ones use.
     #[must_use]
-    pub fn new(algorithm: Algorithm, key: [u8; 32]) -> Fingerprinter {
+    pub fn new(algorithm: Algorithm, key: &[u8; 32]) -> Fingerprinter {
         // A key is filled with zeroes to a block of the hash: so says the standard, and this way it
         // has the right length by its type.
-        let mut block = [0; 64];
-        block[..32].copy_from_slice(&key);
+        let mut block = Zeroizing::new([0; 64]);
+        block[..32].copy_from_slice(key);
         Fingerprinter {
             algorithm,
-            key,
-            hmac: Hmac::new(&block.into()),
+            key: Arc::new(Key::of(key)),
+            hmac: Hmac::new((&*block).into()),
             platform: Platform::detect(),
             bits: 128,
         }
@@ -462,7 +463,7 @@ mod tests {
             let blocks = blocks(n);
             let refs: Vec<&Block> = blocks.iter().collect();
             for (algorithm, ..) in Algorithm::ALL {
-                let printer = Fingerprinter::new(algorithm, [7; 32]);
+                let printer = Fingerprinter::new(algorithm, &[7; 32]);
                 let singly: Vec<_> = refs.iter().map(|block| printer.one(block)).collect();
                 assert_eq!(printer.many(&refs), singly, "{algorithm}, {n} blocks");
             }
@@ -474,7 +475,7 @@ mod tests {
         let bytes = blocks(40);
         let bytes = crate::block::bytes(&bytes);
         for (algorithm, ..) in Algorithm::ALL {
-            let printer = Fingerprinter::new(algorithm, [7; 32]);
+            let printer = Fingerprinter::new(algorithm, &[7; 32]);
             for lengths in [
                 vec![1; 5],
                 vec![
@@ -498,7 +499,7 @@ mod tests {
     fn rule_18_keyed_sha256_is_that_of_the_standard() {
         let mut key = [0; 32];
         key[..20].fill(0x0b);
-        let found = Fingerprinter::new(Algorithm::HmacSha256, key).bytes(b"Hi There");
+        let found = Fingerprinter::new(Algorithm::HmacSha256, &key).bytes(b"Hi There");
         assert_eq!(found.to_string(), "b0344c61d8db38535ca8afceaf0bf12b");
     }
 
@@ -506,7 +507,7 @@ mod tests {
     fn rule_18_what_decides_alone_depends_on_the_secret() {
         for (algorithm, ..) in Algorithm::ALL {
             let [one, other] =
-                [1, 2].map(|key| Fingerprinter::new(algorithm, [key; 32]).bytes(b"a block"));
+                [1, 2].map(|key| Fingerprinter::new(algorithm, &[key; 32]).bytes(b"a block"));
             assert_eq!(one == other, algorithm.needs_bytes(), "{algorithm}");
         }
     }
@@ -515,7 +516,7 @@ mod tests {
     fn shortened_fingerprints_are_parts_of_the_whole_ones() {
         let blocks = blocks(20);
         let refs: Vec<&Block> = blocks.iter().collect();
-        let whole = Fingerprinter::new(Algorithm::Blake3, [7; 32]);
+        let whole = Fingerprinter::new(Algorithm::Blake3, &[7; 32]);
         let short = whole.clone().shortened(3);
         assert_eq!(
             short.many(&refs),

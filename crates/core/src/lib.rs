@@ -15,6 +15,7 @@ pub mod disk;
 pub mod error;
 pub mod files;
 pub mod fingerprint;
+pub mod key_memory;
 pub mod object;
 pub mod tree;
 pub mod units;

@@ -24,6 +24,7 @@ mod nbd;
 mod objects;
 pub mod reach;
 pub mod runner;
+mod sealed;
 mod secured;
 mod stream;
 mod tools;
@@ -49,6 +50,7 @@ pub use image::{image, repaired_image};
 pub use keys::key_area;
 pub use nbd::nbd_session;
 pub use objects::objects;
+pub use sealed::sealed_block;
 pub use secured::nbd_secured;
 pub use stream::stream;
 pub use tools::tools;
@@ -65,11 +67,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 37] = [
+pub const TARGETS: [Target; 38] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
     Target { name: "key_area", body: key_area, examples: keys::examples },
+    Target { name: "sealed_block", body: sealed_block, examples: sealed::examples },
     Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
     Target { name: "map_page", body: map_page, examples: decoders::page_examples },
     Target { name: "image", body: image, examples: corrupt::examples },

@@ -9,7 +9,7 @@ use onefold_backend::{
 use onefold_block::{Engine, Format};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::PoolKind};
 
-use crate::parts::{archive_dir::name_archive, operator::word};
+use crate::parts::{archive_dir::name_archive, operator::word, sealed_before};
 
 /// How a new block store is.
 ///
@@ -67,7 +67,9 @@ pub fn create_block(path: impl AsRef<Path>, format: &BlockFormat) -> Result<()> 
         // The disk still holds the lock, so nobody else took the file meanwhile.
         spot.take_back(false);
         error.context(path.display())
-    })
+    })?;
+    sealed_before::made(path, None);
+    Ok(())
 }
 
 /// How a new archive is: the default cuts streams into chunks of 8 KiB on average and compresses
@@ -110,7 +112,9 @@ pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<
         made.compression = onefold_archive::Compression::None;
     }
     let files = Arc::new(Directory::create_as(path, word())?);
-    Archive::create(&*files, &made).map_err(|error| name_archive(path, error))
+    Archive::create(&*files, &made).map_err(|error| name_archive(path, error))?;
+    sealed_before::made(path, None);
+    Ok(())
 }
 
 /// Makes an empty cluster store in the folder `path`, which is new or empty and becomes its

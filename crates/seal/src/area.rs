@@ -134,6 +134,12 @@ impl KeyArea {
         &self.bytes
     }
 
+    /// The bytes of its slots: what a secret opens depends on these and the id alone.
+    #[must_use]
+    pub fn slot_bytes(&self) -> &[u8] {
+        &self.bytes[SLOTS_AT..DOMAINS_AT]
+    }
+
     /// True when it says that its keys are being erased. Only its code proves it.
     #[must_use]
     pub fn is_erased(&self) -> bool {
@@ -158,7 +164,10 @@ impl KeyArea {
                 "the slots of passphrases ask for more work than all usual ones together",
             ));
         }
-        for (number, slot) in self.slots() {
+        // Cheap ones first: whoever can write the area, but has no key, adds dear ones.
+        let mut slots: Vec<(usize, &Slot)> = self.slots().collect();
+        slots.sort_by_key(|slot| asked(*slot));
+        for (number, slot) in slots {
             match slot.root((&self.id, number), secret, memory_bytes) {
                 Ok(Some(root)) => return Ok(Some((number, root))),
                 Ok(None) => {}

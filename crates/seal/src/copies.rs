@@ -75,7 +75,6 @@ pub fn judge(
     let Some(newest) = whole.first() else {
         return Err(error.unwrap_or_else(|| Error::new(Kind::Corrupt, "there is no key area")));
     };
-    let is_alone = whole.len() == 1;
     let same_number = whole.iter().all(|area| area.sequence() == newest.sequence());
     let mut failed = None;
     for (number, area) in whole.iter().enumerate() {
@@ -90,7 +89,7 @@ pub fn judge(
                 return Ok(Judged { keys, area: area.clone(), differs });
             }
             Ok(None) => {
-                failed.get_or_insert(forged(is_alone));
+                failed.get_or_insert(forged(!same_number));
             }
             // Not even the operator's word brings back what is being erased.
             Err(error) if area.is_erased() => return Err(error),
@@ -99,7 +98,7 @@ pub fn judge(
             }
         }
     }
-    Err(failed.unwrap_or_else(|| forged(is_alone)))
+    Err(failed.unwrap_or_else(|| forged(!same_number)))
 }
 
 /// True when the higher whole copy says that the keys are being erased, and its code agrees: whoever
@@ -151,11 +150,11 @@ fn opened(
     area.open(&root(area)?, care.compares_code)
 }
 
-fn forged(is_alone: bool) -> Error {
+fn forged(has_older: bool) -> Error {
     let why = "the key area was changed by somebody without its key";
-    match is_alone {
-        true => Error::new(Kind::Corrupt, format!("{why}; put it back from a copy of the store")),
-        false => Error::new(
+    match has_older {
+        false => Error::new(Kind::Corrupt, format!("{why}; put it back from a copy of the store")),
+        true => Error::new(
             Kind::Corrupt,
             format!(
                 "{why}; --accept-older takes its older copy, and with it slots that were removed since"
@@ -268,6 +267,22 @@ mod tests {
         let careless = Care { compares_code: false, ..Care::default() };
         let taken = judge([&forged, &new], &ID, (2, false), &mut by(&secret(2)), careless);
         assert_eq!(taken.unwrap().area.sequence(), 9);
+    }
+
+    #[test]
+    fn rule_22_two_forged_copies_of_one_number_offer_no_older_one() {
+        let [_, new] = two();
+        let [one, other] = [3000, 3001].map(|at| {
+            let mut bytes = new.clone();
+            bytes[at] ^= 1;
+            let seed = u64::from_le_bytes([1; 8]);
+            let sum = onefold_core::checksum::fast(seed, &bytes[..AREA_BYTES - 8]);
+            bytes[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+            bytes
+        });
+        let error = judged([&one, &other], (0, false), 1).err().unwrap();
+        assert!(!error.to_string().contains("--accept-older"), "{error}");
+        assert!(error.to_string().contains("from a copy of the store"), "{error}");
     }
 
     #[test]

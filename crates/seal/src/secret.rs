@@ -1,11 +1,12 @@
 //! 32 secret bytes.
 
-use onefold_core::Result;
-use zeroize::{Zeroize, Zeroizing};
+use onefold_core::{Result, key_memory::Key};
+use zeroize::Zeroize;
 
 use crate::{random::Random, uses::Use};
 
-/// A key. Its bytes are overwritten when it is dropped, and leave it only by [`expose`](Self::expose).
+/// A key, in memory for keys. Its bytes are overwritten when it is dropped, and leave it only by
+/// [`expose`](Self::expose).
 ///
 /// It can't be printed:
 ///
@@ -34,15 +35,14 @@ use crate::{random::Random, uses::Use};
 /// fn wants<T: std::fmt::Debug + Clone + serde::Serialize>() {}
 /// wants::<String>();
 /// ```
-pub struct Secret(Box<[u8; 32]>);
+pub struct Secret(Key);
 
 impl Secret {
     /// These bytes; the caller's copy is overwritten.
     #[must_use]
     pub fn take(bytes: &mut [u8; 32]) -> Secret {
-        // On the heap from the beginning: a move of the value copies no key.
-        let mut secret = Secret(Box::new([0; 32]));
-        secret.0.copy_from_slice(bytes);
+        // A move of the value copies no key.
+        let secret = Secret(Key::of(bytes));
         bytes.zeroize();
         secret
     }
@@ -52,16 +52,15 @@ impl Secret {
     /// # Errors
     /// Those of the source.
     pub fn drawn(random: &dyn Random) -> Result<Secret> {
-        let mut secret = Secret(Box::new([0; 32]));
-        random.fill(&mut *secret.0)?;
+        let mut secret = Secret(Key::zero());
+        random.fill(secret.0.get_mut())?;
         Ok(secret)
     }
 
     /// The working key for one use. Nobody learns one from another.
     #[must_use]
     pub fn derive(&self, purpose: Use) -> Secret {
-        let mut derived = blake3::derive_key(purpose.context(), &*self.0);
-        Secret::take(&mut derived)
+        self.derive_of(purpose, &[])
     }
 
     /// The same, for each of many things of one use: `of` says which.
@@ -69,8 +68,12 @@ impl Secret {
     pub fn derive_of(&self, purpose: Use, of: &[u8]) -> Secret {
         let mut hasher = blake3::Hasher::new_derive_key(purpose.context());
         hasher.update(&*self.0).update(of);
-        let mut derived = *hasher.finalize().as_bytes();
-        Secret::take(&mut derived)
+        let mut derived = Secret(Key::zero());
+        let mut output = hasher.finalize_xof();
+        output.fill(derived.0.get_mut());
+        output.zeroize();
+        hasher.zeroize();
+        derived
     }
 
     /// The bytes, for what computes with them.
@@ -80,21 +83,14 @@ impl Secret {
     }
 
     /// The same key once more, where two owners need it.
-    pub(crate) fn again(&self) -> Secret {
-        let mut bytes = Zeroizing::new([0; 32]);
-        bytes.copy_from_slice(&*self.0);
-        Secret::take(&mut bytes)
+    #[must_use]
+    pub fn again(&self) -> Secret {
+        Secret(Key::of(&self.0))
     }
 
     /// True when both are the same; takes as long when they are not.
     #[must_use]
     pub fn equals(&self, other: &[u8; 32]) -> bool {
         aws_lc_rs::constant_time::verify_slices_are_equal(&*self.0, other).is_ok()
-    }
-}
-
-impl Drop for Secret {
-    fn drop(&mut self) {
-        self.0.zeroize();
     }
 }

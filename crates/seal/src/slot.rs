@@ -104,7 +104,10 @@ impl Argon {
             ));
         }
         let asked = u64::from(self.memory_kib) << 10;
-        if self.memory_kib > most.memory_kib || self.passes > most.passes {
+        if self.memory_kib > most.memory_kib
+            || self.passes > most.passes
+            || self.work_kib() > 2 * WORK_KIB_MAX
+        {
             return Err(Error::new(
                 Kind::Corrupt,
                 "a passphrase's slot asks for more work than any slot does",
@@ -452,6 +455,9 @@ mod tests {
         assert_eq!(ask(Argon { lanes: 0, ..Argon::LEAST }, MEMORY), Some(Kind::Corrupt));
         assert_eq!(ask(Argon { lanes: 65, ..Argon::LEAST }, MEMORY), Some(Kind::Corrupt));
         assert_eq!(ask(Argon { passes: 65, ..Argon::LEAST }, MEMORY), Some(Kind::Corrupt));
+        // More than two usual choices together: 3 passes over 4 GiB.
+        let dear = Argon { memory_kib: 4 << 20, ..Argon::LEAST };
+        assert_eq!(ask(dear, 64 << 30), Some(Kind::Corrupt));
         assert_eq!(
             ask(Argon { memory_kib: u32::MAX, ..Argon::LEAST }, u64::MAX),
             Some(Kind::Corrupt)

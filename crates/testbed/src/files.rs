@@ -210,6 +210,10 @@ struct State {
     pace: Rng,
     paced: u64,
     capacity: Option<u64>,
+    /// Files whose names begin so are watched for reads that begin or end inside of a step, and the first
+    /// such read.
+    steps: Option<(String, u64)>,
+    odd_read: Option<String>,
     trace: u64,
     reach: Reach,
 }
@@ -262,6 +266,8 @@ impl VirtualFiles {
             paced: [5, 30, 80][pace.below(3) as usize],
             pace,
             capacity: None,
+            steps: None,
+            odd_read: None,
             trace: 0,
             reach: Reach::default(),
         })))
@@ -276,6 +282,17 @@ impl VirtualFiles {
     pub fn disarm(&self) {
         let mut state = self.0.lock();
         (state.crash_in, state.fail_in, state.sync_fails_in) = (None, None, None);
+    }
+
+    /// Watches files whose names begin so for reads that begin or end inside of a step of so many bytes.
+    pub fn watch_steps(&self, prefix: &str, step: u64) {
+        self.0.lock().steps = Some((prefix.to_owned(), step));
+    }
+
+    /// The first such read since the last call.
+    #[must_use]
+    pub fn take_odd_read(&self) -> Option<String> {
+        self.0.lock().odd_read.take()
     }
 
     /// Lets a sync of a file's data fail after so many others.
@@ -974,7 +991,16 @@ impl File for VirtualFile {
         if state.down {
             return Err(power_failed());
         }
-        let State { nodes, names, damage, .. } = &mut *state;
+        let State { nodes, names, damage, steps, odd_read, .. } = &mut *state;
+        let is_odd = |(_, step): &(String, u64)| {
+            !at.is_multiple_of(*step) || !(into.len() as u64).is_multiple_of(*step)
+        };
+        if let Some((prefix, _)) = steps.as_ref().filter(|steps| is_odd(steps))
+            && let Some((name, _)) =
+                names.iter().find(|(name, id)| **id == self.id && name.starts_with(&**prefix))
+        {
+            odd_read.get_or_insert(format!("{} bytes at {at} of {name}", into.len()));
+        }
         let Some(view) = nodes.get(&self.id).map(|node| &node.view) else { return Ok(0) };
         let from = view.data.get(at as usize..).unwrap_or_default();
         let n = from.len().min(into.len());

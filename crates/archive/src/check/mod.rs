@@ -24,7 +24,7 @@ use crate::{
     stream::Reader,
     tables::{Container, Tables, Volume},
     tree::TreeReader,
-    usage_counts::CountsFound,
+    usage_counts::{CountsFound, counts_refused},
     volume::{Mapped, chunks_of},
 };
 
@@ -323,6 +323,11 @@ impl Checking {
         progress("usage counts", 0, 1);
         report.counts = Rewriter::new(archive).check_counts(tables)?;
         progress("usage counts", 1, 1);
+        if report.counts.is_none()
+            && let Some(error) = counts_refused(archive, tables)?
+        {
+            report.problem(format!("{error}; the next gc counts all anew"));
+        }
         let Some(CountsFound { too_low, .. }) = report.counts.clone() else { return Ok(()) };
         for (id, chunks) in &too_low.containers {
             report.problem(format!(
@@ -497,8 +502,10 @@ fn scrub_one(
             &mut stored,
         );
         let seal = metadata.group_seal(n);
-        let expanded = read
-            .and_then(|()| packer.expand(&archive.identity, seal, group, &mut stored, &mut raw));
+        let expanded = read.and_then(|before| {
+            let stored = &mut stored[before..][..group.stored as usize];
+            packer.expand(&archive.identity, seal, group, stored, &mut raw)
+        });
         match expanded {
             Ok(()) => {
                 report.bytes += raw.len() as u64;

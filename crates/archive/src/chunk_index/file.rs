@@ -151,7 +151,7 @@ impl Filter {
     }
 }
 
-/// What a page's checksum is combined with: a tag of a sealed archive proves the file as it is.
+/// The value that a page's checksum is combined with: a tag of a sealed archive proves the file as it is.
 fn turned(identity: &Identity, file: u64) -> u64 {
     if identity.sealing().is_some() { 0 } else { file.rotate_left(32) }
 }

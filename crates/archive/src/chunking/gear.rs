@@ -1,18 +1,19 @@
 //! FastCDC with a table of its own for each sealed archive: where its streams are cut tells nothing about
 //! what is in them to whoever lacks the key.
 
+use onefold_core::key_memory::Table;
 use onefold_seal::{Secret, digest};
 
 /// The table.
-pub(crate) struct Gear([u64; 256]);
+pub(crate) struct Gear(Table);
 
 impl Gear {
     /// By the archive's key of cuts.
     #[must_use]
     pub(crate) fn new(key: &Secret) -> Gear {
-        Gear(std::array::from_fn(|byte| {
+        Gear(Table::of(|byte| {
             let mut word = [0; 8];
-            word.copy_from_slice(&digest(key, &[&[byte as u8]])[..8]);
+            word.copy_from_slice(&digest(key, &[&[byte]])[..8]);
             u64::from_le_bytes(word)
         }))
     }
@@ -27,9 +28,10 @@ impl Gear {
         let bits = mean.ilog2();
         let top = |bits: u32| u64::MAX << (64 - bits);
         let (hard, easy) = (top(bits + 1), top(bits - 1));
+        let table: &[u64; 256] = &self.0;
         let mut hash = 0u64;
         for (at, &byte) in bytes.iter().enumerate().skip(least) {
-            hash = (hash << 1).wrapping_add(self.0[usize::from(byte)]);
+            hash = (hash << 1).wrapping_add(table[usize::from(byte)]);
             if hash & (if at < normal { hard } else { easy }) == 0 {
                 return at + 1;
             }

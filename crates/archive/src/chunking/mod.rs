@@ -40,7 +40,7 @@ impl Cuts {
 }
 
 impl From<Chunking> for Cuts {
-    /// As plain archives cut.
+    /// The cuts of plain archives.
     fn from(chunking: Chunking) -> Cuts {
         Cuts { chunking, gear: None }
     }

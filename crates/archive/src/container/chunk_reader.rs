@@ -205,11 +205,11 @@ impl ChunkReader {
         let wanted = (first..=last.max(first)).take(GROUPS_AT_ONCE).take_while(fits).count();
         let groups = &metadata.groups[usize::from(first)..usize::from(first) + wanted];
         let mut stored = std::mem::take(&mut self.stored);
-        container_reader.groups(&container.stored.place, groups, &mut stored)?;
+        let before = container_reader.groups(&container.stored.place, groups, &mut stored)?;
         let start = groups.first().map_or(0, |group| group.at);
         for (n, group) in groups.iter().enumerate() {
             let mut raw = self.room(group.raw as usize);
-            let at = (group.at - start) as usize;
+            let at = before + (group.at - start) as usize;
             let expanded = self.packer.expand(
                 container_reader.identity(),
                 metadata.group_seal(usize::from(first) + n),

@@ -1,6 +1,6 @@
 //! Containers read: their metadata, and groups of their chunks.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use onefold_core::{Error, File, Kind, Result};
 use parking_lot::Mutex;
@@ -17,6 +17,13 @@ use crate::{
     rules::Rule,
     tables::Container,
 };
+
+/// A sealed archive's containers are read by multiples of this, at multiples of it.
+const STEP_BYTES: u64 = 4096;
+
+fn ends_early(segment: u32) -> Error {
+    Error::new(Kind::Corrupt, format!("segment {segment} ends too early"))
+}
 
 /// Reads containers.
 pub(crate) struct ContainerReader {
@@ -83,26 +90,54 @@ impl ContainerReader {
         Ok(metadata)
     }
 
-    /// Neighbouring groups of a container as stored, in one read.
-    pub(crate) fn groups(&self, place: &Place, groups: &[Group], into: &mut Vec<u8>) -> Result<()> {
-        let (Some(first), Some(last)) = (groups.first(), groups.last()) else { return Ok(()) };
-        let bytes = (last.at + last.stored).saturating_sub(first.at) as usize;
-        self.pace.ask(bytes as u64)?;
-        into.resize(bytes, 0);
-        let n = self.file(place.segment)?.read_at(place.at + u64::from(first.at), into)?;
-        if n < bytes {
-            return Err(Error::new(
-                Kind::Corrupt,
-                format!("segment {} ends too early", place.segment),
-            ));
+    /// Neighbouring groups of a container as stored, in one read. Gives how many bytes of `into` lie
+    /// before them.
+    pub(crate) fn groups(
+        &self,
+        place: &Place,
+        groups: &[Group],
+        into: &mut Vec<u8>,
+    ) -> Result<usize> {
+        let (Some(first), Some(last)) = (groups.first(), groups.last()) else { return Ok(0) };
+        let at = place.at.saturating_add(first.at.into());
+        let bytes = u64::from((last.at + last.stored).saturating_sub(first.at));
+        self.pace.ask(bytes)?;
+        let read = self.steps_around(at..at.saturating_add(bytes));
+        let before = (at - read.start) as usize;
+        into.resize((read.end - read.start) as usize, 0);
+        let n = self.file(place.segment)?.read_at(read.start, into)?;
+        if n < before + bytes as usize {
+            return Err(ends_early(place.segment));
         }
-        Ok(())
+        Ok(before)
+    }
+
+    /// The bytes that are read for these bytes of a segment. Whoever holds a sealed archive's directory
+    /// sees which bytes are read: not where a group begins and ends, only steps of 4 KiB.
+    pub(crate) fn steps_around(&self, bytes: Range<u64>) -> Range<u64> {
+        match self.archive.identity.sealing() {
+            Some(_) if self.archive.keeps(Rule::SealedReadInSteps) => {
+                let end = bytes.end.checked_next_multiple_of(STEP_BYTES).unwrap_or(bytes.end);
+                bytes.start / STEP_BYTES * STEP_BYTES..end
+            }
+            _ => bytes,
+        }
     }
 
     /// Bytes of a segment.
     pub(crate) fn bytes(&self, segment: u32, at: u64, into: &mut [u8]) -> Result<()> {
-        if self.file(segment)?.read_at(at, into)? < into.len() {
-            return Err(Error::new(Kind::Corrupt, format!("segment {segment} ends too early")));
+        let end = at.saturating_add(into.len() as u64);
+        let read = self.steps_around(at..end);
+        if read == (at..end) {
+            let n = self.file(segment)?.read_at(at, into)?;
+            return if n < into.len() { Err(ends_early(segment)) } else { Ok(()) };
+        }
+        let mut steps = vec![0; (read.end - read.start) as usize];
+        let n = self.file(segment)?.read_at(read.start, &mut steps)?;
+        let from = (at - read.start) as usize;
+        match steps[..n].get(from..from + into.len()) {
+            Some(bytes) => into.copy_from_slice(bytes),
+            None => return Err(ends_early(segment)),
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::{
 /// Packs a container. Compression is the slow part of a put; any thread may do it.
 ///
 /// # Errors
-/// Those of the source of chance, of sealed archives.
+/// In sealed archives, the errors of the source of chance.
 pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) -> Result<Packed> {
     open.pack(
         &archive.identity,

@@ -110,7 +110,7 @@ pub struct Metadata {
     pub meta_bytes: u32,
     /// Bytes of all.
     pub bytes: u32,
-    /// What seals its groups, in a sealed archive.
+    /// The cipher of its groups, in a sealed archive.
     pub(crate) seal: Option<Arc<ContainerSeal>>,
 }
 
@@ -562,7 +562,7 @@ impl Metadata {
         Ok(read)
     }
 
-    /// What opens a group.
+    /// The cipher that opens a group.
     #[must_use]
     pub fn group_seal(&self, group: usize) -> GroupSeal<'_> {
         GroupSeal(self.seal.as_deref().map(|seal| (seal, group)))
@@ -663,7 +663,7 @@ fn open_metadata(
     Ok((body, seal))
 }
 
-/// What opens a group of a container, if the archive is sealed.
+/// The cipher that opens a group of a container, if the archive is sealed.
 #[derive(Clone, Copy)]
 pub struct GroupSeal<'a>(Option<(&'a ContainerSeal, usize)>);
 

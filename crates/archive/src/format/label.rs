@@ -426,7 +426,7 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
 /// [`look_for_label`] of an archive whose identity is known: a sealed one's label is proven.
 ///
 /// # Errors
-/// As there; `Corrupt` when somebody without the key wrote it.
+/// The errors of [`look_for_label`]; `Corrupt` when somebody without the key wrote the label.
 pub(crate) fn look_for_proven(
     files: &dyn Files,
     identity: &Identity,
@@ -436,7 +436,7 @@ pub(crate) fn look_for_proven(
     if label.sealed.is_some() || identity.sealing().is_some() {
         let mut bytes = vec![0; LABEL_BYTES];
         files.open(LABEL)?.read_at(label.place(), &mut bytes)?;
-        // What was read before may be another one: whoever has the files may answer as they like.
+        // The label may have changed since the first reading: whoever has the files may answer as they like.
         let is_it = matches!(Label::decode(&bytes), Found::Good(read) if read == label);
         if !is_it || !label.is_proven(identity, &bytes) {
             return Err(corrupt(format!(

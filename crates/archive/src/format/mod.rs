@@ -114,7 +114,7 @@ impl Identity {
         Identity { id, key: sealing.checksums(), readable, sealing: Some(sealing) }
     }
 
-    /// What seals the archive, if it is sealed.
+    /// The ciphers, if the archive is sealed.
     pub(crate) fn sealing(&self) -> Option<&Arc<Sealing>> {
         self.sealing.as_ref()
     }
@@ -122,6 +122,12 @@ impl Identity {
     /// Bytes that the caller of [`seal`](Self::seal) leaves free at the end.
     pub(crate) fn tail(&self) -> usize {
         if self.sealing.is_some() { TAIL_BYTES } else { 0 }
+    }
+
+    /// What a record that names sealed bytes keeps of the half of their tag, so that no others of the same
+    /// place are taken for them; 0 in a plain archive.
+    pub(crate) fn proof(&self, checksum: u64) -> u64 {
+        if self.sealing.is_some() { checksum } else { 0 }
     }
 
     /// Makes `bytes` as they are written, of which the last [`tail`](Self::tail) ones are free; gives

@@ -185,6 +185,8 @@ pub enum Record {
         differences: u64,
         /// The place in the log up to which containers are in it.
         upto: u64,
+        /// The first half of the tag that proves the file, in a sealed archive; 0 in a plain one.
+        proof: u64,
     },
     /// Chunks that nobody needs: no more duplicates of them. The epoch advances.
     Condemned {
@@ -651,8 +653,11 @@ impl Record {
                 index_files(w.u8(7), files);
                 w.u64(*upto);
             }
-            Record::Counted { file, differences, upto } => {
-                w.u8(8).u64(*file).u64(*differences).u64(*upto);
+            Record::Counted { file, differences, upto, proof } => {
+                w.u8(if *proof == 0 { 8 } else { 32 }).u64(*file).u64(*differences).u64(*upto);
+                if *proof != 0 {
+                    w.u64(*proof);
+                }
             }
             Record::Condemned { containers } => bits(w.u8(9), containers),
             Record::Damaged { containers } => bits(w.u8(24), containers),
@@ -758,7 +763,12 @@ impl Record {
             5 => Record::Renamed { from: r.text()?, to: r.text()? },
             6 => Record::Abandoned { containers: ids_of(r)? },
             7 => Record::Imported { files: index_files_of(r)?, upto: r.u64()? },
-            8 => Record::Counted { file: r.counter()?, differences: r.u64()?, upto: r.u64()? },
+            kind @ (8 | 32) => Record::Counted {
+                file: r.counter()?,
+                differences: r.u64()?,
+                upto: r.u64()?,
+                proof: if kind == 8 { 0 } else { r.u64()? },
+            },
             9 => Record::Condemned { containers: bits_of(r)? },
             24 => Record::Damaged { containers: bits_of(r)? },
             10 => Record::Dropped { containers: ids_of(r)?, spared: ids_of(r)? },

@@ -1,5 +1,5 @@
-//! What seals an archive, so that whoever holds its directory learns nothing from it and changes nothing
-//! unnoticed.
+//! The ciphers of a sealed archive. Whoever holds its directory learns neither content nor names from it, and changes
+//! nothing unnoticed but what SECURITY.md names.
 //!
 //! Where a plain archive has a checksum of 8 bytes, a sealed one has the first half of a tag, and the
 //! second half stands behind what is sealed. Container metadata have their whole tag in the header, and
@@ -34,7 +34,7 @@ pub(crate) enum What {
     Frame,
     /// The tables of a snapshot.
     Snapshot,
-    /// What was written and which care the archive got: parts of a snapshot.
+    /// A part of a snapshot: figures of writing, or of the archive's care.
     SnapshotPart,
     /// A leaf of the tables.
     Leaf,
@@ -50,7 +50,7 @@ pub(crate) enum What {
     CountsPage,
     /// The directory of usage counts in pages.
     CountsDirectory,
-    /// What says where that directory lies.
+    /// The header, which says where that directory lies.
     CountsHeader,
 }
 

@@ -433,7 +433,7 @@ impl Collection {
         // New counts get a higher number than a file has that a lost frame may name.
         let highest = highest_counts(&names);
         // Where their directory can't be read, nobody knows which files it names.
-        let counted = files_of_counts(&self.archive, tables.counts);
+        let counted = files_of_counts(&self.archive, tables.named_counts());
         let is_named = |n: &u64| counted.as_ref().map_or(true, |files| files.contains(n));
         for name in names {
             let segment =

@@ -12,7 +12,7 @@ use crate::{
     },
     rules::Rule,
     tables::Tables,
-    usage_counts::CountsReader,
+    usage_counts::{CountsReader, InMemory},
 };
 
 /// Bytes of a condemned container in the log, beside a bit for each chunk.
@@ -25,10 +25,12 @@ impl Collection {
         let tables = self.archive.tables();
         let pace = &self.rewriter.pace;
         let (mut counts, counted) = match &self.in_memory {
-            Some((file, upto)) => {
-                (CountsReader::over(&self.archive, file.clone(), tables.counts + 1, pace)?, *upto)
+            Some(InMemory { file, named, upto }) => {
+                (CountsReader::over(&self.archive, file.clone(), *named, pace)?, *upto)
             }
-            None => (CountsReader::open(&self.archive, tables.counts, pace)?, tables.counted),
+            None => {
+                (CountsReader::open(&self.archive, tables.named_counts(), pace)?, tables.counted)
+            }
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());

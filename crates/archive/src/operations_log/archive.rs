@@ -381,7 +381,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     let archive = Archive {
         fingerprinter: Fingerprinter::new(
             label.fingerprint,
-            identity.sealing().map_or(label.secret, |sealing| *sealing.fingerprints().expose()),
+            identity.sealing().map_or(&label.secret, |sealing| sealing.fingerprints().expose()),
         ),
         cuts: match identity.sealing() {
             Some(sealing) => Cuts::keyed(label.chunking, Gear::new(sealing.cuts())),

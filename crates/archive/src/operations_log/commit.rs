@@ -281,8 +281,7 @@ impl Archive {
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
-        let clones_keep = self.keeps(Rule::ClonePagesKept);
-        write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
+        write_block_indexes(&*self.files, &self.identity, number, &mut tables, &self.settings)?;
         write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
         tables.forget_moved();

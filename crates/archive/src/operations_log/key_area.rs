@@ -129,7 +129,17 @@ pub(super) fn unlock(
             let why = "a key was given, and the archive is not encrypted: it is not the one that you mean";
             return Err(Error::new(Kind::Denied, why));
         }
-        return Ok(None);
+        return match files.open(KEYS) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+            Ok(_) => Err(Error::new(
+                Kind::Denied,
+                format!(
+                    "the archive is not encrypted, and the keys of an encrypted one lie in it (`{KEYS}`): somebody \
+                     may have replaced its label; if the archive is meant to be plain, remove that file"
+                ),
+            )),
+        };
     }
     let opener = opener.ok_or_else(no_key)?;
     let file = open_file(files)?;

@@ -41,6 +41,7 @@ mod key_changes;
 mod label;
 mod leaf_check;
 mod position;
+mod proofs;
 mod snapshot;
 mod upgrade;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Error, File, Files, Kind, Result};
 
+use super::proofs::{self, Proofs};
 use crate::{
     block_index::{self, Named},
     erasure::Redundancy,
@@ -40,8 +41,12 @@ pub(crate) fn write_snapshot(
 ) -> Result<()> {
     let mut body = tables.encode();
     if identity.sealing().is_some() {
+        let mut w = Writer::default();
+        w.u64(body.len() as u64);
+        proofs::encode(tables, &mut w);
+        w.raw(&body);
+        body = w.0;
         // Hides how long the tables are.
-        body.splice(..0, (body.len() as u64).to_le_bytes());
         body.resize((body.len() + identity.tail()).next_multiple_of(STEP_BYTES), 0);
     }
     let checksum = identity.seal(What::Snapshot, (number, 0), &[], &mut body)?;
@@ -110,19 +115,24 @@ pub(crate) fn read_snapshot(
     if !identity.open(What::Snapshot, (number, 0), &[], &mut body, sum) {
         return Err(damaged("it fails its checksum"));
     }
-    let tables = match identity.sealing() {
-        Some(_) => Reader(&body, None)
-            .u64()
-            .ok()
-            .and_then(|length| body.get(8..)?.get(..usize::try_from(length).ok()?)),
-        None => Some(&body[..]),
+    let (proofs, tables) = match identity.sealing() {
+        Some(_) => {
+            let r = &mut Reader(&body, Some(drawn));
+            let length = r.u64().map_err(whole)?;
+            let proofs = Proofs::decode(r).map_err(whole)?;
+            let tables = usize::try_from(length).ok().and_then(|length| r.0.get(..length));
+            (Some(proofs), tables.ok_or_else(|| damaged("its tables end too early"))?)
+        }
+        None => (None, &body[..]),
     };
-    let tables = tables.ok_or_else(|| damaged("its tables end too early"))?;
     let reader = LeafReader::new(files, identity, settings);
     let leaves = &mut Source { reader, before, store, number };
     let read = Tables::decode_within(tables, files.spread(), kinds, drawn, Some(leaves));
     let read = read.and_then(|mut tables| {
         drop(body);
+        if let Some(proofs) = proofs {
+            proofs.give(&mut tables);
+        }
         limit_leaves(&mut tables, settings.leaf_entries);
         let cost = (end, WriteCost::BYTES);
         if let Some(bytes) = behind(&*file, identity, number, cost, WRITE_COST_MAGIC)? {
@@ -170,11 +180,11 @@ pub(crate) fn write_block_indexes(
     identity: &Identity,
     number: u64,
     tables: &mut Tables,
-    clones_keep: bool,
+    settings: &Settings,
 ) -> Result<()> {
     let Tables { pages, volumes, .. } = tables;
     let indexes = volumes.iter().map(|(&id, volume)| (id, volume.block_index.clone())).collect();
-    for (id, index) in block_index::write(files, identity, number, pages, indexes, clones_keep)? {
+    for (id, index) in block_index::write(files, identity, number, pages, indexes, settings)? {
         if let Some(volume) = volumes.get_mut(&id) {
             volume.block_index = index;
         }

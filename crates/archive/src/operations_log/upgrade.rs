@@ -133,8 +133,7 @@ fn write_tables(archive: &Archive, position: &LogPosition, kinds: Kinds) -> Resu
     let Kinds { trees, leaves, on_demand, clones, late: _, counts_in_pages: _ } = kinds;
     let tables = Tables::clone(&position.tables);
     let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
-    let clones_keep = archive.keeps(Rule::ClonePagesKept);
-    write_block_indexes(files, identity, number, &mut tables, clones_keep)?;
+    write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables)?;
     for number in [number, number + 1] {
         write_snapshot(files, identity, number, &tables)?;

@@ -151,7 +151,8 @@ impl LateEncoding {
         let mut chunks: BTreeMap<u16, u64> = BTreeMap::new();
         if !rest.is_empty() {
             let known = numbers(tables, rest.iter())?;
-            let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
+            let mut counts =
+                CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?;
             while let Some((id, counts)) = counts.next()? {
                 if known.contains(&id) {
                     counts
@@ -187,7 +188,8 @@ impl LateEncoding {
             return Ok(());
         }
         let known = numbers(tables, batch.next.iter())?;
-        let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
+        let mut counts =
+            CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?;
         while let Some((id, counts)) = counts.next()? {
             if known.contains(&id) {
                 batch.counts.insert(id, counts);

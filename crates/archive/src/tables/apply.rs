@@ -95,11 +95,11 @@ impl Tables {
                 }
             }
             Record::Imported { files, upto } => import(self, IndexState { files, upto }),
-            Record::Counted { file, differences, upto } => {
+            Record::Counted { file, differences, upto, proof } => {
                 let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
                 let n =
                     n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
-                (self.counts, self.counted) = (file, upto);
+                (self.counts, self.counts_proof, self.counted) = (file, proof, upto);
                 self.differences.drop_first(n);
             }
             Record::Condemned { containers } => {

@@ -55,6 +55,6 @@ pub(crate) use self::{
     },
     persistent::Map,
     snapshots::roots,
-    state::{Difference, PLACE_ALIGN},
+    state::{Difference, NamedCounts, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
 };

@@ -56,6 +56,16 @@ pub struct IndexState {
     pub upto: u64,
 }
 
+/// A file of usage counts, as a frame names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NamedCounts {
+    /// Its number.
+    pub(crate) number: u64,
+    /// The first half of the tag that proves it, in a sealed archive: another file of this number may
+    /// come from before a crash, or from a copy of the archive. `None` takes any.
+    pub(crate) proof: Option<u64>,
+}
+
 /// A recipe that came or went since the counts were made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
@@ -105,6 +115,8 @@ pub struct Tables {
     pub index: IndexState,
     /// The number of the counts' file; 0 for none.
     pub counts: u64,
+    /// The first half of the tag that proves this file, in a sealed archive.
+    pub counts_proof: u64,
     /// Containers that were listed up to here are in it.
     pub counted: u64,
     /// Recipes that came and went since.
@@ -195,6 +207,11 @@ impl Tables {
         let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages: _ } = kinds;
         let align = PLACE_ALIGN * u64::from(data);
         Tables { align, parity, late, trees, leaves, on_demand, clones, ..Tables::default() }
+    }
+
+    /// The usage counts that the last frame of counts names.
+    pub(crate) fn named_counts(&self) -> NamedCounts {
+        NamedCounts { number: self.counts, proof: Some(self.counts_proof) }
     }
 
     /// Containers that were listed since the last import, in no order.

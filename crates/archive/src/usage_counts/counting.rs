@@ -15,10 +15,11 @@ use super::{
     memory_file::MemoryFile,
     names::{MOST, counts_name, highest_counts},
     pages::PagesWriter,
+    proof::Written,
     tree_nodes::NodeChanges,
 };
 use crate::{
-    container::{Rewriter, addresses},
+    container::{Pace, Rewriter, addresses},
     format::{
         Address, ContainerId,
         damage::is_damage,
@@ -26,12 +27,19 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
+    operations_log::Archive,
     rules::Rule,
-    tables::{Difference, Tables},
+    tables::{Difference, NamedCounts, Tables},
 };
 
-/// Counts that found no room on the disk, and the place in the log up to which they count.
-pub(crate) type InMemory = (Arc<dyn File>, u64);
+/// Counts that found no room on the disk.
+pub(crate) struct InMemory {
+    pub(crate) file: Arc<dyn File>,
+    /// As a frame would name them.
+    pub(crate) named: NamedCounts,
+    /// The place in the log up to which they count.
+    pub(crate) upto: u64,
+}
 
 /// How far counting came.
 pub(crate) enum Counted {
@@ -46,8 +54,7 @@ pub(crate) enum Counted {
 /// Counts of a portion that are durable, and that no frame names yet.
 struct Made {
     number: u64,
-    /// The files that they lie in.
-    files: BTreeSet<u64>,
+    written: Written,
     /// The tables with the differences that are counted.
     portion: Tables,
     changes: NodeChanges,
@@ -87,7 +94,7 @@ impl Rewriter {
             }
             made => made,
         };
-        let Made { number, files, portion, changes } = match made? {
+        let Made { number, written, portion, changes } = match made? {
             Making::OnDisk(made) => *made,
             Making::InMemory(counts) => return Ok(Counted::InMemory(counts)),
         };
@@ -103,13 +110,14 @@ impl Rewriter {
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
         let before = self.files_of(&tables);
         self.archive.commit(may_use_reserve, |_| {
-            let counted = Record::Counted { file: number, differences, upto };
+            let proof = written.proof;
+            let counted = Record::Counted { file: number, differences, upto, proof };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
         self.absent += absent;
-        self.remove_files(&before, &files)?;
+        self.remove_files(&before, &written.files)?;
         Ok(if all { Counted::All } else { Counted::Portion })
     }
 
@@ -130,7 +138,7 @@ impl Rewriter {
             if is_full && may_use_reserve {
                 return self.count_in_memory(tables, goes_on).map(Making::InMemory);
             }
-            let made = Made { number, files: written?, portion, changes };
+            let made = Made { number, written: written?, portion, changes };
             return Ok(Making::OnDisk(Box::new(made)));
         }
     }
@@ -138,7 +146,7 @@ impl Rewriter {
     /// The files that the counts lie in. Those of counts that can't be read are removed by the next
     /// collection.
     pub(super) fn files_of(&self, tables: &Tables) -> BTreeSet<u64> {
-        let files = files_of_counts(&self.archive, tables.counts);
+        let files = files_of_counts(&self.archive, tables.named_counts());
         files.unwrap_or_else(|_| BTreeSet::from([tables.counts]))
     }
 
@@ -164,9 +172,11 @@ impl Rewriter {
     fn count_in_memory(&mut self, tables: &Tables, goes_on: bool) -> Result<InMemory> {
         let file: Arc<dyn File> = Arc::new(MemoryFile::default());
         let (all, changes) = self.portion(tables, goes_on, usize::MAX)?;
-        self.write_counts_to(&file, tables.counts + 1, (&all, goes_on, &changes), false)?;
+        let number = tables.counts + 1;
+        let written = self.write_counts_to(&file, number, (&all, goes_on, &changes), false)?;
         self.absent += changes.absent;
-        Ok((file, tables.sequence))
+        let named = NamedCounts { number, proof: Some(written.proof) };
+        Ok(InMemory { file, named, upto: tables.sequence })
     }
 
     /// The tables with the differences that are counted next, and what these change in trees. They
@@ -221,7 +231,7 @@ impl Rewriter {
         if !self.archive.label().counts_in_pages {
             return self.has_counts(tables);
         }
-        match pages(&self.archive, tables.counts, &self.pace) {
+        match pages(&self.archive, tables.named_counts(), &self.pace) {
             Ok(Some(_)) => Ok(true),
             // They were made before an upgrade.
             Ok(None) => self.has_counts(tables),
@@ -252,7 +262,7 @@ impl Rewriter {
     pub(super) fn has_counts(&self, tables: &Tables) -> Result<bool> {
         match tables.counts {
             0 => Ok(false),
-            number => match CountsReader::open(&self.archive, number, &self.pace) {
+            _ => match CountsReader::open(&self.archive, tables.named_counts(), &self.pace) {
                 Ok(_) => Ok(true),
                 Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
                 Err(error) => Err(error),
@@ -260,15 +270,15 @@ impl Rewriter {
         }
     }
 
-    /// Writes new counts, durable on return; gives the files that they lie in. `on` goes on from the
-    /// counts there are; else all streams are counted.
+    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all streams are
+    /// counted.
     fn write_counts(
         &mut self,
         number: u64,
         tables: &Tables,
         on: bool,
         changes: &NodeChanges,
-    ) -> Result<BTreeSet<u64>> {
+    ) -> Result<Written> {
         let file = fresh(&*self.archive.files, &counts_name(number))?;
         self.write_counts_to(&file, number, (tables, on, changes), true)
     }
@@ -279,10 +289,10 @@ impl Rewriter {
         number: u64,
         (tables, on, changes): (&Tables, bool, &NodeChanges),
         carries: bool,
-    ) -> Result<BTreeSet<u64>> {
+    ) -> Result<Written> {
         if on
             && self.archive.label().counts_in_pages
-            && let Some(before) = pages(&self.archive, tables.counts, &self.pace)?
+            && let Some(before) = pages(&self.archive, tables.named_counts(), &self.pace)?
         {
             let writer = PagesWriter::over(&self.archive, file.clone(), number);
             let mut writer = writer.after(&before);
@@ -499,7 +509,9 @@ impl Ranges {
         slots_max: usize,
     ) -> Result<Ranges> {
         let mut old = match on {
-            true => Some(CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?),
+            true => {
+                Some(CountsReader::open(&rewriter.archive, tables.named_counts(), &rewriter.pace)?)
+            }
             false => None,
         };
         let next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
@@ -544,6 +556,26 @@ impl Ranges {
 /// Pieces of a recipe, or roots of trees, that a difference has; at least one.
 pub(crate) fn weight(difference: &Difference) -> usize {
     difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
+}
+
+/// Why the usage counts of a sealed archive are refused though they are whole: somebody put others of
+/// their number in their place. Rot costs the time of a recount, and nobody is told.
+pub(crate) fn counts_refused(archive: &Arc<Archive>, tables: &Tables) -> Result<Option<Error>> {
+    if tables.counts == 0 || archive.identity.sealing().is_none() {
+        return Ok(None);
+    }
+    let pace = Pace::default();
+    let named = tables.named_counts();
+    let any = NamedCounts { proof: None, ..named };
+    match CountsReader::open(archive, named, &pace) {
+        Err(error) if error.kind() == Kind::Corrupt => {
+            let opened = CountsReader::open(archive, any, &pace);
+            let is_rot = opened.is_err_and(|error| error.kind() == Kind::Corrupt);
+            Ok(Some(error).filter(|_| !is_rot))
+        }
+        Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(None),
+        opened => opened.map(|_| None),
+    }
 }
 
 /// What is not there need not be removed.

@@ -8,11 +8,13 @@ use super::{
     list::{ListReader, ListWriter},
     names::counts_name,
     pages::{PagesReader, PagesWriter, has_pages},
+    proof::Written,
 };
 use crate::{
     container::Pace,
     format::{ContainerId, names::fresh},
     operations_log::Archive,
+    tables::NamedCounts,
 };
 
 /// Writes all counts that there are.
@@ -45,8 +47,8 @@ impl CountsWriter {
         }
     }
 
-    /// Ends the file, durable on return. Gives the numbers of the files that the counts lie in.
-    pub(super) fn finish(self) -> Result<BTreeSet<u64>> {
+    /// Ends the file, durable on return.
+    pub(super) fn finish(self) -> Result<Written> {
         match self {
             CountsWriter::List(list) => list.finish(),
             CountsWriter::Pages(pages) => pages.finish(),
@@ -65,19 +67,23 @@ pub(crate) enum CountsReader {
 impl CountsReader {
     /// Opens the counts; all of them are looked at once, so that damage is known before anything is
     /// made of it.
-    pub(crate) fn open(archive: &Arc<Archive>, number: u64, pace: &Pace) -> Result<CountsReader> {
-        CountsReader::over(archive, archive.files.open(&counts_name(number))?, number, pace)
+    pub(crate) fn open(
+        archive: &Arc<Archive>,
+        counts: NamedCounts,
+        pace: &Pace,
+    ) -> Result<CountsReader> {
+        CountsReader::over(archive, archive.files.open(&counts_name(counts.number))?, counts, pace)
     }
 
     pub(crate) fn over(
         archive: &Arc<Archive>,
         file: Arc<dyn File>,
-        number: u64,
+        counts: NamedCounts,
         pace: &Pace,
     ) -> Result<CountsReader> {
-        match form(archive, file, number, pace)? {
+        match form(archive, file, counts, pace)? {
             Counts::List(file) => {
-                ListReader::over(archive, file, number, pace).map(CountsReader::List)
+                ListReader::over(archive, file, counts, pace).map(CountsReader::List)
             }
             Counts::Pages(pages) => {
                 pages.look()?;
@@ -107,11 +113,16 @@ enum Counts {
     Pages(PagesReader),
 }
 
-fn form(archive: &Arc<Archive>, file: Arc<dyn File>, number: u64, pace: &Pace) -> Result<Counts> {
+fn form(
+    archive: &Arc<Archive>,
+    file: Arc<dyn File>,
+    counts: NamedCounts,
+    pace: &Pace,
+) -> Result<Counts> {
     let mut head = [0; 8];
     let n = file.read_at(0, &mut head)?;
     match has_pages(&head[..n]) {
-        true => PagesReader::over(archive, file, number, pace).map(Counts::Pages),
+        true => PagesReader::over(archive, file, counts, pace).map(Counts::Pages),
         false => Ok(Counts::List(file)),
     }
 }
@@ -122,24 +133,28 @@ fn form(archive: &Arc<Archive>, file: Arc<dyn File>, number: u64, pace: &Pace) -
 /// The errors of [`PagesReader::over`]; `NotFound` without counts.
 pub(super) fn pages(
     archive: &Arc<Archive>,
-    number: u64,
+    counts: NamedCounts,
     pace: &Pace,
 ) -> Result<Option<PagesReader>> {
-    Ok(match form(archive, archive.files.open(&counts_name(number))?, number, pace)? {
+    Ok(match form(archive, archive.files.open(&counts_name(counts.number))?, counts, pace)? {
         Counts::List(_) => None,
         Counts::Pages(pages) => Some(pages),
     })
 }
 
-/// The numbers of the files that the counts `number` lie in.
+/// The numbers of the files that these counts lie in.
 ///
 /// # Errors
 /// The errors of [`pages`].
-pub(crate) fn files_of_counts(archive: &Arc<Archive>, number: u64) -> Result<BTreeSet<u64>> {
+pub(crate) fn files_of_counts(
+    archive: &Arc<Archive>,
+    counts: NamedCounts,
+) -> Result<BTreeSet<u64>> {
+    let number = counts.number;
     if !archive.label().counts_in_pages || number == 0 {
         return Ok(BTreeSet::from([number]));
     }
-    let pages = pages(archive, number, &Pace::default())?;
+    let pages = pages(archive, counts, &Pace::default())?;
     let files = pages.into_iter().flat_map(|pages| pages.directory.files.into_keys());
     Ok(files.chain([number]).collect())
 }

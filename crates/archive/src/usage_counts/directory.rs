@@ -25,7 +25,7 @@ const NAME_BYTES: usize = 16;
 
 /// A sealed archive's file ends at a multiple of so many bytes: its length would tell how well counts
 /// compress.
-const STEP_BYTES: u64 = 4096;
+pub(super) const STEP_BYTES: u64 = 4096;
 
 /// Bytes before the first page.
 pub(super) fn header_bytes(identity: &Identity) -> usize {
@@ -76,11 +76,11 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The first bytes of file `number`.
+    /// The first bytes of file `number`, and the checksum at their end.
     ///
     /// # Errors
     /// `Io`: what seals it refuses to.
-    pub(super) fn encode(self, number: u64, identity: &Identity) -> Result<Vec<u8>> {
+    pub(super) fn encode(self, number: u64, identity: &Identity) -> Result<(Vec<u8>, u64)> {
         let mut w = Writer::default();
         w.raw(MAGIC).u64(number).u64(self.at).u32(self.bytes).u32(self.expanded);
         w.u64(self.checksum);
@@ -88,10 +88,13 @@ impl Header {
         let (name, fields) = w.0.split_at_mut(NAME_BYTES);
         let checksum = identity.seal(What::CountsHeader, (number, 0), name, fields)?;
         w.u64(checksum);
-        Ok(w.0)
+        Ok((w.0, checksum))
     }
 
-    pub(super) fn decode(bytes: &[u8], number: u64, identity: &Identity) -> Result<Header> {
+    /// The header of file `number`, and the checksum at its end. That is the first half of the tag in a
+    /// sealed archive: it proves the header, this one's `checksum` the directory, and the directory each
+    /// page.
+    pub(super) fn decode(bytes: &[u8], number: u64, identity: &Identity) -> Result<(Header, u64)> {
         let damaged = || corrupt("the file of usage counts is damaged");
         let (fields, checksum) =
             bytes.split_at_checked(header_bytes(identity) - 8).ok_or_else(damaged)?;
@@ -111,7 +114,7 @@ impl Header {
         let is_possible = header.at < 1 << 62
             && header.expanded >= header.bytes
             && u64::from(header.expanded) <= u64::from(header.bytes) * EXPANDS_MAX as u64;
-        if is_possible { Ok(header) } else { Err(damaged()) }
+        if is_possible { Ok((header, checksum)) } else { Err(damaged()) }
     }
 }
 
@@ -296,9 +299,9 @@ mod tests {
     fn a_header_is_of_its_file() {
         let identity = Identity::new([1; 16], &[2; 32]);
         let header = Header { at: 500, bytes: 40, expanded: 90, checksum: 7 };
-        let bytes = header.encode(9, &identity).unwrap();
+        let (bytes, checksum) = header.encode(9, &identity).unwrap();
         assert_eq!(bytes.len(), HEADER_BYTES);
-        assert_eq!(Header::decode(&bytes, 9, &identity).unwrap(), header);
+        assert_eq!(Header::decode(&bytes, 9, &identity).unwrap(), (header, checksum));
         assert!(Header::decode(&bytes, 8, &identity).is_err());
         assert!(Header::decode(&bytes[..47], 9, &identity).is_err());
         for wrong in [
@@ -306,7 +309,7 @@ mod tests {
             Header { expanded: 40 * 16 + 1, ..header },
             Header { at: 1 << 62, ..header },
         ] {
-            assert!(Header::decode(&wrong.encode(9, &identity).unwrap(), 9, &identity).is_err());
+            assert!(Header::decode(&wrong.encode(9, &identity).unwrap().0, 9, &identity).is_err());
         }
     }
 

@@ -1,19 +1,25 @@
 //! Usage counts as one list: blocks, each with its length and checksum, of containers in the order of
 //! their numbers. The form of archives whose label does not have counts in pages.
+//!
+//! In a sealed archive the tag of each block proves the one before, and the frame keeps a half of the last
+//! one's. So no block of another list of the same number is taken.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use onefold_core::{File, Result};
+use onefold_core::{Error, File, Result};
 
 use crate::{
     container::Pace,
     format::{
-        ContainerId,
+        ContainerId, Identity,
         bytes::{Reader as Fields, Writer, corrupt},
         sealing::What,
     },
     operations_log::Archive,
+    tables::NamedCounts,
 };
+
+use super::proof::{Written, expected};
 
 pub(super) const MAGIC: &[u8; 8] = b"ONEFCNTS";
 
@@ -27,6 +33,14 @@ pub(super) struct ListWriter {
     number: u64,
     at: u64,
     block: Writer,
+    /// Of the block before.
+    last: u64,
+}
+
+/// What a block's tag proves beside its bytes: in a sealed archive the half of the tag of the block
+/// before.
+fn beside(identity: &Identity, last: u64) -> Vec<u8> {
+    identity.sealing().map(|_| last.to_le_bytes().to_vec()).unwrap_or_default()
 }
 
 impl ListWriter {
@@ -44,6 +58,7 @@ impl ListWriter {
             number,
             at: w.0.len() as u64,
             block: Writer::default(),
+            last: 0,
         })
     }
 
@@ -59,7 +74,9 @@ impl ListWriter {
         let mut block = std::mem::take(&mut self.block.0);
         let identity = &self.archive.identity;
         block.resize(block.len() + identity.tail(), 0);
-        let checksum = identity.seal(What::Counts, (self.number, self.at), &[], &mut block)?;
+        let (place, beside) = ((self.number, self.at), beside(identity, self.last));
+        let checksum = identity.seal(What::Counts, place, &beside, &mut block)?;
+        self.last = checksum;
         let mut w = Writer::default();
         w.u32(block.len() as u32).u64(checksum).raw(&block);
         self.file.write_at(self.at, &w.0)?;
@@ -67,7 +84,7 @@ impl ListWriter {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<BTreeSet<u64>> {
+    pub(super) fn finish(mut self) -> Result<Written> {
         if !self.block.0.is_empty() {
             self.write_block()?;
         }
@@ -75,16 +92,24 @@ impl ListWriter {
         self.write_block()?;
         self.file.sync()?;
         self.archive.files.sync_names()?;
-        Ok(BTreeSet::from([self.number]))
+        let proof = self.archive.identity.proof(self.last);
+        Ok(Written { files: BTreeSet::from([self.number]), proof })
     }
+}
+
+/// The file has its number, and is not the one that a frame names.
+pub(super) fn others() -> Error {
+    corrupt("the usage counts are not those that the log names: others were put in their place")
 }
 
 /// Reads a list in order.
 pub(crate) struct ListReader {
     archive: Arc<Archive>,
     file: Arc<dyn File>,
-    number: u64,
+    counts: NamedCounts,
     at: u64,
+    /// Of the block before.
+    last: u64,
     block: Vec<u8>,
     taken: usize,
     ended: bool,
@@ -98,19 +123,20 @@ impl ListReader {
     pub(super) fn over(
         archive: &Arc<Archive>,
         file: Arc<dyn File>,
-        number: u64,
+        counts: NamedCounts,
         pace: &Pace,
     ) -> Result<ListReader> {
         let mut header = [0; 16];
         file.read_at(0, &mut header)?;
-        if header[..8] != *MAGIC || header[8..] != number.to_le_bytes() {
+        if header[..8] != *MAGIC || header[8..] != counts.number.to_le_bytes() {
             return Err(corrupt("the file of usage counts is another one"));
         }
         let reader = |file| ListReader {
             archive: archive.clone(),
             file,
-            number,
+            counts,
             at: 16,
+            last: 0,
             block: Vec::new(),
             taken: 0,
             ended: false,
@@ -138,16 +164,21 @@ impl ListReader {
             return Err(damaged());
         }
         self.block.resize(length, 0);
-        let (identity, place) = (&self.archive.identity, (self.number, self.at));
+        let (identity, place) = (&self.archive.identity, (self.counts.number, self.at));
+        let beside = beside(identity, self.last);
         if self.file.read_at(self.at + 12, &mut self.block)? < length
-            || !identity.open(What::Counts, place, &[], &mut self.block, checksum)
+            || !identity.open(What::Counts, place, &beside, &mut self.block, checksum)
         {
             return Err(damaged());
         }
         self.block.truncate(length - identity.tail());
         self.at += 12 + length as u64;
-        self.taken = 0;
+        (self.taken, self.last) = (0, checksum);
         self.ended = self.block.is_empty();
+        let is_named = expected(&self.archive, self.counts).is_none_or(|proof| proof == checksum);
+        if self.ended && !is_named {
+            return Err(others());
+        }
         Ok(!self.ended)
     }
 

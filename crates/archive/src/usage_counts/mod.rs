@@ -8,12 +8,13 @@ mod list;
 mod memory_file;
 mod names;
 mod pages;
+mod proof;
 mod recount;
 mod tree_nodes;
 
 pub use self::recount::{CountsFound, Miscounted};
 pub(crate) use self::{
-    counting::{Counted, InMemory, weight},
+    counting::{Counted, InMemory, counts_refused, weight},
     counts_file::{CountsReader, files_of_counts},
     names::{counts_number, highest_counts},
     tree_nodes::NodeChanges,

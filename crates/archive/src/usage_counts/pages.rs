@@ -10,26 +10,26 @@
 //! of which files were removed for a later frame: then nothing that it says counts, and all is counted
 //! anew.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{File, Result};
 
 use super::{
     directory::{
-        Directory, Header, MAGIC, PagePlace, decode_page, encode_page, expand, header_bytes,
-        shortest, taken,
+        Directory, Header, MAGIC, PagePlace, STEP_BYTES, decode_page, encode_page, expand,
+        header_bytes, shortest, taken,
     },
+    list::others,
     names::counts_name,
+    proof::{Written, expected},
 };
 use crate::{
     container::Pace,
-    format::{ContainerId, bytes::corrupt, log_reader::PIECE_BYTES, sealing::What},
+    format::{ContainerId, Identity, bytes::corrupt, log_reader::PIECE_BYTES, sealing::What},
     memory::Drawn,
     operations_log::{Archive, memory_of},
     rules::Rule,
+    tables::NamedCounts,
 };
 
 /// Bytes of pages that are written at once.
@@ -53,26 +53,31 @@ pub(crate) struct PagesReader {
 }
 
 impl PagesReader {
-    /// The pages that file `number` names.
+    /// The pages that a file names.
     ///
     /// # Errors
-    /// `Corrupt` when the directory is damaged, `Memory` when it takes more than there may be, `NotFound`
+    /// `Corrupt` when the directory is damaged, or another than the frame names, `Memory` when it takes more than there may be, `NotFound`
     /// when a file of pages is gone, and those of the system.
     pub(super) fn over(
         archive: &Arc<Archive>,
         file: Arc<dyn File>,
-        number: u64,
+        counts: NamedCounts,
         pace: &Pace,
     ) -> Result<PagesReader> {
+        let number = counts.number;
         let identity = &archive.identity;
         let mut head = vec![0; header_bytes(identity)];
         let n = file.read_at(0, &mut head)?;
-        let header = Header::decode(&head[..n], number, identity)?;
+        let (header, proof) = Header::decode(&head[..n], number, identity)?;
+        if expected(archive, counts).is_some_and(|expected| expected != proof) {
+            return Err(others());
+        }
         // Holes of a file have as many bytes as a stranger likes.
         let drawn = memory_of(archive);
         drawn.more(u64::from(header.bytes) + 3 * u64::from(header.expanded))?;
         pace.ask(u64::from(header.bytes))?;
-        let mut stored = read(&*file, header.at, taken(identity, header.at, header.bytes))?;
+        let wanted = taken(identity, header.at, header.bytes);
+        let mut stored = read_of(identity, &*file, header.at, wanted)?;
         let place = (number, header.at);
         if !identity.open(What::CountsDirectory, place, &[], &mut stored, header.checksum) {
             return Err(corrupt("the directory of the usage counts is damaged"));
@@ -123,7 +128,7 @@ impl PagesReader {
         self.pace.ask(u64::from(place.bytes))?;
         let file = self.files.get(&place.file).ok_or_else(damaged)?;
         let (identity, bytes) = (&self.archive.identity, place.bytes as usize);
-        let mut stored = read(&**file, place.at, bytes + identity.tail())?;
+        let mut stored = read_of(identity, &**file, place.at, bytes + identity.tail())?;
         let at = (place.file, place.at);
         if !identity.open(What::CountsPage, at, &[], &mut stored, place.checksum) {
             return Err(damaged());
@@ -139,6 +144,20 @@ impl PagesReader {
     pub(super) fn look(&self) -> Result<()> {
         self.directory.pages.keys().try_for_each(|page| self.page(*page).map(|_| ()))
     }
+}
+
+/// So many bytes of a file of a sealed archive, or of a plain one. Of a sealed one whole steps are read, so
+/// that nobody sees how long a page is.
+fn read_of(identity: &Identity, file: &dyn File, at: u64, wanted: usize) -> Result<Vec<u8>> {
+    if identity.sealing().is_none() {
+        return read(file, at, wanted);
+    }
+    let start = at / STEP_BYTES * STEP_BYTES;
+    let end = at.saturating_add(wanted as u64).next_multiple_of(STEP_BYTES);
+    let mut bytes = read(file, start, (end - start) as usize)?;
+    bytes.drain(..(at - start) as usize);
+    bytes.truncate(wanted);
+    Ok(bytes)
 }
 
 /// So many bytes of a file, from `at` on. A length that a stranger wrote takes no memory before there
@@ -290,8 +309,9 @@ impl PagesWriter {
         }
     }
 
-    /// Ends the file, durable on return. Gives the files that its directory names, and itself.
-    pub(super) fn finish(mut self) -> Result<BTreeSet<u64>> {
+    /// Ends the file, durable on return: the counts lie in the files that its directory names, and in
+    /// itself.
+    pub(super) fn finish(mut self) -> Result<Written> {
         self.write_pushed()?;
         self.write()?;
         self.directory.forget_empty();
@@ -304,10 +324,13 @@ impl PagesWriter {
         let checksum = identity.seal(What::CountsDirectory, place, &[], &mut stored)?;
         let header = Header { at: self.at, bytes, expanded, checksum };
         self.file.write_at(self.at, &stored)?;
-        self.file.write_at(0, &header.encode(self.number, identity)?)?;
+        let (header, checksum) = header.encode(self.number, identity)?;
+        let proof = identity.proof(checksum);
+        self.file.write_at(0, &header)?;
         self.file.sync()?;
         self.archive.files.sync_names()?;
-        Ok(self.directory.files.into_keys().chain([self.number]).collect())
+        let files = self.directory.files.into_keys().chain([self.number]).collect();
+        Ok(Written { files, proof })
     }
 }
 
@@ -330,14 +353,19 @@ mod tests {
         let bytes = 1 << 30;
         let header = Header { at: 1 << 20, bytes, expanded: bytes, checksum: 0 };
         let file = archive.files.create(&counts_name(9)).unwrap();
-        file.write_at(0, &header.encode(9, &archive.identity).unwrap()).unwrap();
+        file.write_at(0, &header.encode(9, &archive.identity).unwrap().0).unwrap();
         std::fs::File::options()
             .write(true)
             .open(dir.path().join(counts_name(9)))
             .unwrap()
             .set_len(2 << 30)
             .unwrap();
-        let read = PagesReader::over(&archive, file, 9, &Pace::default());
+        let read = PagesReader::over(
+            &archive,
+            file,
+            NamedCounts { number: 9, proof: None },
+            &Pace::default(),
+        );
         assert_eq!(read.err().map(|error| error.kind()), Some(Kind::Memory));
     }
 }

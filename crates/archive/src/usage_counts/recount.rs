@@ -114,7 +114,7 @@ impl Rewriter {
             refuse_unread(found.unread.as_ref())?;
             writer.finish()
         });
-        let files = whole_or_gone(&*self.archive.files, &counts_name(made), written)?;
+        let written = whole_or_gone(&*self.archive.files, &counts_name(made), written)?;
         let before = self.files_of(&tables);
         let mut differences = tables.differences.len() as u64;
         // Differences that are counted are none any more.
@@ -127,13 +127,14 @@ impl Rewriter {
             false => Vec::new(),
         };
         self.archive.commit(true, |_| {
-            let counted = Record::Counted { file: made, differences, upto };
+            let proof = written.proof;
+            let counted = Record::Counted { file: made, differences, upto, proof };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
             let due = tables.snapshots.due().next().is_some();
             let due = due.then_some(Record::CountsDue { nodes: Vec::new() });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
-        self.remove_files(&before, &files)?;
+        self.remove_files(&before, &written.files)?;
         Ok(found)
     }
 

@@ -333,12 +333,12 @@ impl Rewriter {
     fn counts_of_nodes(&mut self, tables: &Tables) -> Result<Counts> {
         let mut counts = Counts::default();
         if self.archive.label().counts_in_pages
-            && let Some(before) = pages(&self.archive, tables.counts, &self.pace)?
+            && let Some(before) = pages(&self.archive, tables.named_counts(), &self.pace)?
         {
             counts.before = Some((before, BTreeSet::new()));
             return Ok(counts);
         }
-        let mut reader = CountsReader::open(&self.archive, tables.counts, &self.pace)?;
+        let mut reader = CountsReader::open(&self.archive, tables.named_counts(), &self.pace)?;
         while let Some((id, of)) = reader.next()? {
             counts.take(tables, id, &of)?;
         }

@@ -153,6 +153,7 @@ pub(crate) fn zone_list(
     report: &mut Report,
 ) {
     let geometry = superblock.fixed.geometry;
+    let mut tries = rot::Tries::default();
     for page in 0..geometry.list_pages {
         let places = geometry.list_page(page);
         let blocks = read_blocks(disk, &places);
@@ -171,7 +172,7 @@ pub(crate) fn zone_list(
                 (Some(copy), _) => judge_copy(report, &at, n, copy, other, superblock),
                 (None, Err(e)) => report.problem(at, format!("it can't be read: {e}")),
                 (None, Ok(())) => {
-                    let rot = rot::rotten_bit(&blocks[n].0, |block| {
+                    let rot = tries.restore_copy(&mut blocks[n].0.clone(), |block| {
                         Page::decode(identity, block, page, places[n].0).is_some()
                     });
                     match (rot, other) {

@@ -21,6 +21,40 @@ pub(crate) fn restore_copy(block: &mut Block, whole: impl Fn(&Block) -> bool) ->
     None
 }
 
+/// Blocks of a kind whose bits one check or repair tries, at most. Each takes up to 32,768 openings: some
+/// 50 ms, in a sealed store 0.1 s. A store that a stranger made has as many damaged blocks as he likes,
+/// and rot does not flip single bits of so many.
+pub(crate) const TRIED_MAX: u64 = 4096;
+
+/// How many blocks may still be tried.
+pub(crate) struct Tries {
+    left: u64,
+    /// Blocks that were not tried.
+    pub(crate) refused: u64,
+}
+
+impl Default for Tries {
+    fn default() -> Tries {
+        Tries { left: TRIED_MAX, refused: 0 }
+    }
+}
+
+impl Tries {
+    /// As [`restore_copy`], while there are tries left.
+    pub(crate) fn restore_copy(
+        &mut self,
+        block: &mut Block,
+        whole: impl Fn(&Block) -> bool,
+    ) -> Option<usize> {
+        if self.left == 0 {
+            self.refused += 1;
+            return None;
+        }
+        self.left -= 1;
+        restore_copy(block, whole)
+    }
+}
+
 /// The bit that makes the block whole when it is flipped, if one does.
 pub(crate) fn rotten_bit(block: &Block, whole: impl Fn(&Block) -> bool) -> Option<usize> {
     restore_copy(&mut block.clone(), whole)
@@ -29,6 +63,20 @@ pub(crate) fn rotten_bit(block: &Block, whole: impl Fn(&Block) -> bool) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rule_09_a_store_of_damaged_blocks_is_tried_for_a_bounded_time() {
+        let calls = std::cell::Cell::new(0u64);
+        let whole = |_: &Block| {
+            calls.set(calls.get() + 1);
+            false
+        };
+        let mut tries = Tries { left: 3, ..Tries::default() };
+        for _ in 0..10 {
+            assert_eq!(tries.restore_copy(&mut Block([7; 4096]), whole), None);
+        }
+        assert_eq!((calls.get(), tries.refused), (3 * 32_768, 7));
+    }
 
     #[test]
     fn one_bit_is_found_and_two_are_not() {

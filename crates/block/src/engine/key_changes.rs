@@ -1,11 +1,13 @@
 //! The keys of a sealed store changed, and destroyed; and who looks at its blocks by them.
 
 use onefold_core::{BlockRef, Class, Disk, Error, Kind, Result, Run};
-use onefold_seal::{AREA_BYTES, Keys, Random};
+use onefold_seal::{Keys, Random};
 
 use super::{
     Engine,
-    keys::{Access, judged, no_key, sealed_id, unlock_to_look, write_copies},
+    keys::{
+        Access, end_erasure, judged, no_key, overwrite, sealed_id, unlock_to_look, write_copies,
+    },
     opening::read_superblock,
 };
 use crate::{
@@ -39,7 +41,8 @@ pub fn is_sealed(engine: &Engine) -> bool {
 
 /// Destroys the keys of a sealed store that nobody works on: a copy of its key area is written that
 /// says so and has no keys, then both are overwritten; each step is durable before the next. Nobody
-/// opens the store by them any more, nor after a crash in between once the first step was durable.
+/// opens the store by them any more, nor after a crash in between once the first step was durable:
+/// whoever opens the store to write ends the erasure, and so does this call once more.
 ///
 /// # Errors
 /// As opening the store; `InvalidInput`: it is plain.
@@ -47,16 +50,13 @@ pub fn erase_keys(disk: &dyn Disk, settings: &Settings, random: &dyn Random) -> 
     // By its key: who lacks it may not destroy what others need.
     let id = sealed_id(disk).ok_or_else(plain)?;
     let opener = settings.keys.of().ok_or_else(no_key)?;
+    if end_erasure(disk, &id, settings, opener)? {
+        return Ok(());
+    }
     let mut keys = judged(disk, &id, Access::Writes, settings, opener)?.keys;
     keys.saw(read_superblock(disk, Some(&Sealing::new(&keys, Flaws::default())?))?.state.keys);
     write_copies(disk, keys.erased_area(random)?.bytes(), [true, false])?;
-    // The copy that says so goes last.
-    for copy in [1, 0] {
-        let mut noise = vec![0; AREA_BYTES];
-        random.fill(&mut noise)?;
-        write_copies(disk, &noise, [copy == 0, copy == 1])?;
-    }
-    Ok(())
+    overwrite(disk, random)
 }
 
 fn plain() -> Error {

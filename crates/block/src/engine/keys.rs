@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Pba, Read, Result, Run};
-use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, judge};
+use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, Random, is_being_erased, judge};
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;
@@ -46,6 +46,36 @@ pub(crate) fn write_copies(disk: &dyn Disk, bytes: &[u8], which: [bool; 2]) -> R
         disk.flush()?;
     }
     Ok(())
+}
+
+/// Overwrites both copies: the second one first, since the first one says that they are being erased.
+/// Each is durable before the next.
+pub(super) fn overwrite(disk: &dyn Disk, random: &dyn Random) -> Result<()> {
+    for copy in [1, 0] {
+        let mut noise = vec![0; AREA_BYTES];
+        random.fill(&mut noise)?;
+        write_copies(disk, &noise, [copy == 0, copy == 1])?;
+    }
+    Ok(())
+}
+
+/// Ends an erasure of the keys that a crash cut off. True when there was one: nobody opens the store any
+/// more.
+pub(super) fn end_erasure(
+    disk: &dyn Disk,
+    id: &[u8; 16],
+    settings: &Settings,
+    opener: &dyn Opener,
+) -> Result<bool> {
+    let copies = read_copies(disk);
+    let copies = [&copies[0][..], &copies[1][..]];
+    if !settings.keeps(Rule::ErasureEnded)
+        || !is_being_erased(copies, id, &mut |area| opener.root(area))?
+    {
+        return Ok(false);
+    }
+    overwrite(disk, &*opener.random())?;
+    Ok(true)
 }
 
 /// The bytes of both copies; none of one that can't be read.
@@ -128,6 +158,9 @@ pub(super) fn judged(
         }
         false => copies,
     };
+    if access == Access::Writes && end_erasure(disk, id, settings, opener)? {
+        return Err(Error::new(Kind::Corrupt, "its keys were destroyed: nobody can read it"));
+    }
     let care = Care {
         compares_code: settings.keeps(Rule::KeyAreaProven),
         takes_higher: settings.keeps(Rule::HigherKeyAreaCounts),

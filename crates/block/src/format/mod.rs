@@ -22,7 +22,7 @@ pub mod zone_list;
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Fingerprinter, Result, checksum};
+use onefold_core::{Algorithm, Fingerprinter, Result, checksum, key_memory::Key};
 use onefold_seal::{Keys, TAG_BYTES};
 
 use sealing::Sealing;
@@ -47,7 +47,7 @@ pub struct Identity {
     /// Seed of the fast checksums.
     pub key: u64,
     /// The secret, from which carriers' checksums and keyed fingerprints are made.
-    pub secret: [u8; 32],
+    pub secret: Arc<Key>,
     /// Computes fingerprints with the store's algorithm.
     pub fingerprinter: Fingerprinter,
     /// What seals the store, if it is sealed.
@@ -58,13 +58,22 @@ impl Identity {
     /// The identity that a store's id, secret and algorithm give.
     #[must_use]
     pub fn new(id: [u8; 16], secret: [u8; 32], algorithm: Algorithm) -> Identity {
+        Identity::of(id, (&secret, &secret), algorithm)
+    }
+
+    /// With the secret and the key of fingerprints.
+    fn of(
+        id: [u8; 16],
+        (secret, fingerprints): (&[u8; 32], &[u8; 32]),
+        algorithm: Algorithm,
+    ) -> Identity {
         let [a, b, c, d, e, f, g, h, ..] = id;
         let id = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         Identity {
             id,
-            key: checksum::fast(id, &secret),
-            secret,
-            fingerprinter: Fingerprinter::new(algorithm, secret),
+            key: checksum::fast(id, secret),
+            secret: Arc::new(Key::of(secret)),
+            fingerprinter: Fingerprinter::new(algorithm, fingerprints),
             sealing: None,
         }
     }
@@ -80,9 +89,9 @@ impl Identity {
 
     /// The identity of a sealed store.
     pub(crate) fn sealed(id: [u8; 16], sealing: Arc<Sealing>, algorithm: Algorithm) -> Identity {
-        let fingerprinter = Fingerprinter::new(algorithm, *sealing.fingerprints().expose());
-        let plain = Identity::new(id, *sealing.numbers().expose(), algorithm);
-        Identity { fingerprinter, sealing: Some(sealing), ..plain }
+        let keys = (sealing.numbers().expose(), sealing.fingerprints().expose());
+        let identity = Identity::of(id, keys, algorithm);
+        Identity { sealing: Some(sealing), ..identity }
     }
 
     /// Bytes that a compressed block takes in a carrier besides itself.

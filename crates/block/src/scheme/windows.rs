@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Block, BlockRef, Class, Result, Run};
+use onefold_core::{BlockRef, Class, Result, Run};
 
 use crate::{
     counters::add,
@@ -11,7 +11,7 @@ use crate::{
     rules::Rule,
     scheme::verbs::{Progress, Scheme},
     space::{Lane, zone_list::DuePage},
-    window::{Plan, Window},
+    window::{Plan, RawBlocks, Window},
 };
 
 /// The reason for which windows are flushed.
@@ -40,8 +40,8 @@ pub(crate) fn write_window(
     order: WriteOrder,
 ) -> Result<Progress> {
     let Some((window, plan, due)) = take_prepared(kernel)? else { return Ok(Progress::Idle) };
-    let sealed = sealed(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
-    let blocks = plan.blocks(&window, &sealed);
+    let raw = raw_blocks(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
+    let blocks = plan.blocks(&window, &raw).map_err(|e| kernel.stop(&e))?;
     let mut runs = if order == WriteOrder::DataFirst {
         write_data_first(kernel, &plan, &blocks)?;
         plan.runs_of(&blocks, false)
@@ -66,7 +66,7 @@ pub(crate) fn write_window(
     }
     count_writes(kernel, &blocks, due.len());
     add(&kernel.counters.leftover_blocks, plan.leftover.len() as u64);
-    *kernel.sealed.lock() = sealed;
+    give_back(kernel, raw);
     let mut state = kernel.state.lock();
     state.allocator.list.written(&due);
     state.windows.mark_written(window.number);
@@ -76,13 +76,19 @@ pub(crate) fn write_window(
     Ok(Progress::Advanced)
 }
 
-/// The raw blocks of a window as they are written to a sealed store; nothing of a plain one. Whoever
-/// is done with them gives their memory back to the kernel.
-pub(crate) fn sealed(kernel: &Kernel, window: &Window, plan: &Plan) -> Result<Vec<Block>> {
-    let Some(sealing) = &kernel.identity.sealing else { return Ok(Vec::new()) };
+/// The raw blocks of a window as they are written: sealed, where the store is.
+pub(crate) fn raw_blocks(kernel: &Kernel, window: &Window, plan: &Plan) -> Result<RawBlocks> {
+    let Some(sealing) = &kernel.identity.sealing else { return Ok(RawBlocks::Plain) };
     let mut sealed = std::mem::take(&mut *kernel.sealed.lock());
     plan.seal_raw(window, sealing, &mut sealed)?;
-    Ok(sealed)
+    Ok(RawBlocks::Sealed(sealed))
+}
+
+/// Gives the memory of sealed blocks that were written back to the kernel.
+pub(crate) fn give_back(kernel: &Kernel, raw: RawBlocks) {
+    if let RawBlocks::Sealed(sealed) = raw {
+        *kernel.sealed.lock() = sealed;
+    }
 }
 
 /// Writes the data of a window, and makes it durable before any record names it.
@@ -113,8 +119,8 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
         state.windows.begin_writing(window.number);
         (window, plan)
     };
-    let sealed = sealed(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
-    let blocks = plan.blocks(&window, &sealed);
+    let raw = raw_blocks(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
+    let blocks = plan.blocks(&window, &raw).map_err(|e| kernel.stop(&e))?;
     for run in plan.runs(&blocks) {
         kernel.disk.write_durable(&run).map_err(|e| kernel.stop(&e))?;
     }
@@ -124,7 +130,7 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
     // Its memory is used again once nobody holds it.
     let number = window.number;
     drop(blocks);
-    *kernel.sealed.lock() = sealed;
+    give_back(kernel, raw);
     drop((window, plan));
     let mut state = kernel.state.lock();
     state.windows.mark_written(number);

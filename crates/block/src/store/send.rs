@@ -7,12 +7,16 @@ use std::{
     collections::HashMap,
     io::{Read, Write},
     ops::Range,
-    sync::mpsc::{Receiver, SyncSender, channel, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, channel, sync_channel},
+    },
     thread,
 };
 
 use onefold_core::{
     Algorithm, Block, BlockRead, Error, Kind, Lba, Result, Volume, VolumeId, checksum,
+    key_memory::Key,
 };
 
 use super::{BlockVolume, Copies};
@@ -185,9 +189,9 @@ impl Copies<'_> {
     }
 
     /// What fingerprints are made by.
-    pub(super) fn fingerprints_by(&self) -> ([u8; 32], Algorithm) {
+    pub(super) fn fingerprints_by(&self) -> (Arc<Key>, Algorithm) {
         let kernel = &self.0.engine.kernel;
-        (kernel.identity.secret, kernel.fixed.algorithm)
+        (kernel.identity.secret.clone(), kernel.fixed.algorithm)
     }
 
     /// Refuses to tell or take fingerprints where they alone name no content.
@@ -201,7 +205,7 @@ impl Copies<'_> {
     }
 
     fn memory(&self) -> Sent {
-        Sent::new(self.0.engine.kernel.identity.secret)
+        Sent::new(self.0.engine.kernel.identity.secret.clone())
     }
 
     /// Writes what a volume, or a snapshot like `vm1@monday`, holds as a stream of raw data. A volume
@@ -540,13 +544,13 @@ impl As {
 
 /// Where contents were sent, as far as memory goes.
 struct Sent {
-    secret: [u8; 32],
+    secret: Arc<Key>,
     young: HashMap<[u8; 32], u64>,
     old: HashMap<[u8; 32], u64>,
 }
 
 impl Sent {
-    fn new(secret: [u8; 32]) -> Sent {
+    fn new(secret: Arc<Key>) -> Sent {
         Sent { secret, young: HashMap::new(), old: HashMap::new() }
     }
 

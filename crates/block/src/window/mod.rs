@@ -11,7 +11,7 @@ mod windows;
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
-pub(crate) use prepared::{Plan, Source};
+pub(crate) use prepared::{Plan, RawBlocks, Source};
 use ranges::{Ranges, Span};
 pub(crate) use windows::Windows;
 

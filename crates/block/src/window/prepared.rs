@@ -1,6 +1,6 @@
 //! The decisions about a closed window: its records, and which block goes where.
 
-use onefold_core::{Block, BlockRef, Class, Fingerprint, Pba, Result, Run};
+use onefold_core::{Block, BlockRef, Class, Error, Fingerprint, Kind, Pba, Result, Run};
 
 use super::Window;
 use crate::{
@@ -19,6 +19,19 @@ pub(crate) enum Source {
     Raw(u32),
     /// The carrier number `.0` of the plan.
     Carrier(u32),
+}
+
+/// The raw blocks of a window as they are written.
+pub(crate) enum RawBlocks {
+    /// As the window has them: the store is plain.
+    Plain,
+    /// As [`Plan::seal_raw`] made them, in the order of the extents.
+    Sealed(Vec<Block>),
+}
+
+fn unsealed() -> Error {
+    let why = "a block that is not sealed would be written to an encrypted store";
+    Error::new(Kind::Io, why)
 }
 
 /// The outcome of preparing a window.
@@ -60,7 +73,7 @@ impl Plan {
     /// extents.
     ///
     /// # Errors
-    /// `Io`: the library of ciphers refuses.
+    /// `Io`: the library of ciphers refuses, or a raw block has no address or no prefix.
     pub(crate) fn seal_raw(
         &self,
         window: &Window,
@@ -68,16 +81,17 @@ impl Plan {
         sealed: &mut Vec<Block>,
     ) -> Result<()> {
         let is_raw = |source: &Source| matches!(source, Source::Raw(_));
-        let count = self.sources.iter().filter(|source| is_raw(source)).count();
-        if sealed.len() < count {
-            *sealed = Block::zeroed_vec(count);
-        }
+        sealed
+            .resize(self.sources.iter().filter(|source| is_raw(source)).count(), Block([0; 4096]));
         let mut free = sealed.iter_mut();
-        for ((source, at), &prefix) in self.sources.iter().zip(self.addresses()).zip(&self.prefixes)
-        {
-            if let Source::Raw(slot) = *source
-                && let Some(block) = free.next()
-            {
+        let mut addresses = self.addresses();
+        let mut prefixes = self.prefixes.iter();
+        for source in &self.sources {
+            let (at, prefix) = (addresses.next(), prefixes.next());
+            if let Source::Raw(slot) = *source {
+                let (Some(at), Some(&prefix), Some(block)) = (at, prefix, free.next()) else {
+                    return Err(unsealed());
+                };
                 block.0 = window.data(slot as usize).0;
                 sealing.seal_raw(prefix, at, block)?;
             }
@@ -85,26 +99,34 @@ impl Plan {
         Ok(())
     }
 
-    /// The blocks to be written, in the order of the extents; `sealed` has what
-    /// [`seal_raw`](Self::seal_raw) made, and is empty for a plain store.
+    /// The blocks to be written, in the order of the extents.
+    ///
+    /// # Errors
+    /// `Io`: a raw block was not sealed, and the store is: nothing of it may be written.
     pub(crate) fn blocks<'a>(
         &'a self,
         window: &'a Window,
-        sealed: &'a [Block],
-    ) -> Vec<BlockRef<'a>> {
-        let mut sealed = sealed.iter();
-        self.sources
-            .iter()
-            .map(|source| match *source {
-                Source::Raw(slot) => BlockRef {
-                    block: sealed.next().unwrap_or_else(|| window.data(slot as usize)),
-                    class: Class::Data,
-                },
+        raw: &'a RawBlocks,
+    ) -> Result<Vec<BlockRef<'a>>> {
+        let mut sealed = match raw {
+            RawBlocks::Plain => None,
+            RawBlocks::Sealed(sealed) => Some(sealed.iter()),
+        };
+        let written = |source: &Source| {
+            Ok(match *source {
+                Source::Raw(slot) => {
+                    let block = match &mut sealed {
+                        None => window.data(slot as usize),
+                        Some(sealed) => sealed.next().ok_or_else(unsealed)?,
+                    };
+                    BlockRef { block, class: Class::Data }
+                }
                 Source::Carrier(n) => {
                     BlockRef { block: &self.carriers[n as usize], class: Class::Carrier }
                 }
             })
-            .collect()
+        };
+        self.sources.iter().map(written).collect()
     }
 
     /// The addresses of the blocks, in the order of the extents.
@@ -160,5 +182,60 @@ impl Plan {
             before += extent.blocks;
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::{Lba, VolumeId};
+    use onefold_seal::{Keys, Random};
+
+    use super::{super::PIECE_BLOCKS, *};
+    use crate::format::{record::WindowNumber, sealing::Flaws};
+
+    struct Fixed;
+
+    impl Random for Fixed {
+        fn fill(&self, into: &mut [u8]) -> Result<()> {
+            into.fill(7);
+            Ok(())
+        }
+    }
+
+    /// A window of two blocks, and a plan that writes both as they are.
+    fn two_raw() -> (Window, Plan) {
+        let mut window = Window::new(WindowNumber(1));
+        for at in 0..2 {
+            let piece = || Block::zeroed_vec(PIECE_BLOCKS);
+            window.put(VolumeId(1), Lba(at), false, false, piece).0 = [3; 4096];
+        }
+        let sources = vec![Source::Raw(0), Source::Raw(1)];
+        let extents = vec![Extent { at: Pba(40), blocks: 2 }];
+        (window, Plan { sources, extents, ..Plan::default() })
+    }
+
+    #[test]
+    fn rule_32_a_block_whose_sealed_form_is_missing_is_an_error_and_never_written_as_it_is() {
+        let (window, mut plan) = two_raw();
+        let plain = plan.blocks(&window, &RawBlocks::Plain).unwrap();
+        assert!(plain.iter().all(|block| block.block.0 == [3; 4096]));
+        // Room of a window before: nothing of it stands in for what was not sealed.
+        let sealing = Sealing::new(&Keys::create([1; 16], &Fixed).unwrap(), Flaws::default());
+        let sealing = sealing.unwrap();
+        let mut sealed = Block::zeroed_vec(8);
+        for prefixes in [vec![], vec![5]] {
+            plan.prefixes = prefixes;
+            assert_eq!(plan.seal_raw(&window, &sealing, &mut sealed).unwrap_err().kind(), Kind::Io);
+        }
+        plan.prefixes = vec![5, 6];
+        plan.seal_raw(&window, &sealing, &mut sealed).unwrap();
+        let mut raw = RawBlocks::Sealed(sealed);
+        let written = plan.blocks(&window, &raw).unwrap();
+        assert!(written.iter().all(|block| block.block.0 != [3; 4096]));
+        for _ in 0..2 {
+            let RawBlocks::Sealed(sealed) = &mut raw else { panic!("it is sealed") };
+            sealed.pop();
+            assert_eq!(plan.blocks(&window, &raw).err().unwrap().kind(), Kind::Io);
+        }
     }
 }

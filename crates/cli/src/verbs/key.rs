@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
 use onefold_backend::{
     Directory,
-    secrets::{SystemRandom, machine_memory},
+    secrets::{GivenWords, SystemRandom, machine_memory},
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Slot, SlotKind};
@@ -139,6 +139,13 @@ struct NewKey {
     /// Reads the new passphrase from this open descriptor, up to the end of a line
     #[arg(long, value_name = "N")]
     new_passphrase_fd: Option<RawFd>,
+}
+
+impl NewKey {
+    /// The descriptor of the new passphrase, which no program gets that this one starts.
+    fn given(&self) -> Result<Option<GivenWords>> {
+        self.new_passphrase_fd.map(GivenWords::take).transpose()
+    }
 }
 
 /// Does what was asked for.
@@ -291,9 +298,10 @@ fn add(
     name: &str,
     answer: &Answer,
 ) -> std::result::Result<(), Failure> {
+    let given = new.given()?;
     let id = *area(store)?.id();
     let kind = new.new.0.kind();
-    let made = new_secret(&new.new.0, new.new_passphrase_fd, &id)?;
+    let made = new_secret(&new.new.0, given.as_ref(), &id)?;
     let mut slot = 0;
     change(store, &mut |keys, random| {
         slot = with_new(keys, (kind, name), &made, random)?;
@@ -308,7 +316,8 @@ fn exchange(
     new: &NewKey,
     answer: &Answer,
 ) -> std::result::Result<(), Failure> {
-    let made = new_secret(&new.new.0, new.new_passphrase_fd, area(store)?.id())?;
+    let given = new.given()?;
+    let made = new_secret(&new.new.0, given.as_ref(), area(store)?.id())?;
     let kind = new.new.0.kind();
     let mut number = slot;
     change(store, &mut |keys, random| {

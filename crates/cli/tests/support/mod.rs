@@ -63,6 +63,8 @@ impl Desk {
             command.env_remove(name);
         }
         command.env("RUNTIME_DIRECTORY", self.runtime());
+        // What the command remembers outlives no desk.
+        command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", self.path("state"));
         command
     }
 

@@ -117,6 +117,8 @@ pub struct Scrub {
     /// The first id that was not yet given when the names were read: objects from it on are not
     /// judged.
     before: u64,
+    /// Two names have one number, so that what either had before belongs to nothing, and is kept.
+    contradicts: bool,
     report: Report,
     done: bool,
     /// How often all names were read again.
@@ -154,9 +156,20 @@ impl Scrub {
                 Known { what: named.what, bytes: named.bytes, pieces: named.pieces, name: None },
             );
         }
+        let mut report = Report::default();
+        let mut contradicts = false;
         for (name, named) in session.names()? {
             let (bytes, pieces) = (named.bytes, named.pieces);
-            known.insert(named.id, Known { what: named.what, bytes, pieces, name: Some(name) });
+            let now = Known { what: named.what, bytes, pieces, name: Some(name.clone()) };
+            let before = known.insert(named.id, now).and_then(|known| known.name);
+            if let Some(before) = before.filter(|before| *before != name) {
+                contradicts = true;
+                report.tell(format!(
+                    "the catalogue gives '{}' and '{}' one number: no object counts as an orphan while it does",
+                    before.escape_debug(),
+                    name.escape_debug()
+                ));
+            }
         }
         Ok(Scrub {
             session,
@@ -166,7 +179,8 @@ impl Scrub {
             from: None,
             known,
             before,
-            report: Report::default(),
+            contradicts,
+            report,
             done: false,
             readings: Cell::new(0),
             of_slice: None,
@@ -221,6 +235,9 @@ impl Scrub {
     fn object(&mut self, object: ObjectId) -> Result<(), Refusal> {
         self.report.objects += 1;
         if object.volume < self.before && !self.known.contains_key(&object.volume) {
+            if self.contradicts {
+                return Ok(());
+            }
             // The object may have got its name since.
             if self.is_nobodys(object.volume)? {
                 let erased = match self.repairs {
@@ -340,7 +357,8 @@ impl Scrub {
 
     /// A header that belongs to nothing, as a session leaves that dies before its record is there.
     fn header(&mut self, id: u64) -> Result<(), Refusal> {
-        if id >= self.before || self.known.contains_key(&id) || !self.is_nobodys(id)? {
+        let is_judged = id < self.before && !self.contradicts;
+        if !is_judged || self.known.contains_key(&id) || !self.is_nobodys(id)? {
             return Ok(());
         }
         if !self.repairs {

@@ -27,6 +27,7 @@ use super::{
     keys,
     node_list::{NODES, NodeList},
     operator::{warn, word},
+    sealed_before,
 };
 
 /// The label of an archive on one node.
@@ -436,7 +437,9 @@ impl ArchiveDir {
                 Archive::open_with_index(watched(files, stands), index, true, settings)
             }),
         };
-        Ok((Arc::new(opened.map_err(|e| name_archive(&self.path, e))?), nodes))
+        let opened = opened.map_err(|e| name_archive(&self.path, e))?;
+        self.compare_with_before(&opened)?;
+        Ok((Arc::new(opened), nodes))
     }
 
     /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
@@ -454,7 +457,20 @@ impl ArchiveDir {
                 Archive::open_with_index(Arc::new(files), index, false, settings)
             }),
         };
-        opened.map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        let opened = opened.map_err(|e| name_archive(&self.path, e))?;
+        self.compare_with_before(&opened)?;
+        Ok(Arc::new(opened))
+    }
+
+    /// An encrypted archive that was opened is remembered as such; a plain one is refused where an
+    /// encrypted one was.
+    fn compare_with_before(&self, opened: &Archive) -> Result<()> {
+        let label = opened.label();
+        match label.sealed {
+            Some(_) => sealed_before::note(&self.path, &label.id),
+            None => sealed_before::refuse_plain(&self.path, &label.id)?,
+        }
+        Ok(())
     }
 
     /// Opens it for scrub and repair; where this user may not change it, only for reading.

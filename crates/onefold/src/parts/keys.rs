@@ -6,8 +6,12 @@ use std::{
 };
 
 use onefold_archive::KeySource;
-use onefold_backend::secrets::{
-    SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory, no_dumps,
+use onefold_backend::{
+    locked::keep_keys,
+    secrets::{
+        SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory,
+        no_dumps,
+    },
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
@@ -15,6 +19,8 @@ use onefold_seal::{
 };
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
+
+use super::operator::warn;
 
 /// Where a key comes from. None of it ever comes from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +51,9 @@ impl Whence {
     }
 }
 
+/// Slots of so many key areas are remembered.
+const TRIED_MAX: usize = 16;
+
 /// Asks a person for words that nobody else sees; the text says for what.
 pub type Ask = Box<dyn Fn(&str) -> Result<Zeroizing<Vec<u8>>> + Send + Sync>;
 
@@ -58,13 +67,39 @@ pub struct Asker {
     accepts_older: bool,
     /// Root keys of stores that were opened, by their ids.
     known: Mutex<Vec<([u8; 16], Secret)>>,
+    /// What the secret opened of slots that were tried: each is tried once, also when somebody without a
+    /// key changed the rest of a key area.
+    tried: Mutex<Vec<Tried>>,
+}
+
+/// Slots that were tried.
+struct Tried {
+    id: [u8; 16],
+    slots: Vec<u8>,
+    found: Result<Option<(usize, Secret)>>,
+}
+
+impl Tried {
+    fn found(&self) -> Result<Option<(usize, Secret)>> {
+        match &self.found {
+            Ok(found) => Ok(found.as_ref().map(|(number, root)| (*number, root.again()))),
+            Err(error) => Err(error.clone()),
+        }
+    }
 }
 
 impl Asker {
     /// By what the operator said.
     #[must_use]
     pub fn new(whence: Option<Whence>, ask: Ask, can_ask: bool, accepts_older: bool) -> Asker {
-        Asker { whence, ask, can_ask, accepts_older, known: Mutex::default() }
+        Asker {
+            whence,
+            ask,
+            can_ask,
+            accepts_older,
+            known: Mutex::default(),
+            tried: Mutex::default(),
+        }
     }
 
     /// The secret that opens a slot of the store with this id, from where the operator said.
@@ -72,6 +107,7 @@ impl Asker {
     /// # Errors
     /// Those of reading it.
     pub fn secret(&self, whence: &Whence, id: &[u8; 16]) -> Result<SlotSecret> {
+        guard()?;
         let shown: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(match whence {
             Whence::Passphrase => SlotSecret::Passphrase((self.ask)("passphrase")?),
@@ -147,8 +183,24 @@ impl Asker {
     /// `Denied`: no slot opens.
     pub fn open(&self, area: &KeyArea) -> Result<(usize, Secret)> {
         let whence = self.whence(area)?;
-        let secret = self.secret(&whence, area.id())?;
-        area.root(&secret, machine_memory())?.ok_or_else(|| {
+        let mut tried = self.tried.lock();
+        let is_it = |tried: &&Tried| tried.id == *area.id() && tried.slots == area.slot_bytes();
+        let found = match tried.iter().find(is_it) {
+            Some(tried) => tried.found(),
+            None => {
+                let secret = self.secret(&whence, area.id())?;
+                let found = area.root(&secret, machine_memory());
+                let now = Tried { id: *area.id(), slots: area.slot_bytes().to_vec(), found };
+                let found = now.found();
+                // A process that opens many stores forgets the oldest.
+                if tried.len() == TRIED_MAX {
+                    tried.remove(0);
+                }
+                tried.push(now);
+                found
+            }
+        };
+        found?.ok_or_else(|| {
             let what = match whence {
                 Whence::Passphrase => "the passphrase",
                 _ => "the key",
@@ -181,12 +233,11 @@ impl Opener for Asker {
         let mut known = self.known.lock();
         if let Some((_, root)) = known.iter().find(|(id, root)| id == area.id() && area.is_of(root))
         {
-            return Ok(Secret::take(&mut Zeroizing::new(*root.expose())));
+            return Ok(root.again());
         }
-        no_dumps()?;
         let (_, root) = self.open(area)?;
         known.retain(|(id, _)| id != area.id());
-        known.push((*area.id(), Secret::take(&mut Zeroizing::new(*root.expose()))));
+        known.push((*area.id(), root.again()));
         Ok(root)
     }
 
@@ -202,6 +253,19 @@ impl Opener for Asker {
     fn random(&self) -> Arc<dyn Random> {
         Arc::new(SystemRandom)
     }
+}
+
+/// Before this process has a key: it leaves no core dump, and its keys lie in locked memory. Once it
+/// warns where the system does not lock them.
+///
+/// # Errors
+/// Those of the system.
+pub fn guard() -> Result<()> {
+    no_dumps()?;
+    if let Some(sentence) = keep_keys() {
+        warn(&sentence);
+    }
+    Ok(())
 }
 
 static ASKER: OnceLock<Arc<Asker>> = OnceLock::new();
@@ -242,4 +306,44 @@ pub fn of_block_stores() -> onefold_block::KeySource {
 /// The same, for archives that are opened.
 pub(super) fn source() -> KeySource {
     asker().map_or_else(KeySource::default, |asker| KeySource::new(asker.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use super::*;
+
+    #[test]
+    fn rule_23_slots_are_tried_once_whatever_else_was_changed() {
+        let id = [7; 16];
+        let words = || Zeroizing::new(b"words".to_vec());
+        let mut keys = onefold_seal::Keys::create(id, &SystemRandom).unwrap();
+        let secret = SlotSecret::Passphrase(words());
+        let argon = onefold_seal::Argon::LEAST;
+        let slot = (SlotKind::Passphrase, "");
+        keys.add_slot(slot, &secret, argon, (1, 8 << 30), &SystemRandom).unwrap();
+        let area = keys.next_area(&SystemRandom).unwrap();
+        let asked = Arc::new(AtomicU32::new(0));
+        let count = asked.clone();
+        let ask: Ask = Box::new(move |_| {
+            count.fetch_add(1, Relaxed);
+            Ok(Zeroizing::new(b"words".to_vec()))
+        });
+        let asker = Asker::new(Some(Whence::Passphrase), ask, true, false);
+        // Somebody set the mark of an erasure: no root key is that area's.
+        let mut bytes = area.bytes().to_vec();
+        bytes[40] = 1;
+        let end = bytes.len() - 8;
+        let seed = u64::from_le_bytes([7; 8]);
+        let sum = onefold_core::checksum::fast(seed, &bytes[..end]);
+        bytes[end..].copy_from_slice(&sum.to_le_bytes());
+        let forged = KeyArea::decode(&bytes).unwrap();
+        for _ in 0..3 {
+            let root = asker.root(&forged).unwrap();
+            assert!(area.is_of(&root) && !forged.is_of(&root));
+        }
+        asker.root(&area).unwrap();
+        assert_eq!(asked.load(Relaxed), 1);
+    }
 }

@@ -13,6 +13,8 @@ pub mod keeper;
 pub mod keys;
 mod node_list;
 pub mod operator;
+pub mod sealed_before;
 pub mod store_file;
+pub mod user_directory;
 
 pub use crate::locate::Found;

@@ -23,7 +23,7 @@ use onefold_block::{
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
 use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{control, keeper::Keeper, keys, operator};
+use super::{control, keeper::Keeper, keys, operator, sealed_before};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -41,9 +41,13 @@ impl StoreFile {
     /// Looks at the store without a lock, whether it is served or not.
     ///
     /// # Errors
-    /// One sentence for what is missing, no store, too new, damaged or not allowed.
+    /// One sentence for what is missing, no store, too new, damaged or not allowed. `Denied`: it is
+    /// plain, and an encrypted store was there before.
     pub fn look(path: &Path) -> Result<StoreFile> {
         let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
+        if !superblock.state.is_sealed() {
+            sealed_before::refuse_plain(path, &superblock.fixed.id)?;
+        }
         let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
         Ok(StoreFile { path: path.to_owned(), superblock, metadata })
     }
@@ -204,8 +208,17 @@ impl StoreFile {
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
     pub fn open_unchanged(&self) -> Result<Engine> {
-        look_with(&self.open_for_reading()?, &keys::of_block_stores())
-            .map_err(|e| name_store(&self.path, e))
+        let engine = look_with(&self.open_for_reading()?, &keys::of_block_stores())
+            .map_err(|e| name_store(&self.path, e))?;
+        self.note_encrypted();
+        Ok(engine)
+    }
+
+    /// An encrypted store that was opened is remembered as such.
+    fn note_encrypted(&self) {
+        if self.is_encrypted() {
+            sealed_before::note(&self.path, &self.superblock.fixed.id);
+        }
     }
 
     /// Opens it for writing, and claims it against other machines.
@@ -226,6 +239,7 @@ impl StoreFile {
         let settings = Settings { keys: keys::of_block_stores(), ..settings };
         let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
             .map_err(|e| name_store(&self.path, e))?;
+        self.note_encrypted();
         if store.engine().fixed().scheme.loses_everything() {
             let message = "it keeps no metadata and would lose everything: it is for measuring \
                            only, and is not served";

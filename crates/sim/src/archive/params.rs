@@ -76,6 +76,10 @@ const NEWER_THAN_COUNT_PAGES: &str = "# The seeds below draw usage counts in pag
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
+/// The line behind the kept seeds that are older than files of sealed archives that are put back, and
+/// than disks of a sealed chunk index.
+const NEWER_THAN_PUT_BACK: &str = "# The seeds below draw files that are put back.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -179,6 +183,8 @@ pub struct Params {
     pub old_condemnation: bool,
     /// The archive is sealed; drawn from a source of its own.
     pub sealed: bool,
+    /// Whoever holds the files of a sealed archive puts older ones back; drawn from a source of its own.
+    pub puts_back: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -277,6 +283,21 @@ impl Params {
         rng.percent(20) && !is_older(seed, NEWER_THAN_SEALED) && !found_another_bug(seed)
     }
 
+    /// Four sealed archives of five, where nothing rots, and no frame comes late; none of the kept seeds
+    /// that are older than that.
+    fn puts_back(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x7075_745f_6261_636b);
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
+        rng.percent(80) && !is_older(self.seed, NEWER_THAN_PUT_BACK) && is_plain && self.sealed
+    }
+
+    /// One sealed archive in three has its chunk index on a disk of its own; none of the kept seeds that
+    /// are older than that.
+    fn sealed_index_disk(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x7365_616c_6564_6978);
+        rng.percent(33) && !is_older(seed, NEWER_THAN_PUT_BACK)
+    }
+
     /// Every other archive, where a collection writes no other frame before that of its counts, and
     /// nothing rots; none of the kept seeds that are older than that.
     fn late_counts(&self) -> bool {
@@ -366,7 +387,10 @@ impl Params {
             all.push(with(&|params| params.index_disk = false));
         }
         if self.sealed {
-            all.push(with(&|params| params.sealed = false));
+            all.push(with(&|params| (params.sealed, params.puts_back) = (false, false)));
+        }
+        if self.puts_back {
+            all.push(with(&|params| params.puts_back = false));
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
@@ -452,6 +476,7 @@ impl Params {
             older,
             index_disk: Params::index_disk(seed),
             sealed: Params::sealed(seed),
+            puts_back: false,
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -477,9 +502,10 @@ impl Params {
         // Rabin's cuts have no key, and are refused.
         params.sealed &= !matches!(params.chunking, Chunking::Rabin(_));
         if params.sealed {
-            params.index_disk = false;
+            params.index_disk = Params::sealed_index_disk(seed);
         }
-        params.late_counts = params.late_counts();
+        params.puts_back = params.puts_back();
+        params.late_counts = params.late_counts() && !params.puts_back;
         params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not
@@ -525,7 +551,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 7] = [
+const SEALED_BUGS: [&str; 9] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -533,6 +559,8 @@ const SEALED_BUGS: [&str; 7] = [
     "salt-by-chance-alone",
     "keys-copied-unproven",
     "plaintext-written",
+    "other-counts-believed",
+    "sealed-read-exactly",
 ];
 
 /// True for a kept seed that found another planted bug.

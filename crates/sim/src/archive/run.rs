@@ -16,6 +16,7 @@ use super::{
     actors::{
         index_disk::IndexDisk,
         keys::Sealed,
+        put_back::Taken,
         server::Serving,
         snapshots::{Backing, Tree},
         upgrades::Upgraded,
@@ -126,6 +127,8 @@ pub(super) struct Sim {
     pub(super) upgraded: Upgraded,
     /// The keys of a sealed archive.
     pub(super) sealed: Option<Sealed>,
+    /// What whoever holds its files took, to put it back later.
+    pub(super) taken: Option<Taken>,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// The disk of the chunk index, when it has one of its own.
@@ -156,6 +159,10 @@ impl Sim {
         let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
         let upgraded = Upgraded::of(params.kinds());
         let sealed = params.sealed.then(|| Sealed::new(params.seed));
+        let taken = params.puts_back.then(|| Taken::new(params.seed));
+        if params.sealed {
+            files.watch_steps("segment-", 4096);
+        }
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -183,6 +190,7 @@ impl Sim {
             upgrade_rng,
             upgraded,
             sealed,
+            taken,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -400,6 +408,7 @@ impl Sim {
             }
             self.numbers = None;
             self.crash();
+            self.take_maps();
             let under_way = (self.unsure.clone(), self.known(), self.disks.clone());
             if self.aside.percent(60) {
                 match self.look_as_reader() {
@@ -449,8 +458,20 @@ impl Sim {
                 }
                 Ok(()) => {}
             }
+            match self.put_back() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(
+                        Checker::Progress,
+                        "it does not open after an attack",
+                    ));
+                }
+                Ok(()) => self.actors = Actors::default(),
+            }
+            self.look_at_reads()?;
         }
-        self.end()
+        self.end()?;
+        self.look_at_reads()
     }
 
     /// The power fails, whatever is under way.
@@ -470,6 +491,7 @@ impl Sim {
             self.files.power_cycle();
         }
         self.files.disarm();
+        self.files.disarm_late_write();
         let _ = self.files.take_failed();
         self.sync_failed = false;
         self.change_index_disk();
@@ -491,6 +513,7 @@ impl Sim {
             self.files.set_capacity(Some(self.files.used() + room));
         }
         self.arm_medium();
+        self.die_at_checkpoint();
         let damaging = self.faults.below(self.params.moves.min(self.params.crash_within));
         for n in 0..self.params.moves {
             if n == damaging {

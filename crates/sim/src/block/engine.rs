@@ -7,6 +7,7 @@ use onefold_block::{
     Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
     Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
+    erase_keys,
     format::{
         Identity,
         carrier::{Header, encode},
@@ -190,9 +191,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         CarriersProven, CodeBeforeCopying, CommittedWhenDurable, CompressedHasNoCounter,
         CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited,
         DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
-        FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder,
-        HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven,
-        LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        ErasureEnded, FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery,
+        FramesInOrder, HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared,
+        KeyAreaProven, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
@@ -311,6 +312,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
                 CodeBeforeCopying,
+                ErasureEnded,
             ],
             &["thin", "cow"],
         ),
@@ -849,6 +851,10 @@ impl Subject for Thin {
         change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
     ) -> Result<()> {
         change_keys(disk, &Thin::settings(options), |keys, random| change(keys, random))
+    }
+
+    fn erase_keys(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
+        erase_keys(disk, &Thin::settings(options), &*keys::repeated())
     }
 
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {

@@ -599,6 +599,15 @@ pub trait Subject: Sized {
         Err(Error::new(Kind::Unsupported, "this store is never sealed"))
     }
 
+    /// Destroys the keys of a sealed store on which nobody works.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn erase_keys(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
+        let _ = (disk, options);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
+    }
+
     /// Reads a store that was closed without the engine, by the document of its format alone.
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
         let _ = (disk, options);

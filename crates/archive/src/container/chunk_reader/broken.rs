@@ -25,9 +25,10 @@ impl ChunkReader {
         let group = &metadata.groups[usize::from(chunk.group)];
         let (mut stored, mut raw) = (Vec::new(), Vec::new());
         let place = &container.stored.place;
-        container_reader.groups(place, std::slice::from_ref(group), &mut stored)?;
+        let before = container_reader.groups(place, std::slice::from_ref(group), &mut stored)?;
+        let stored = &mut stored[before..][..group.stored as usize];
         let seal = metadata.group_seal(usize::from(chunk.group));
-        self.packer.expand_unchecked(group, seal.open(group, &mut stored)?, &mut raw)?;
+        self.packer.expand_unchecked(group, seal.open(group, stored)?, &mut raw)?;
         Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
     }
 }

@@ -78,19 +78,19 @@ impl Spread<'_> {
         let mut reads: Vec<Read> = Vec::new();
         for (n, range) in self.plan.ranges.iter().enumerate() {
             let group = self.group(range);
-            let end = group.at + u64::from(group.group.stored);
+            let bytes = group.at..group.at + u64::from(group.group.stored);
+            let Span { start, end } = self.container_reader.steps_around(bytes);
             match reads.last_mut() {
                 Some(last)
                     if last.segment == group.segment
                         && (end <= last.end
-                            || (group.at <= last.end + GAP_BYTES
-                                && end - last.at <= READ_BYTES)) =>
+                            || (start <= last.end + GAP_BYTES && end - last.at <= READ_BYTES)) =>
                 {
                     last.end = last.end.max(end);
                     last.ranges.end = n + 1;
                 }
                 _ => {
-                    let (segment, at) = (group.segment, group.at);
+                    let (segment, at) = (group.segment, start);
                     reads.push(Read { ranges: n..n + 1, segment, at, end });
                 }
             }

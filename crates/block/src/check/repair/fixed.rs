@@ -80,6 +80,7 @@ pub(super) fn zone_list(
     repaired: &mut Repaired,
 ) -> Result<()> {
     let geometry = superblock.fixed.geometry;
+    let mut tries = rot::Tries::default();
     for number in 0..geometry.list_pages {
         let places = geometry.list_page(number);
         let mut copies: Vec<Option<Page>> = Vec::new();
@@ -90,7 +91,7 @@ pub(super) fn zone_list(
                 copy = decode(&block);
                 if copy.is_none()
                     && let Some(bit) =
-                        rot::restore_copy(&mut block, |block| decode(block).is_some())
+                        tries.restore_copy(&mut block, |block| decode(block).is_some())
                 {
                     restore::write(disk, at, &block)?;
                     copy = decode(&block);

@@ -21,9 +21,6 @@ use crate::{
     },
 };
 
-/// Carriers that are tried: each takes some 50 ms when more than a bit is wrong.
-const CARRIERS_MAX: usize = 4096;
-
 /// Writes one block of metadata. Durable with the next flush.
 pub(super) fn write(disk: &dyn Disk, at: Pba, block: &Block) -> Result<()> {
     disk.write(&[Run { at, blocks: &[BlockRef { block, class: Class::Table }] }])
@@ -36,7 +33,7 @@ pub(super) fn pages(
     mut damaged: Vec<(PageId, Pointer)>,
     repaired: &mut Repaired,
 ) -> Result<u64> {
-    let mut restored = 0;
+    let (mut restored, mut tries) = (0, rot::Tries::default());
     while let Some((id, pointer)) = damaged.pop() {
         let Ok(mut block) = read_one(walker.disk, pointer.address) else { continue };
         let whole = |block: &Block| match pointer.in_place {
@@ -46,7 +43,7 @@ pub(super) fn pages(
                 page::differs(walker.identity, id, &pointer, &mut copy).is_none()
             }
         };
-        let Some(bit) = rot::restore_copy(&mut block, whole) else { continue };
+        let Some(bit) = tries.restore_copy(&mut block, whole) else { continue };
         write(walker.disk, pointer.address, &block)?;
         repaired
             .restored
@@ -58,7 +55,20 @@ pub(super) fn pages(
             &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged },
         );
     }
+    tell(&tries, "damaged pages of tables", repaired);
     Ok(restored)
+}
+
+/// Tells how many blocks were not tried.
+fn tell(tries: &rot::Tries, what: &str, repaired: &mut Repaired) {
+    if tries.refused > 0 {
+        repaired.left.push(format!(
+            "{} {what} were not looked through for a flipped bit: {} were, and that is enough for one \
+             repair",
+            tries.refused,
+            rot::TRIED_MAX
+        ));
+    }
 }
 
 /// Collects the damaged pages of a tree.
@@ -86,16 +96,17 @@ pub(super) fn carriers(
     damaged: &[Pba],
     repaired: &mut Repaired,
 ) -> Result<u64> {
-    let mut restored = 0;
-    for &pba in damaged.iter().take(CARRIERS_MAX) {
+    let (mut restored, mut tries) = (0, rot::Tries::default());
+    for &pba in damaged {
         let Ok(mut block) = read_one(disk, pba) else { continue };
         if let Some(bit) =
-            rot::restore_copy(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
+            tries.restore_copy(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
         {
             write(disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
             restored += 1;
         }
     }
+    tell(&tries, "damaged carriers", repaired);
     Ok(restored)
 }

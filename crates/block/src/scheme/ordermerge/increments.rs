@@ -16,7 +16,7 @@ use crate::{
     kernel::Kernel,
     overlay::Tables,
     rules::Rule,
-    scheme::windows::{list_refs, list_runs},
+    scheme::windows::{list_refs, list_runs, raw_blocks},
     window::{Plan, Window},
 };
 
@@ -53,7 +53,8 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
         count_links(kernel, &plan, &leaves);
     }
     updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
-    let blocks = plan.blocks(&window, &[]);
+    let raw = raw_blocks(kernel, &window, &plan).map_err(|e| kernel.stop(&e))?;
+    let blocks = plan.blocks(&window, &raw).map_err(|e| kernel.stop(&e))?;
     let mut runs = plan.runs(&blocks);
     let due_refs = list_refs(&due);
     runs.extend(list_runs(&due, &due_refs));

@@ -12,7 +12,11 @@ use crate::{
     },
     kernel::{Kernel, Volumes, apply_catalogue},
     overlay::Tables,
-    scheme::{room::reserve, verbs::RECORDS_ALONE, windows::flush_zone_list},
+    scheme::{
+        room::reserve,
+        verbs::RECORDS_ALONE,
+        windows::{flush_zone_list, raw_blocks},
+    },
     space::Lane,
     window::{Plan, Source, Window},
 };
@@ -130,7 +134,8 @@ pub(crate) fn append_again(
             plan.sources.push(Source::Carrier(n as u32));
         }
         let empty = Window::new(number);
-        let blocks = plan.blocks(&empty, &[]);
+        let raw = raw_blocks(kernel, &empty, &plan)?;
+        let blocks = plan.blocks(&empty, &raw)?;
         kernel.disk.write(&plan.runs(&blocks))?;
         kernel.disk.flush()?;
         publish_recovered(kernel, &tables, &records)?;

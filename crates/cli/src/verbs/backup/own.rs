@@ -11,11 +11,11 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
+use onefold::parts::user_directory::user_directory;
 use onefold_archive::{Snapshot, SnapshotId};
-use onefold_backend::tree::Place;
 use onefold_core::{Error, Kind, Result};
 use rustix::{fs::OFlags, process::geteuid};
 
@@ -79,30 +79,11 @@ fn line(snapshot: &Snapshot) -> String {
     format!("{} {}", snapshot.id, SnapshotId(snapshot.root.fingerprint.0))
 }
 
-/// The directory for such files. Root, where the environment is still that of another user, or names a
-/// directory in which all users write, makes none in what they could replace by a link.
+/// The directory for such files.
 fn directory() -> Option<PathBuf> {
-    let variable = |name, below| {
-        let at = PathBuf::from(std::env::var_os(name)?).join(below);
-        (at.is_absolute() && is_own(&at)).then_some(at)
-    };
-    variable("CACHE_DIRECTORY", "")
-        .or_else(|| variable("XDG_CACHE_HOME", "onefold"))
-        .or_else(|| variable("HOME", ".cache/onefold"))
-}
-
-/// True for a directory of this user, or one that would be made in such a one. No link of another user
-/// leads there, and not everybody writes to it.
-fn is_own(directory: &Path) -> bool {
-    for at in directory.ancestors() {
-        let found = match Place::of(at, true).and_then(|followed| followed) {
-            Err(error) if error.kind() == Kind::NotFound => continue,
-            Err(_) => return false,
-            Ok(place) => *place.stat(),
-        };
-        return found.st_uid == geteuid().as_raw() && found.st_mode & 0o002 == 0;
-    }
-    false
+    let places =
+        [("CACHE_DIRECTORY", ""), ("XDG_CACHE_HOME", "onefold"), ("HOME", ".cache/onefold")];
+    user_directory(&places)
 }
 
 /// The lines of a file that is this user's own.
@@ -125,6 +106,8 @@ fn read(file: &PathBuf) -> Option<Vec<String>> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use onefold::parts::user_directory::is_own;
 
     use super::*;
 

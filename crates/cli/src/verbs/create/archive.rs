@@ -19,6 +19,7 @@ use onefold::parts::{
     archive_dir::{ArchiveDir, name_archive},
     index_move,
     operator::{warn, word},
+    sealed_before,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
 
@@ -134,6 +135,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             }
         }
     };
+    sealed_before::made(store, keys.as_ref().map(|_| &format.id));
     let shown = store.display();
     let nodes: Vec<String> = nodes.iter().map(|node| node.display().to_string()).collect();
     let report = json!({

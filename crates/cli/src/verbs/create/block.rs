@@ -33,6 +33,7 @@ use serde_json::json;
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
 use onefold::parts::{
     keeper::Keeper,
+    sealed_before,
     store_file::{StoreFile, holds_something},
 };
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
@@ -252,6 +253,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     formatted?;
     abandoned.ours.store(false, Ordering::SeqCst);
+    sealed_before::made(path, keys.as_ref().map(|_| &id));
     let bytes = disk.blocks() * BLOCK_BYTES as u64;
     let report = json!({
         "store": path.display().to_string(), "bytes": bytes, "encrypted": keys.is_some(),

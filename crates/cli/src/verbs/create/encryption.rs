@@ -52,7 +52,7 @@ pub(super) fn new_keys(
             let why = "a recovery key is made in any case: name another key with --key";
             return Err(Failure::usage(why));
         }
-        (Some(whence), None) => (whence.kind(), key::new_secret(whence, key::descriptor(), id)?),
+        (Some(whence), None) => (whence.kind(), key::new_secret(whence, key::given(), id)?),
         (None, plain) if no_encryption || plain.is_some() || !key::has_terminal() => {
             return Ok(None);
         }

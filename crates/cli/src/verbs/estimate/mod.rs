@@ -144,7 +144,7 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     let pieces = Pieces::new(Walk::new(&options.paths, false));
     let tally = Mutex::new(Tally::new(options.memory.0));
     let sums = Sums::default();
-    let printer = Fingerprinter::new(Algorithm::Blake3, random_bytes()?);
+    let printer = Fingerprinter::new(Algorithm::Blake3, &random_bytes()?);
     let threads = std::thread::available_parallelism()
         .map_or(1, usize::from)
         .clamp(*THREADS.start(), *THREADS.end());

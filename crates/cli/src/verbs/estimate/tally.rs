@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn fingerprints(n: u32) -> Vec<Fingerprint> {
-        let printer = Fingerprinter::new(Algorithm::Blake3, [5; 32]);
+        let printer = Fingerprinter::new(Algorithm::Blake3, &[5; 32]);
         let block = |n: u32| {
             let mut block = Block::zeroed();
             block.0[..4].copy_from_slice(&n.to_le_bytes());

@@ -178,6 +178,6 @@ fn serial(store: &Path, name: &str) -> String {
     let mut text = place.into_os_string().into_encoded_bytes();
     text.push(0);
     text.extend(name.as_bytes());
-    let fingerprint = Fingerprinter::new(Algorithm::Blake3, [0; 32]).bytes(&text);
+    let fingerprint = Fingerprinter::new(Algorithm::Blake3, &[0; 32]).bytes(&text);
     fingerprint.0[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }

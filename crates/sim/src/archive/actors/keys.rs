@@ -15,6 +15,7 @@ use onefold_seal::{
 use onefold_testbed::Rng;
 use parking_lot::Mutex;
 
+use super::index_disk;
 use crate::{
     archive::{
         params::Medium,
@@ -189,7 +190,7 @@ impl Sim {
         }
     }
 
-    fn breach(what: impl Into<String>) -> Stop {
+    pub(super) fn breach(what: impl Into<String>) -> Stop {
         Failure::new(Checker::Secrecy, what.into()).into()
     }
 
@@ -291,9 +292,15 @@ impl Sim {
             .filter(|&canary| canary != 0)
             .collect();
         canaries.sort_unstable();
-        for name in self.files.names().map_err(|error| self.judge("names", &error))? {
+        let mut names = self.files.names().map_err(|error| self.judge("names", &error))?;
+        if let Some(disk) = &self.index_disk {
+            let on_disk = disk.mount.names().unwrap_or_default();
+            names.extend(on_disk.into_iter().map(|name| format!("{}/{name}", index_disk::NAME)));
+            self.reach.hit("a sealed archive had a disk of its index");
+        }
+        for name in names {
             let Ok(file) = self.files.open(&name) else { continue };
-            let mut bytes = vec![0; file.bytes().unwrap_or(0) as usize];
+            let mut bytes = vec![0; (file.bytes().unwrap_or(0) as usize).next_multiple_of(4096)];
             if file.read_at(0, &mut bytes).is_err() {
                 continue;
             }

@@ -7,8 +7,8 @@ use crate::archive::run::{Flow, Sim, Stop};
 
 /// The first one counts a change, the second one all of them: an operator chose so, or another version
 /// does.
-const FEW: usize = 1;
-const ALL: usize = 64 << 10;
+pub(super) const FEW: usize = 1;
+pub(super) const ALL: usize = 64 << 10;
 
 impl Sim {
     /// Between two lives. Nothing that a client sees changes.
@@ -25,7 +25,7 @@ impl Sim {
     }
 
     /// A collector that dies when it writes the frame of its counts; false when there is nothing to count.
-    fn dies_counting(&mut self, portion: usize, is_shown: bool) -> Result<bool, Stop> {
+    pub(super) fn dies_counting(&mut self, portion: usize, is_shown: bool) -> Result<bool, Stop> {
         self.portion = Some(portion);
         let opened = self.open(true);
         self.portion = None;

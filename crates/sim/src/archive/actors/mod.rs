@@ -7,6 +7,7 @@ mod late_counts;
 mod names;
 mod nodes;
 mod old_condemnation;
+pub(super) mod put_back;
 pub(super) mod repair;
 mod replay;
 mod restores;

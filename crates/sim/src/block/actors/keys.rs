@@ -113,6 +113,10 @@ impl<S: Subject> Sim<S> {
         if secrets.rng.percent(25) {
             self.attack_keys()?;
         }
+        let Some(secrets) = &mut self.secrets else { return Ok(()) };
+        if secrets.rng.percent(25) {
+            self.erase_keys()?;
+        }
         Ok(())
     }
 
@@ -144,8 +148,13 @@ impl<S: Subject> Sim<S> {
 
     /// A copy of the disk, on which nothing fails.
     fn copy_of_disk(&self) -> Arc<VirtualDisk> {
+        self.copy_with(0)
+    }
+
+    /// The same; after a crash it keeps what this seed says.
+    fn copy_with(&self, seed: u64) -> Arc<VirtualDisk> {
         let blocks = self.blocks_wanted();
-        Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::default(), Rng::new(0)))
+        Arc::new(VirtualDisk::from_image(self.disk.view(), blocks, Arc::default(), Rng::new(seed)))
     }
 
     /// True when a secret opens the store on a disk.
@@ -210,6 +219,48 @@ impl<S: Subject> Sim<S> {
             secrets.removed.insert(byte, before);
             self.reach.hit("secrecy: a slot was removed");
         }
+        Ok(())
+    }
+
+    /// On a copy of the disk the keys are destroyed, perhaps with a crash in the middle: whoever opens it
+    /// next either has the keys as they were, or ends the erasure.
+    fn erase_keys(&mut self) -> std::result::Result<(), Failure> {
+        let Some(secrets) = &mut self.secrets else { return Ok(()) };
+        let crash = secrets.rng.percent(80).then(|| secrets.rng.below(7));
+        let seed = secrets.rng.next();
+        let copy = self.copy_with(seed);
+        if !self.opens(&copy, OWNER)? {
+            return Err(breach("the owner can't open the store"));
+        }
+        let before = areas(&copy.view());
+        if let Some(calls) = crash {
+            copy.arm_crash(calls);
+        }
+        let erased = S::erase_keys(&*copy, &self.params.options);
+        let cut_off = copy.is_down();
+        copy.disarm_crash();
+        match erased {
+            _ if cut_off => {
+                copy.power_cycle();
+                self.reach.hit("crash: in an erasure of keys");
+            }
+            Err(error) => {
+                return Err(Failure::new(Checker::Unexplained, format!("keys: {error:?}")));
+            }
+            Ok(()) => {}
+        }
+        let opens = self.opens(&copy, OWNER)?;
+        let now = areas(&copy.view());
+        if opens && !(cut_off && now == before) {
+            return Err(breach("the store opens after its keys were destroyed"));
+        }
+        if !opens && now.iter().any(|bytes| KeyArea::decode(bytes).is_ok()) {
+            return Err(breach("a copy of the keys is left after they were destroyed"));
+        }
+        self.reach.hit(match opens {
+            true => "secrecy: an erasure that was cut off changed nothing",
+            false => "secrecy: keys were destroyed",
+        });
         Ok(())
     }
 
