@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    io::{Read, Write},
+    io::{self, Read, Write},
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -43,7 +43,8 @@ struct Calls {
 }
 
 struct Connection {
-    output: Mutex<Box<dyn Write + Send>>,
+    /// `None` when this side has ended the connection.
+    output: Mutex<Option<Box<dyn Write + Send>>>,
     calls: Arc<Mutex<Calls>>,
     next_call: AtomicU64,
     next_handle: AtomicU32,
@@ -59,7 +60,8 @@ pub struct RemoteFiles(Arc<Connection>);
 /// errors.
 ///
 /// # Errors
-/// `NotFound` when nobody answers, `Unsupported` when something else does, and those of the streams.
+/// `NotFound` when nobody answers, `Unsupported` when something else does, why the far side refuses
+/// everything, and those of the streams.
 pub fn connect(
     mut input: Box<dyn Read + Send>,
     output: Box<dyn Write + Send>,
@@ -69,7 +71,7 @@ pub fn connect(
     let calls = Arc::new(Mutex::new(Calls::default()));
     let (quiet, ended) = mpsc::channel();
     let connection = Arc::new(Connection {
-        output: Mutex::new(output),
+        output: Mutex::new(Some(output)),
         calls: calls.clone(),
         next_call: AtomicU64::new(1),
         next_handle: AtomicU32::new(1),
@@ -153,12 +155,18 @@ impl Connection {
             }
             calls.waiting.insert(id, send);
         }
-        if let Err(error) = request.send(&mut **self.output.lock(), id, parts) {
+        if let Err(error) = self.send(request, id, parts) {
             self.calls.lock().waiting.remove(&id);
             // The thread that takes answers soon knows more.
             return Err(Error::from_io("the connection failed", error));
         }
         Ok(Coming { answer, calls: self.calls.clone() })
+    }
+
+    fn send(&self, request: &Request<'_>, id: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let mut output = self.output.lock();
+        let output = output.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        request.send(&mut **output, id, parts)
     }
 
     fn call(&self, request: &Request<'_>, parts: &[&[u8]]) -> Answer {
@@ -178,7 +186,7 @@ impl Connection {
 
     /// Sends what has no answer. When that fails the connection is over, which ends it as well.
     fn tell(&self, request: &Request<'_>) {
-        let _ = request.send(&mut **self.output.lock(), 0, &[]);
+        let _ = self.send(request, 0, &[]);
     }
 
     fn open(self: &Arc<Connection>, handle: Handle, request: &Request<'_>) -> Result<Arc<dyn File>> {
@@ -190,6 +198,34 @@ impl Connection {
 /// The far side answered something else than was asked.
 fn strange() -> Error {
     Error::new(Kind::Io, "the far side gave an answer that can't be one")
+}
+
+impl RemoteFiles {
+    /// Free bytes of the far side's file system.
+    ///
+    /// # Errors
+    /// Those of the system there and of the connection.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.0.number(&Request::Free)
+    }
+
+    /// True when the connection has ended: every call fails.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.calls.lock().ended.is_some()
+    }
+
+    /// Requests that were sent so far and were, or are to be, answered.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.0.next_call.load(Relaxed) - 1
+    }
+
+    /// Ends the connection, also for files and locks that are open: the far side's locks end when it
+    /// has done what was asked.
+    pub fn hang_up(&self) {
+        drop(self.0.output.lock().take());
+    }
 }
 
 impl Files for RemoteFiles {

@@ -22,5 +22,5 @@ mod wire;
 
 pub use client::{RemoteFiles, connect};
 pub use rights::Right;
-pub use server::{Pulse, answer};
-pub use wire::{Greeting, decoders};
+pub use server::{Offer, Pulse, answer};
+pub use wire::{Greeting, decoders, refuse};

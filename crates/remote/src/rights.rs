@@ -1,6 +1,6 @@
 //! What may be asked over a connection.
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Hold, Kind, Result};
 
 use crate::wire::Request;
 
@@ -21,12 +21,14 @@ impl Right {
             Request::Names
             | Request::Open { .. }
             | Request::Close { .. }
-            | Request::Lock { .. }
             | Request::Unlock { .. }
             | Request::Bytes { .. }
             | Request::Occupied { .. }
             | Request::Read { .. }
-            | Request::Alive => true,
+            | Request::Alive
+            | Request::Free => true,
+            // Alone is who changes something.
+            Request::Lock { hold, .. } => *hold == Hold::Shared,
             // Readers make durable what they are about to show.
             Request::Sync { .. } | Request::SyncNames | Request::Keeps { .. } => true,
             Request::Create { .. }

@@ -34,32 +34,69 @@ const FILES_MAX: usize = 4096;
 /// Most locks that a connection holds or waits for.
 const LOCKS_MAX: usize = 64;
 
-/// When something was heard of the other side; shared with who looks for silent ones.
+/// When something was heard of the other side, and since when it holds locks; shared with who looks
+/// for silent ones.
 #[derive(Clone)]
-pub struct Pulse(Arc<Mutex<Instant>>);
+pub struct Pulse(Arc<Mutex<Signs>>);
+
+struct Signs {
+    heard: Instant,
+    locked: HashMap<Handle, Instant>,
+}
 
 impl Default for Pulse {
     fn default() -> Pulse {
-        Pulse(Arc::new(Mutex::new(Instant::now())))
+        let (heard, locked) = (Instant::now(), HashMap::new());
+        Pulse(Arc::new(Mutex::new(Signs { heard, locked })))
     }
 }
 
 impl Pulse {
-    /// How long the other side has been silent.
+    /// How long the other side has been silent. One that may only read and holds locks has to ask for
+    /// something: that it is there is not enough.
     #[must_use]
     pub fn silence(&self) -> Duration {
-        self.0.lock().elapsed()
+        self.0.lock().heard.elapsed()
     }
 
-    fn beat(&self) {
-        *self.0.lock() = Instant::now();
+    /// How long the other side has held the lock that it has held longest.
+    #[must_use]
+    pub fn longest_lock(&self) -> Duration {
+        let signs = self.0.lock();
+        signs.locked.values().map(Instant::elapsed).max().unwrap_or_default()
     }
+
+    fn beat(&self, is_progress: bool) {
+        let mut signs = self.0.lock();
+        if is_progress || signs.locked.is_empty() {
+            signs.heard = Instant::now();
+        }
+    }
+
+    fn locked(&self, handle: Handle) {
+        self.0.lock().locked.insert(handle, Instant::now());
+    }
+
+    fn unlocked(&self, handle: Handle) {
+        self.0.lock().locked.remove(&handle);
+    }
+}
+
+/// What the other side may use.
+pub struct Offer {
+    /// The files.
+    pub files: Arc<dyn Files>,
+    /// True for names that the other side may use; all others are not there for it.
+    pub is_own: fn(&str) -> bool,
+    /// Free bytes of the file system.
+    pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
 }
 
 /// What the threads of a connection share.
 struct House {
-    files: Arc<dyn Files>,
+    offer: Offer,
     right: Right,
+    pulse: Pulse,
     open: Mutex<HashMap<Handle, Arc<dyn File>>>,
     locks: Mutex<HashMap<Handle, Seat>>,
     output: Mutex<Box<dyn Write + Send>>,
@@ -89,7 +126,7 @@ type Job = Box<dyn FnOnce(&House) + Send>;
 /// # Errors
 /// `InvalidInput` when the other side does not keep to the protocol, and those of the streams.
 pub fn answer(
-    files: Arc<dyn Files>,
+    offer: Offer,
     greeting: &Greeting,
     mut input: impl Read,
     mut output: Box<dyn Write + Send>,
@@ -98,8 +135,9 @@ pub fn answer(
     let failed = |e: io::Error| Error::from_io("the connection failed", e);
     greeting.send(&mut *output).map_err(failed)?;
     let house = Arc::new(House {
-        files,
+        offer,
         right: greeting.right,
+        pulse: pulse.clone(),
         open: Mutex::default(),
         locks: Mutex::default(),
         output: Mutex::new(output),
@@ -126,7 +164,6 @@ pub fn answer(
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(failed(error)),
             };
-            pulse.beat();
             if let Err(error) = take(&house, frame, &send) {
                 break Err(error);
             }
@@ -140,6 +177,7 @@ pub fn answer(
 fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<()> {
     let strange = || Error::new(Kind::InvalidInput, "the other side sent what is no request");
     let (id, request) = wire::request(&frame).ok_or_else(strange)?;
+    house.pulse.beat(request != Request::Alive || house.right > Right::Read);
     if let Err(error) = house.right.allows(&request) {
         house.say(id, Err(error));
         return Ok(());
@@ -155,6 +193,7 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
             let mut locks = house.locks.lock();
             if matches!(locks.get(&handle), Some(Seat::Holds(_))) {
                 locks.remove(&handle);
+                house.pulse.unlocked(handle);
             }
             return Ok(());
         }
@@ -204,11 +243,12 @@ fn wait_for_lock(house: &Arc<House>, id: u64, handle: Handle, frame: Vec<u8>) {
         let Some((_, Request::Lock { name, hold, wait, .. })) = wire::request(&frame) else {
             return;
         };
-        let locked = house.files.lock(name, hold, wait);
+        let locked = house.own(name).and_then(|()| house.offer.files.lock(name, hold, wait));
         let mut locks = house.locks.lock();
         locks.remove(&handle);
         let said = locked.map(|lock| {
             locks.insert(handle, Seat::Holds(lock));
+            house.pulse.locked(handle);
             Done::Nothing
         });
         drop(locks);
@@ -276,28 +316,47 @@ impl House {
         Ok(Done::Nothing)
     }
 
+    /// Errors for a name that is none of the other side's.
+    fn own(&self, name: &str) -> Result<()> {
+        if (self.offer.is_own)(name) {
+            return Ok(());
+        }
+        let why = format!("{} is no file of an archive", name.escape_debug());
+        Err(Error::new(Kind::Denied, why))
+    }
+
     fn do_one(&self, request: &Request<'_>, file: Option<&dyn File>) -> Result<Done> {
         let none = || Error::new(Kind::InvalidInput, "no file has this number");
         let file = || file.ok_or_else(none);
         match *request {
             Request::Names => {
-                let names = wire::encode_names(&self.files.names()?);
+                let mut names = self.offer.files.names()?;
+                names.retain(|name| (self.offer.is_own)(name));
+                let names = wire::encode_names(&names);
                 match names.len() <= wire::NAMES_MAX {
                     true => return Ok(Done::Bytes(names)),
                     false => return Err(Error::new(Kind::Memory, "too many files")),
                 }
             }
             Request::Create { handle, name } => {
-                return self.keep(handle, || self.files.create(name));
+                self.own(name)?;
+                return self.keep(handle, || self.offer.files.create(name));
             }
             Request::Open { handle, name, large } => {
+                self.own(name)?;
                 return self.keep(handle, || match large {
-                    true => self.files.open_large(name),
-                    false => self.files.open(name),
+                    true => self.offer.files.open_large(name),
+                    false => self.offer.files.open(name),
                 });
             }
-            Request::Remove { name } => self.files.remove(name)?,
-            Request::SyncNames => self.files.sync_names()?,
+            Request::Remove { name } => {
+                self.own(name)?;
+                self.offer.files.remove(name)?;
+            }
+            Request::SyncNames => self.offer.files.sync_names()?,
+            Request::Free => {
+                return Ok(Done::Bytes((self.offer.free_bytes)()?.to_le_bytes().into()));
+            }
             Request::Bytes { .. } => {
                 return Ok(Done::Bytes(file()?.bytes()?.to_le_bytes().into()));
             }

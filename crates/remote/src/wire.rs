@@ -5,10 +5,10 @@
 //! ```text
 //! 16  "onefold files 1\n"
 //!  4  bytes that follow, at most 64 KiB
-//!  1  right: 0 read, 2 manage
-//!  1  bit 0: the directory belongs to the user of the far side
-//!     who serves the archive there, or nothing; then sentences to be shown: texts of 2 bytes of
-//!     length and UTF-8
+//!  1  right: 0 read, 2 manage, 255 none
+//!     why there is no more right, or nothing; who serves the archive there, or nothing; then
+//!     sentences to be shown: texts of 2 bytes of length and UTF-8
+//!     without a right: 1 kind of an error, then its sentence
 //! ```
 //!
 //! A request: 4 bytes of length of what follows, 8 of its number, 1 of what is asked, then what that
@@ -71,6 +71,8 @@ pub(crate) enum Request<'a> {
     Punch { handle: Handle, at: u64, bytes: u64 },
     /// Who asks is there, and has nothing to ask. No answer follows.
     Alive,
+    /// Free bytes of the file system.
+    Free,
 }
 
 impl Request<'_> {
@@ -138,6 +140,7 @@ impl Request<'_> {
                 range(&mut head, at, bytes);
             }
             Request::Alive => head.push(17),
+            Request::Free => head.push(18),
         }
         head
     }
@@ -226,7 +229,7 @@ pub(crate) fn request(frame: &[u8]) -> Option<(u64, Request<'_>)> {
     let mut take = Take(frame);
     let (id, what) = (take.long()?, take.byte()?);
     let handle = match what {
-        0 | 4 | 5 | 17 => 0,
+        0 | 4 | 5 | 17 | 18 => 0,
         _ => take.word()?,
     };
     let request = match what {
@@ -256,6 +259,7 @@ pub(crate) fn request(frame: &[u8]) -> Option<(u64, Request<'_>)> {
         15 => Request::Reserve { handle, at: take.long()?, bytes: take.long()? },
         16 => Request::Punch { handle, at: take.long()?, bytes: take.long()? },
         17 => Request::Alive,
+        18 => Request::Free,
         _ => return None,
     };
     let is_whole = match request {
@@ -418,56 +422,85 @@ fn kind(code: u8) -> Option<Kind> {
     KINDS.get(usize::from(code)).copied()
 }
 
+/// The right of a greeting that refuses.
+const NO_RIGHT: u8 = 255;
+
 /// What the far side says of itself and of the directory, before anything is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// What may be asked.
     pub right: Right,
-    /// The directory belongs to the user who opened it there.
-    pub is_ours: bool,
+    /// Why it is not more than that, in a sentence.
+    pub bar: Option<String>,
     /// Who serves the archive there, in a sentence.
     pub server: Option<String>,
     /// Sentences for the user.
     pub notes: Vec<String>,
 }
 
+/// Sends a greeting that refuses everything, for this reason.
+///
+/// # Errors
+/// Those of the stream.
+pub fn refuse(to: &mut dyn Write, error: &Error) -> io::Result<()> {
+    let text = error.to_string();
+    let end = text.floor_char_boundary_at(TEXT_MAX);
+    let head = [NO_RIGHT, code(error.kind())];
+    send_greeting(to, &[&head, &text.as_bytes()[..end]].concat())
+}
+
+fn send_greeting(to: &mut dyn Write, body: &[u8]) -> io::Result<()> {
+    let length = (body.len() as u32).to_le_bytes();
+    to.write_all(&[&MAGIC[..], &length, body].concat())?;
+    to.flush()
+}
+
 impl Greeting {
+    /// One that tells of this right and of nothing else.
+    #[must_use]
+    pub fn of(right: Right) -> Greeting {
+        Greeting { right, bar: None, server: None, notes: Vec::new() }
+    }
+
     pub(crate) fn send(&self, to: &mut dyn Write) -> io::Result<()> {
-        let mut body = vec![self.right as u8, self.is_ours.into()];
-        let server = self.server.as_deref().unwrap_or_default();
-        for text in std::iter::once(server).chain(self.notes.iter().map(|note| &**note)) {
+        let mut body = vec![self.right as u8];
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        for text in [of(&self.bar), of(&self.server)].iter().chain(&self.notes) {
             let text = &text[..text.floor_char_boundary_at(TEXT_MAX)];
             if body.len() + text.len() + 2 <= GREETING_MAX {
                 body.extend((text.len() as u16).to_le_bytes());
                 body.extend(text.as_bytes());
             }
         }
-        let length = (body.len() as u32).to_le_bytes();
-        to.write_all(&[&MAGIC[..], &length, &body].concat())?;
-        to.flush()
+        send_greeting(to, &body)
     }
 
-    fn decode(body: &[u8]) -> Option<Greeting> {
+    fn decode(body: &[u8]) -> Option<Result<Greeting>> {
         let mut take = Take(body);
         let right = match take.byte()? {
             0 => Right::Read,
             2 => Right::Manage,
+            NO_RIGHT => {
+                let kind = kind(take.byte()?)?;
+                let text = std::str::from_utf8(take.rest()).ok()?;
+                return Some(Err(Error::new(kind, shown(text))));
+            }
             _ => return None,
         };
-        let is_ours = take.flag()?;
-        let server = Some(shown(take.text()?)).filter(|text| !text.is_empty());
+        let mut text = || Some(Some(shown(take.text()?)).filter(|text| !text.is_empty()));
+        let (bar, server) = (text()?, text()?);
         let mut notes = Vec::new();
         while !take.0.is_empty() {
             notes.push(shown(take.text()?));
         }
-        Some(Greeting { right, is_ours, server, notes })
+        Some(Ok(Greeting { right, bar, server, notes }))
     }
 
     /// Reads the greeting of the far side.
     ///
     /// # Errors
     /// `NotFound` when the stream ends before it began, `Unsupported` when something else speaks
-    /// there, and those of the system.
+    /// there, why the far side refuses everything, and those of the system.
     pub(crate) fn receive(from: &mut dyn Read) -> Result<Greeting> {
         let mut magic = Vec::new();
         let wrong = |e| Error::from_io("the connection failed", e);
@@ -484,7 +517,7 @@ impl Greeting {
             return Err(strange(&magic));
         }
         let body = frame(from, GREETING_MAX).map_err(wrong)?;
-        Greeting::decode(&body.unwrap_or_default()).ok_or_else(|| strange(b""))
+        Greeting::decode(&body.unwrap_or_default()).ok_or_else(|| strange(b""))?
     }
 }
 
@@ -536,6 +569,7 @@ mod tests {
             Request::Reserve { handle: 5, at: 1, bytes: 2 },
             Request::Punch { handle: 5, at: 3, bytes: 4 },
             Request::Alive,
+            Request::Free,
         ];
         for sent in all {
             let data: &[u8] = match sent {
@@ -570,15 +604,18 @@ mod tests {
     #[test]
     fn greetings_and_errors_come_back_without_what_terminals_obey() {
         let greeting = Greeting {
-            right: Right::Manage,
-            is_ours: true,
-            server: None,
+            bar: Some("it is read only".to_owned()),
             notes: vec!["a\u{1b}[2Jb".to_owned()],
+            ..Greeting::of(Right::Read)
         };
         let mut bytes = Vec::new();
         greeting.send(&mut bytes).unwrap();
         let found = Greeting::receive(&mut &*bytes).unwrap();
         assert_eq!(found, Greeting { notes: vec!["a\u{fffd}[2Jb".to_owned()], ..greeting });
+        let mut bytes = Vec::new();
+        refuse(&mut bytes, &Error::new(Kind::Exists, "it is\nnot empty")).unwrap();
+        let error = Greeting::receive(&mut &*bytes).unwrap_err();
+        assert_eq!((error.kind(), &*error.to_string()), (Kind::Exists, "it is\u{fffd}not empty"));
         let error = Greeting::receive(&mut &b"Welcome to host\x07!"[..]).unwrap_err();
         assert!(error.to_string().contains("'Welcome to host\u{fffd}'"), "{error}");
         assert_eq!(Greeting::receive(&mut &b""[..]).unwrap_err().kind(), Kind::NotFound);

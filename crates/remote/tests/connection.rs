@@ -11,10 +11,11 @@ use std::{
 
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Hold, Kind, Result};
-use onefold_remote::{Greeting, Pulse, RemoteFiles, Right, answer, connect};
+use onefold_remote::{Greeting, Offer, Pulse, RemoteFiles, Right, answer, connect};
 
-fn greeting(right: Right) -> Greeting {
-    Greeting { right, is_ours: true, server: None, notes: Vec::new() }
+/// These files, of which none may be called "nodes".
+fn offer(files: Arc<dyn Files>) -> Offer {
+    Offer { files, is_own: |name| name != "nodes", free_bytes: Box::new(|| Ok(77)) }
 }
 
 type Far = JoinHandle<Result<()>>;
@@ -24,7 +25,7 @@ fn joined(files: Arc<dyn Files>, right: Right) -> (RemoteFiles, Far) {
     let (near, far) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         let output = Box::new(far.try_clone().unwrap());
-        let end = answer(files, &greeting(right), &far, output, &Pulse::default());
+        let end = answer(offer(files), &Greeting::of(right), &far, output, &Pulse::default());
         far.shutdown(std::net::Shutdown::Both).unwrap();
         end
     });
@@ -138,6 +139,7 @@ fn rule_46_who_may_read_changes_nothing() {
         file.reserve(0, 4096),
         remote.remove("a"),
         remote.create("b").map(drop),
+        remote.lock("a", Hold::Alone, false).map(drop),
     ] {
         assert_eq!(kind(refused), Some(Kind::Denied));
     }
@@ -153,7 +155,7 @@ fn attacked(sent: &[u8]) -> (Result<()>, Vec<u8>) {
     let (near, far) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
         let output = Box::new(far.try_clone().unwrap());
-        answer(files, &greeting(Right::Manage), &far, output, &Pulse::default())
+        answer(offer(files), &Greeting::of(Right::Manage), &far, output, &Pulse::default())
     });
     (&near).write_all(sent).unwrap();
     near.shutdown(std::net::Shutdown::Write).unwrap();
@@ -181,7 +183,7 @@ fn a_near_side_that_sends_anything_ends_its_connection_alone() {
 
 #[test]
 fn a_far_side_that_answers_anything_gives_errors() {
-    let good = [&b"onefold files 1\n"[..], &4_u32.to_le_bytes(), &[2, 1, 0, 0]].concat();
+    let good = [&b"onefold files 1\n"[..], &5_u32.to_le_bytes(), &[2, 0, 0, 0, 0]].concat();
     for said in [
         &[][..],
         // An answer to nothing that was asked.
@@ -211,7 +213,7 @@ fn silence_is_told() {
     let of_far = pulse.clone();
     let thread = std::thread::spawn(move || {
         let output = Box::new(far.try_clone().unwrap());
-        answer(files, &greeting(Right::Read), &far, output, &of_far)
+        answer(offer(files), &Greeting::of(Right::Read), &far, output, &of_far)
     });
     std::thread::sleep(Duration::from_millis(60));
     assert!(pulse.silence() >= Duration::from_millis(50));
@@ -222,4 +224,75 @@ fn silence_is_told() {
     assert!(pulse.silence() < before);
     drop(files);
     thread.join().unwrap().unwrap();
+}
+
+#[test]
+fn rule_46_other_files_of_the_directory_are_not_there() {
+    let (_dir, files) = directory();
+    files.create("nodes").unwrap().write_at(0, b"/etc").unwrap();
+    let (remote, far) = joined(files.clone(), Right::Manage);
+    assert_eq!(remote.names().unwrap(), Vec::<String>::new());
+    for refused in [
+        remote.create("nodes").map(drop),
+        remote.open("nodes").map(drop),
+        remote.open_large("nodes").map(drop),
+        remote.remove("nodes"),
+        remote.lock("nodes", Hold::Alone, false).map(drop),
+    ] {
+        assert_eq!(kind(refused), Some(Kind::Denied));
+    }
+    assert_eq!(files.names().unwrap(), ["nodes"]);
+    assert_eq!(remote.free_bytes().unwrap(), 77);
+    drop(remote);
+    far.join().unwrap().unwrap();
+}
+
+#[test]
+fn rule_46_a_lock_is_held_by_who_asks_for_something() {
+    let (_dir, files) = directory();
+    files.create("lock").unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let pulse = Pulse::default();
+    let of_far = pulse.clone();
+    let thread = std::thread::spawn(move || {
+        let output = Box::new(far.try_clone().unwrap());
+        answer(offer(files), &Greeting::of(Right::Read), &far, output, &of_far)
+    });
+    let alive = [&9_u32.to_le_bytes()[..], &[0; 8], &[17]].concat();
+    std::thread::sleep(Duration::from_millis(60));
+    (&near).write_all(&alive).unwrap();
+    while pulse.silence() >= Duration::from_millis(50) {
+        std::thread::yield_now();
+    }
+    let shared = [&18_u32.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[6, 5, 0, 0, 0, 0], b"lock"];
+    (&near).write_all(&shared.concat()).unwrap();
+    while pulse.longest_lock() == Duration::ZERO {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(60));
+    for _ in 0..3 {
+        (&near).write_all(&alive).unwrap();
+    }
+    near.shutdown(std::net::Shutdown::Write).unwrap();
+    thread.join().unwrap().unwrap();
+    assert!(pulse.silence() >= Duration::from_millis(60));
+    assert!(pulse.longest_lock() >= Duration::from_millis(60));
+}
+
+#[test]
+fn who_hangs_up_ends_the_connection_for_all() {
+    let (_dir, files) = directory();
+    files.create("lock").unwrap();
+    let (remote, far) = joined(files.clone(), Right::Manage);
+    let lock = remote.lock("lock", Hold::Alone, false).unwrap();
+    let file = remote.open("lock").unwrap();
+    assert_eq!(remote.requests(), 2);
+    remote.hang_up();
+    far.join().unwrap().unwrap();
+    assert!(files.lock("lock", Hold::Alone, false).is_ok());
+    assert_eq!(kind(file.bytes()), Some(Kind::Io));
+    drop(lock);
+    while !remote.has_ended() {
+        std::thread::yield_now();
+    }
 }
