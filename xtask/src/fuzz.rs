@@ -32,6 +32,7 @@ const TARGETS: [&str; 38] = [
     "nbd_secured",
     "certificate",
     "access_file",
+    "connection",
     "control",
     "http_head",
     "archive",

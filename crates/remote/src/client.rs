@@ -95,7 +95,12 @@ pub fn connect(
 /// Gives answers to who waits for them; returns why there are no more.
 fn take_answers(input: &mut dyn Read, calls: &Mutex<Calls>, name: &str) -> Error {
     let ended = |why: &str| {
-        Error::new(Kind::Io, format!("the connection to {name} ended{why}: what had no answer may not have been done"))
+        Error::new(
+            Kind::Io,
+            format!(
+                "the connection to {name} ended{why}: what had no answer may not have been done"
+            ),
+        )
     };
     loop {
         let frame = match wire::answer_frame(input) {
@@ -189,7 +194,11 @@ impl Connection {
         let _ = self.send(request, 0, &[]);
     }
 
-    fn open(self: &Arc<Connection>, handle: Handle, request: &Request<'_>) -> Result<Arc<dyn File>> {
+    fn open(
+        self: &Arc<Connection>,
+        handle: Handle,
+        request: &Request<'_>,
+    ) -> Result<Arc<dyn File>> {
         self.ask(request)?;
         Ok(Arc::new(RemoteFile { connection: self.clone(), handle }))
     }
@@ -412,9 +421,7 @@ impl File for RemoteFile {
 
     fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
         match self.connection.begin(&Request::Sync { handle: self.handle }, &[]) {
-            Ok(coming) => {
-                Box::new(PendingRemote { coming, _file: self, come: Mutex::new(None) })
-            }
+            Ok(coming) => Box::new(PendingRemote { coming, _file: self, come: Mutex::new(None) }),
             Err(error) => Box::new(Unasked(error)),
         }
     }

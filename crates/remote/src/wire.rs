@@ -4,10 +4,10 @@
 //!
 //! ```text
 //! 16  "onefold files 1\n"
-//!  4  bytes that follow, at most 64 KiB
+//!  4  bytes that follow, at most 16 KiB
 //!  1  right: 0 read, 2 manage, 255 none
-//!     why there is no more right, or nothing; who serves the archive there, or nothing; then
-//!     sentences to be shown: texts of 2 bytes of length and UTF-8
+//!     why there is no more right, or nothing; who serves the archive there, or nothing: texts of
+//!     2 bytes of length and UTF-8
 //!     without a right: 1 kind of an error, then its sentence
 //! ```
 //!
@@ -36,7 +36,7 @@ const REQUEST_MAX: usize = DATA_MAX + 64;
 pub(crate) const NAMES_MAX: usize = 64 << 20;
 
 /// Most bytes of a greeting.
-const GREETING_MAX: usize = 64 << 10;
+const GREETING_MAX: usize = 16 << 10;
 
 /// Most bytes of a name.
 const NAME_MAX: usize = 255;
@@ -51,24 +51,72 @@ pub(crate) type Handle = u32;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
     Names,
-    Create { handle: Handle, name: &'a str },
-    Open { handle: Handle, name: &'a str, large: bool },
+    Create {
+        handle: Handle,
+        name: &'a str,
+    },
+    Open {
+        handle: Handle,
+        name: &'a str,
+        large: bool,
+    },
     /// No answer follows.
-    Close { handle: Handle },
-    Remove { name: &'a str },
+    Close {
+        handle: Handle,
+    },
+    Remove {
+        name: &'a str,
+    },
     SyncNames,
-    Lock { handle: Handle, name: &'a str, hold: Hold, wait: bool },
+    Lock {
+        handle: Handle,
+        name: &'a str,
+        hold: Hold,
+        wait: bool,
+    },
     /// No answer follows.
-    Unlock { handle: Handle },
-    Bytes { handle: Handle },
-    Occupied { handle: Handle },
-    Read { handle: Handle, at: u64, bytes: u32, from_medium: bool },
-    Write { handle: Handle, at: u64, data: &'a [u8] },
-    Keeps { handle: Handle, at: u64, data: &'a [u8] },
-    Sync { handle: Handle },
-    SetBytes { handle: Handle, bytes: u64 },
-    Reserve { handle: Handle, at: u64, bytes: u64 },
-    Punch { handle: Handle, at: u64, bytes: u64 },
+    Unlock {
+        handle: Handle,
+    },
+    Bytes {
+        handle: Handle,
+    },
+    Occupied {
+        handle: Handle,
+    },
+    Read {
+        handle: Handle,
+        at: u64,
+        bytes: u32,
+        from_medium: bool,
+    },
+    Write {
+        handle: Handle,
+        at: u64,
+        data: &'a [u8],
+    },
+    Keeps {
+        handle: Handle,
+        at: u64,
+        data: &'a [u8],
+    },
+    Sync {
+        handle: Handle,
+    },
+    SetBytes {
+        handle: Handle,
+        bytes: u64,
+    },
+    Reserve {
+        handle: Handle,
+        at: u64,
+        bytes: u64,
+    },
+    Punch {
+        handle: Handle,
+        at: u64,
+        bytes: u64,
+    },
     /// Who asks is there, and has nothing to ask. No answer follows.
     Alive,
     /// Free bytes of the file system.
@@ -434,8 +482,6 @@ pub struct Greeting {
     pub bar: Option<String>,
     /// Who serves the archive there, in a sentence.
     pub server: Option<String>,
-    /// Sentences for the user.
-    pub notes: Vec<String>,
 }
 
 /// Sends a greeting that refuses everything, for this reason.
@@ -459,18 +505,16 @@ impl Greeting {
     /// One that tells of this right and of nothing else.
     #[must_use]
     pub fn of(right: Right) -> Greeting {
-        Greeting { right, bar: None, server: None, notes: Vec::new() }
+        Greeting { right, bar: None, server: None }
     }
 
     pub(crate) fn send(&self, to: &mut dyn Write) -> io::Result<()> {
         let mut body = vec![self.right as u8];
-        let of = |text: &Option<String>| text.clone().unwrap_or_default();
-        for text in [of(&self.bar), of(&self.server)].iter().chain(&self.notes) {
+        for text in [&self.bar, &self.server] {
+            let text = text.as_deref().unwrap_or_default();
             let text = &text[..text.floor_char_boundary_at(TEXT_MAX)];
-            if body.len() + text.len() + 2 <= GREETING_MAX {
-                body.extend((text.len() as u16).to_le_bytes());
-                body.extend(text.as_bytes());
-            }
+            body.extend((text.len() as u16).to_le_bytes());
+            body.extend(text.as_bytes());
         }
         send_greeting(to, &body)
     }
@@ -489,11 +533,7 @@ impl Greeting {
         };
         let mut text = || Some(Some(shown(take.text()?)).filter(|text| !text.is_empty()));
         let (bar, server) = (text()?, text()?);
-        let mut notes = Vec::new();
-        while !take.0.is_empty() {
-            notes.push(shown(take.text()?));
-        }
-        Some(Ok(Greeting { right, bar, server, notes }))
+        take.done(Ok(Greeting { right, bar, server }))
     }
 
     /// Reads the greeting of the far side.
@@ -523,23 +563,34 @@ impl Greeting {
 
 /// For those who attack the decoders.
 pub mod decoders {
-    /// Decodes a request's frame, and encodes what it found again; false when those differ.
-    #[must_use]
-    pub fn request(frame: &[u8]) -> bool {
-        let Some((id, request)) = super::request(frame) else { return true };
+    use onefold_core::{Error, Kind, Result};
+
+    /// Decodes a request's frame, without its length, and encodes what it found again; false when those
+    /// differ.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no request.
+    pub fn request(frame: &[u8]) -> Result<bool> {
+        let none = || Error::new(Kind::InvalidInput, "no request");
+        let (id, request) = super::request(frame).ok_or_else(none)?;
         let data = match request {
             super::Request::Write { data, .. } | super::Request::Keeps { data, .. } => data,
             _ => &[],
         };
         let mut again = Vec::new();
-        request.send(&mut again, id, &[data]).is_ok() && again[4..] == *frame
+        let sent = request.send(&mut again, id, &[data]);
+        Ok(sent.is_ok() && again[4..] == *frame)
     }
 
-    /// Decodes what the far side may send: a greeting, names, an answer.
-    pub fn answer(bytes: &[u8]) {
-        let _ = super::Greeting::receive(&mut &*bytes);
-        let _ = super::names(bytes);
-        let _ = super::answer(bytes);
+    /// Decodes what the far side may send: a greeting, names, or the frame of an answer.
+    ///
+    /// # Errors
+    /// Why it is no greeting, when it is none of them.
+    pub fn answer(bytes: &[u8]) -> Result<()> {
+        if super::names(bytes).is_some() || super::answer(bytes).is_some() {
+            return Ok(());
+        }
+        super::Greeting::receive(&mut &*bytes).map(drop)
     }
 }
 
@@ -581,10 +632,10 @@ mod tests {
             sent.send(&mut bytes, 77, &[one, other]).unwrap();
             let frame = request_frame(&mut &*bytes).unwrap().unwrap();
             assert_eq!(request(&frame), Some((77, sent)));
-            assert!(decoders::request(&frame));
+            assert!(decoders::request(&frame).unwrap());
             // A longer one is none, but for names and data.
             let cut = request(&frame[..frame.len() - 1]);
-            assert!(cut.is_none() || decoders::request(&frame[..frame.len() - 1]));
+            assert!(cut.is_none() || decoders::request(&frame[..frame.len() - 1]).unwrap());
         }
     }
 
@@ -605,13 +656,13 @@ mod tests {
     fn greetings_and_errors_come_back_without_what_terminals_obey() {
         let greeting = Greeting {
             bar: Some("it is read only".to_owned()),
-            notes: vec!["a\u{1b}[2Jb".to_owned()],
+            server: Some("a\u{1b}[2Jb".to_owned()),
             ..Greeting::of(Right::Read)
         };
         let mut bytes = Vec::new();
         greeting.send(&mut bytes).unwrap();
         let found = Greeting::receive(&mut &*bytes).unwrap();
-        assert_eq!(found, Greeting { notes: vec!["a\u{fffd}[2Jb".to_owned()], ..greeting });
+        assert_eq!(found, Greeting { server: Some("a\u{fffd}[2Jb".to_owned()), ..greeting });
         let mut bytes = Vec::new();
         refuse(&mut bytes, &Error::new(Kind::Exists, "it is\nnot empty")).unwrap();
         let error = Greeting::receive(&mut &*bytes).unwrap_err();

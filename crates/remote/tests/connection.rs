@@ -79,7 +79,8 @@ fn large_reads_and_writes_go_in_pieces() {
     let (remote, far) = joined(files.clone(), Right::Manage);
     let data: Vec<u8> = (0..20_000_000_u32).map(|n| (n % 251) as u8).collect();
     let file = remote.create("big").unwrap();
-    let parts: Vec<&[u8]> = vec![&[], &data[..100], &data[100..17_000_000], &[], &data[17_000_000..]];
+    let parts: Vec<&[u8]> =
+        vec![&[], &data[..100], &data[100..17_000_000], &[], &data[17_000_000..]];
     file.write_parts(5, &parts).unwrap();
     let mut found = vec![0; data.len() + 10];
     assert_eq!(file.read_at(5, &mut found).unwrap(), data.len());
@@ -264,7 +265,8 @@ fn rule_46_a_lock_is_held_by_who_asks_for_something() {
     while pulse.silence() >= Duration::from_millis(50) {
         std::thread::yield_now();
     }
-    let shared = [&18_u32.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[6, 5, 0, 0, 0, 0], b"lock"];
+    let shared =
+        [&18_u32.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[6, 5, 0, 0, 0, 0], b"lock"];
     (&near).write_all(&shared.concat()).unwrap();
     while pulse.longest_lock() == Duration::ZERO {
         std::thread::yield_now();

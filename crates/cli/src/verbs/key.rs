@@ -8,10 +8,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
-use onefold_backend::{
-    Directory,
-    secrets::{GivenWords, SystemRandom, machine_memory},
-};
+use onefold_backend::secrets::{GivenWords, SystemRandom, machine_memory};
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Slot, SlotKind};
 use serde_json::{Value, json};
@@ -199,7 +196,7 @@ fn at(store: &Path) -> std::result::Result<Store, Failure> {
 /// The key area, as whoever has no key reads it.
 fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
     let area = match at(store)? {
-        Store::Archive(_) => Directory::open(store, false).and_then(|files| key_area(&files)),
+        Store::Archive(directory) => directory.files().and_then(|files| key_area(&*files)),
         Store::Block(file) => file.key_area(),
     };
     Ok(area.map_err(|error| error.context(store.display()))?)
