@@ -6,11 +6,13 @@ mod support;
 use std::{
     fs,
     io::{Read, Write},
-    process::{Child, Stdio},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use support::Desk;
+use support::{Desk, noise};
 
 /// Runs what the other end is told, here.
 const LOCAL: &str = "exec sh -c \"$last\"";
@@ -25,25 +27,14 @@ fn address(desk: &Desk, name: &str) -> String {
     format!("ssh://vault{}", desk.path(name).display())
 }
 
-/// Bytes that no compression makes smaller.
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u8
-    };
-    (0..bytes).map(|_| next()).collect()
-}
-
 #[test]
 fn verbs_of_archives_work_by_an_address() {
     let desk = desk();
     let far = address(&desk, "a");
     fs::create_dir_all(desk.path("home/below")).unwrap();
-    fs::write(desk.path("home/below/file"), noise(300_000, 1)).unwrap();
+    fs::write(desk.path("home/below/file"), noise(1, 300_000)).unwrap();
     fs::write(desk.path("home/letter"), "dear all").unwrap();
-    fs::write(desk.path("image"), noise(2_000_000, 2)).unwrap();
+    fs::write(desk.path("image"), noise(2, 2_000_000)).unwrap();
 
     desk.fails("create archive ssh://vault/no/such/place", 1, &["ssh://vault/no/such/place: "]);
     assert!(desk.ok(&format!("create archive {far}")).contains(&format!("created {far}")));
@@ -66,7 +57,7 @@ fn verbs_of_archives_work_by_an_address() {
     desk.ok(&format!("restore {far} home -C back"));
     let back = desk.path("back").join(desk.path("home").strip_prefix("/").unwrap());
     assert_eq!(fs::read(back.join("letter")).unwrap(), b"dear others");
-    assert_eq!(fs::read(back.join("below/file")).unwrap(), noise(300_000, 1));
+    assert_eq!(fs::read(back.join("below/file")).unwrap(), noise(1, 300_000));
     let letter = desk.path("home/letter");
     assert_eq!(desk.ok(&format!("cat {far} home~1 {}", letter.display())), "dear all");
     assert!(desk.ok(&format!("diff {far} home~1 home")).contains("letter"));
@@ -149,7 +140,7 @@ fn putting(desk: &Desk, far: &str) -> Child {
     let mut command = desk.command(&format!("put {far} half"));
     let mut child =
         command.stdin(Stdio::piped()).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    child.stdin.as_mut().unwrap().write_all(&noise(80 << 20, 3)).unwrap();
+    child.stdin.as_mut().unwrap().write_all(&noise(3, 80 << 20)).unwrap();
     child
 }
 
@@ -172,7 +163,7 @@ fn a_client_that_vanishes_leaves_an_archive_that_opens() {
     let desk = desk();
     let far = address(&desk, "a");
     desk.ok(&format!("create archive {far}"));
-    fs::write(desk.path("image"), noise(2_000_000, 2)).unwrap();
+    fs::write(desk.path("image"), noise(2, 2_000_000)).unwrap();
     desk.ok(&format!("put {far} image image"));
     let mut child = putting(&desk, &far);
     desk.fails("put a other image --no-wait", 1, &["another process"]);
@@ -202,11 +193,11 @@ fn an_other_end_that_vanishes_fails_the_verb_in_a_sentence() {
     let mut child =
         command.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    input.write_all(&noise(80 << 20, 3)).unwrap();
+    input.write_all(&noise(3, 80 << 20)).unwrap();
     let pid = fs::read_to_string(desk.path("pid")).unwrap();
     let killed = std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
     assert!(killed.success());
-    let _ = input.write_all(&noise(80 << 20, 4));
+    let _ = input.write_all(&noise(4, 80 << 20));
     drop(input);
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -221,7 +212,7 @@ fn the_command_of_a_key_decides_and_not_the_client() {
     let plain = desk();
     plain.ok("create archive a");
     plain.ok("create archive b");
-    fs::write(plain.path("image"), noise(200_000, 2)).unwrap();
+    fs::write(plain.path("image"), noise(2, 200_000)).unwrap();
     plain.ok("put a image image");
     let far = address(&plain, "a");
     let forced = |name: &str, command: &str| {
@@ -306,7 +297,7 @@ fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
         desk.fails(&format!("ls {far}"), 1, &[&far, says]);
     }
     desk.ok("create archive a");
-    fs::write(desk.path("image"), noise(200_000, 2)).unwrap();
+    fs::write(desk.path("image"), noise(2, 200_000)).unwrap();
     let _serving = desk.serve(&format!("a --nbd unix:{}", desk.path("a.sock").display()));
     let far = address(&desk, "a");
     desk.ok(&format!("ls {far}"));
@@ -329,4 +320,172 @@ fn a_silent_other_host_is_left_after_a_while() {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(said, "onefold: the other host was silent for too long (--idle 1s)\n");
+}
+
+/// A server of OpenSSH on the loopback address, ended when it is forgotten.
+struct Sshd {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where OpenSSH's server is, and its libraries if it is not installed.
+fn sshd() -> Option<(PathBuf, PathBuf)> {
+    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../tools/sshd");
+    let places = ["/usr/sbin/sshd".into(), unpacked.join("usr/sbin/sshd")];
+    let found = places.into_iter().find(|place: &PathBuf| place.exists())?;
+    let libraries = if cfg!(target_arch = "aarch64") { "aarch64" } else { "x86_64" };
+    Some((found, unpacked.join(format!("usr/lib/{libraries}-linux-gnu"))))
+}
+
+/// Runs it; whoever has the key `NAME` may run the command.
+fn run_sshd(desk: &Desk, keys: &[(&str, &str)]) -> Option<Sshd> {
+    let ((program, libraries), Some(_)) = (sshd()?, which("ssh")) else { return None };
+    let mut lines = String::new();
+    for (name, command) in [("host", "")].iter().chain(keys) {
+        let file = desk.path(name);
+        let made = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(&file)
+            .status();
+        assert!(made.ok()?.success());
+        let public = fs::read_to_string(file.with_extension("pub")).unwrap();
+        match *command {
+            _ if *name == "host" => {}
+            "" => lines += &public,
+            command => lines += &format!("command=\"{command}\",restrict {public}"),
+        }
+    }
+    fs::write(desk.path("authorized"), lines).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let path = std::env::var("PATH").unwrap();
+    let folder = desk.command("ls").get_program().to_owned();
+    let folder = Path::new(&folder).parent().unwrap().to_owned();
+    let configuration = format!(
+        "ListenAddress 127.0.0.1\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\n\
+         UsePAM no\nPidFile none\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n\
+         SetEnv PATH={}:{path} XDG_STATE_HOME={}\n",
+        desk.path("host").display(),
+        desk.path("authorized").display(),
+        folder.display(),
+        desk.path("state").display()
+    );
+    fs::write(desk.path("sshd.conf"), configuration).unwrap();
+    let run = format!("exec {} -D -e -f {}", program.display(), desk.path("sshd.conf").display());
+    let mut command = match rustix::process::geteuid().is_root() {
+        false => Command::new("sh"),
+        // The superuser's server wants a user and a directory of its own, which this machine may lack.
+        true => {
+            let users = fs::read_to_string("/etc/passwd").unwrap();
+            let own = "sshd:x:64999:65534::/run/sshd:/usr/sbin/nologin\n";
+            let users = if users.contains("\nsshd:") { users } else { users + own };
+            fs::write(desk.path("users"), users).unwrap();
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh"]);
+            command
+        }
+    };
+    let run = match rustix::process::geteuid().is_root() {
+        false => run,
+        true => format!(
+            "mount --bind {} /etc/passwd && mount -t tmpfs none /run && mkdir -m 755 /run/sshd && {run}",
+            desk.path("users").display()
+        ),
+    };
+    command.args(["-c", &run]).env("LD_LIBRARY_PATH", libraries);
+    let log = fs::File::create(desk.path("sshd.log")).unwrap();
+    let child = command.stdin(Stdio::null()).stderr(log).spawn().ok()?;
+    let mut sshd = Sshd { child, port };
+    let begun = Instant::now();
+    while !fs::read_to_string(desk.path("sshd.log")).unwrap().contains("listening") {
+        let is_over = sshd.child.try_wait().unwrap().is_some();
+        if is_over || begun.elapsed() > Duration::from_secs(10) {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(sshd)
+}
+
+fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|at| at.join(program)).find(|at| at.exists())
+}
+
+/// The desk with OpenSSH's client and this key.
+fn with_key(desk: &Desk, key: &str) -> Desk {
+    let options = format!(
+        "exec ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+         -o IdentitiesOnly=yes -i {} \"$@\"",
+        desk.path(key).display()
+    );
+    desk.by_ssh(&format!("ssh-{key}"), &options)
+}
+
+#[test]
+fn openssh_carries_archives_and_its_keys_decide() {
+    let desk = Desk::new();
+    let at = |name: &str| desk.path(name).display().to_string();
+    let keys = [
+        ("all", String::new()),
+        ("own", format!("onefold accept {} --new", at("own archive").replace(' ', "\\ "))),
+        ("look", format!("onefold accept {} --right read", at("b"))),
+    ];
+    let keys: Vec<(&str, &str)> = keys.iter().map(|(name, command)| (*name, &**command)).collect();
+    let Some(sshd) = run_sshd(&desk, &keys) else {
+        println!("NOT TESTED: OpenSSH's client and server are missing (cargo xtask test packages)");
+        return;
+    };
+    let address = |name: &str| format!("ssh://127.0.0.1:{}{}", sshd.port, at(name));
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/file"), noise(1, 3_000_000)).unwrap();
+
+    // A key for all commands.
+    let (all, b) = (with_key(&desk, "all"), address("b"));
+    all.ok(&format!("create archive {b}"));
+    all.ok(&format!("backup {b} home --set home"));
+    all.ok(&format!("backup {b} home --set home"));
+    all.ok(&format!("restore {b} home -C back"));
+    let back = desk.path("back").join(desk.path("home/file").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(back).unwrap(), noise(1, 3_000_000));
+    all.ok(&format!("forget {b} --keep-last 1 --set home"));
+    all.ok(&format!("gc {b} --trash 0"));
+    all.ok(&format!("check {b}"));
+    desk.ok("scrub b");
+
+    // One for one archive, which it makes. The path has a space.
+    let own = with_key(&desk, "own");
+    let new = format!("ssh://127.0.0.1:{}{}", sshd.port, at("own archive"));
+    let mut create = own.command("create archive");
+    assert!(create.arg(&new).status().unwrap().success());
+    let mut put = own.command("put");
+    assert!(put.args([&*new, "file", "home/file"]).status().unwrap().success());
+    own.fails(&format!("ls {b}"), 1, &["this key is for", "own archive"]);
+
+    // One that may read.
+    let look = with_key(&desk, "look");
+    assert!(look.ok(&format!("snapshots {b}")).contains("home"));
+    look.fails(&format!("put {b} x home/file"), 1, &["read it, and change nothing"]);
+
+    // A stranger's key, and a command that a key has not.
+    fs::remove_file(desk.path("host")).unwrap();
+    let stranger = with_key(&desk, "host");
+    stranger.fails(&format!("ls {b}"), 1, &[&b, "can't be reached", "Permission denied"]);
+    let look = desk.path("ssh-look").display().to_string();
+    let port = sshd.port.to_string();
+    let said = Command::new(look).args(["-p", &port, "127.0.0.1", "id"]).output().unwrap();
+    assert!(!said.status.success() && !String::from_utf8_lossy(&said.stdout).contains("uid="));
+
+    // A client that vanishes.
+    let mut child = putting(&all, &b);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    soon(&desk, "put b other home/file --no-wait");
+    desk.ok("check b");
 }
