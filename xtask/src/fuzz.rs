@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 38] = [
+const TARGETS: [&str; 39] = [
     "superblock",
     "zone_list",
     "claim",
