@@ -474,7 +474,6 @@ fn openssh_carries_archives_and_its_keys_decide() {
     look.fails(&format!("put {b} x home/file"), 1, &["read it, and change nothing"]);
 
     // A stranger's key, and a command that a key has not.
-    fs::remove_file(desk.path("host")).unwrap();
     let stranger = with_key(&desk, "host");
     stranger.fails(&format!("ls {b}"), 1, &[&b, "can't be reached", "Permission denied"]);
     let look = desk.path("ssh-look").display().to_string();
