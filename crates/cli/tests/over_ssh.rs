@@ -77,7 +77,7 @@ fn verbs_of_archives_work_by_an_address() {
     // Without the connection it is the same archive.
     desk.ok("check a");
     assert_eq!(desk.ok("ls a"), desk.ok(&format!("ls {far}")));
-    assert_eq!(desk.ok("snapshots a"), desk.ok(&format!("snapshots {far}")));
+    assert_eq!(desk.ok("snapshots a --json"), desk.ok(&format!("snapshots {far} --json")));
 
     desk.fails(
         &format!("serve {far} --nbd unix:{}", desk.path("s").display()),
