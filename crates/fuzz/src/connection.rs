@@ -1,4 +1,4 @@
-//! What two hosts say to each other over an ssh connection to an archive.
+//! The bytes that two hosts send each other over an ssh connection to an archive.
 
 use onefold_remote::decoders;
 

@@ -8,7 +8,7 @@ use onefold_block::{Engine, Format};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::PoolKind};
 
 use crate::parts::{
-    archive_dir::{ArchiveDir, name_archive},
+    archive_dir::{make_directory, name_archive},
     operator::word,
     sealed_before,
 };
@@ -113,7 +113,7 @@ pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<
     if !format.compress {
         made.compression = onefold_archive::Compression::None;
     }
-    let files = ArchiveDir::make(path)?;
+    let files = make_directory(path)?;
     Archive::create(&*files, &made).map_err(|error| name_archive(path, error))?;
     sealed_before::made(path, None);
     Ok(())

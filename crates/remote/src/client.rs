@@ -23,7 +23,7 @@ const ALIVE_EVERY: Duration = Duration::from_secs(5 * 60);
 
 type Answer = Result<Body>;
 
-/// What was asked for, behind the head of its frame.
+/// The bytes that were asked for, behind the head of their frame.
 struct Body(Vec<u8>);
 
 impl std::ops::Deref for Body {
@@ -213,7 +213,7 @@ impl RemoteFiles {
     /// Free bytes of the far side's file system.
     ///
     /// # Errors
-    /// Those of the system there and of the connection.
+    /// The errors of the system there and of the connection.
     pub fn free_bytes(&self) -> Result<u64> {
         self.0.number(&Request::Free)
     }

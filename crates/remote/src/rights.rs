@@ -1,4 +1,4 @@
-//! What may be asked over a connection.
+//! Rights: which requests a connection may make.
 
 use onefold_core::{Error, Hold, Kind, Result};
 

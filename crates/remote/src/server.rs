@@ -82,7 +82,7 @@ impl Pulse {
     }
 }
 
-/// What the other side may use.
+/// The files that the other side may use.
 pub struct Offer {
     /// The files.
     pub files: Arc<dyn Files>,
@@ -92,7 +92,7 @@ pub struct Offer {
     pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
 }
 
-/// What the threads of a connection share.
+/// All that the threads of a connection share.
 struct House {
     offer: Offer,
     right: Right,
@@ -112,7 +112,7 @@ enum Seat {
     Holds(#[expect(dead_code, reason = "the lock ends with it")] Box<dyn Lock>),
 }
 
-/// What a request gave.
+/// The result of a request.
 enum Done {
     Nothing,
     Bytes(Vec<u8>),

@@ -1,4 +1,4 @@
-//! What the two sides say: a greeting, then frames of requests, and of answers to them.
+//! The bytes that the two sides send: a greeting, then frames of requests, and of answers to them.
 //!
 //! All numbers are little-endian. The far side begins:
 //!
@@ -47,7 +47,7 @@ const TEXT_MAX: usize = 4096;
 /// The number that names an open file or a lock; who asks chooses it.
 pub(crate) type Handle = u32;
 
-/// What is asked.
+/// A request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
     Names,
@@ -117,7 +117,7 @@ pub(crate) enum Request<'a> {
         at: u64,
         bytes: u64,
     },
-    /// Who asks is there, and has nothing to ask. No answer follows.
+    /// The near side is there, and has nothing to ask. No answer follows.
     Alive,
     /// Free bytes of the file system.
     Free,
@@ -473,21 +473,21 @@ fn kind(code: u8) -> Option<Kind> {
 /// The right of a greeting that refuses.
 const NO_RIGHT: u8 = 255;
 
-/// What the far side says of itself and of the directory, before anything is asked.
+/// The far side's words on itself and on the directory, before anything is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// What may be asked.
+    /// The requests that are allowed.
     pub right: Right,
     /// Why it is not more than that, in a sentence.
     pub bar: Option<String>,
-    /// Who serves the archive there, in a sentence.
+    /// A sentence about who serves the archive there.
     pub server: Option<String>,
 }
 
 /// Sends a greeting that refuses everything, for this reason.
 ///
 /// # Errors
-/// Those of the stream.
+/// The errors of the stream.
 pub fn refuse(to: &mut dyn Write, error: &Error) -> io::Result<()> {
     let text = error.to_string();
     let end = text.floor_char_boundary_at(TEXT_MAX);

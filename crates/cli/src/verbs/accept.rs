@@ -62,7 +62,7 @@ enum RightName {
     Manage,
 }
 
-/// What `sshd` says that the other host asked for, where it runs another command in its place.
+/// The variable in which `sshd` tells what the other host asked for, where it runs another command.
 const ORIGINAL: &str = "SSH_ORIGINAL_COMMAND";
 
 /// How often the other host is looked for.
@@ -117,7 +117,7 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
         let why = format!("{} is no archive: only they are used from other hosts", store.display());
         return Err(Error::new(Kind::Unsupported, why));
     };
-    archive.may_be_offered()?;
+    lies_here(&archive)?;
     let server = served(&archive);
     let (files, right, bar) = match options.right {
         RightName::Read => (Directory::open_as(store, false, word())?, Right::Read, None),
@@ -131,6 +131,18 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
         },
     };
     Ok((offer(files), Greeting { right, bar, server }))
+}
+
+/// Errors when the archive lies in more than its directory.
+fn lies_here(archive: &ArchiveDir) -> Result<()> {
+    let why = match (archive.has_nodes(), archive.index_directory()) {
+        (true, _) => "its nodes are in other directories",
+        (false, Some(_)) => "its chunk index is in another directory",
+        (false, None) => return Ok(()),
+    };
+    let shown = archive.path().display();
+    let why = format!("{shown} can't be used from other hosts yet: {why}");
+    Err(Error::new(Kind::Unsupported, why))
 }
 
 /// True when the directory is to be made. The other host's own command counts for that alone, and is

@@ -62,20 +62,6 @@ impl ArchiveDir {
         far::is_address(path) || path.is_dir()
     }
 
-    /// Makes the directory of an archive that is to be created, or takes an empty one, here or on another
-    /// host.
-    ///
-    /// # Errors
-    /// `Exists` when something is in it, those of reaching another host, and those of the system.
-    pub fn make(path: &Path) -> Result<Arc<dyn Files>> {
-        if far::is_address(path) {
-            return Ok(Arc::new(far::make(path)?.files().clone()));
-        }
-        let files = Directory::create_as(path, word())?;
-        files.exposed().iter().for_each(|sentence| warn(sentence));
-        Ok(Arc::new(files))
-    }
-
     /// The archive at `path`.
     ///
     /// # Errors
@@ -223,21 +209,6 @@ impl ArchiveDir {
             Some(far) => far.files().free_bytes(),
             None => room(&self.path).map(|room| room.bytes),
         }
-    }
-
-    /// Why another host can't offer this archive, when it lies in more than its directory.
-    ///
-    /// # Errors
-    /// `Unsupported`.
-    pub fn may_be_offered(&self) -> Result<()> {
-        let why = match (&self.nodes, &self.index) {
-            (Some(_), _) => "its nodes are in other directories",
-            (None, Some(_)) => "its chunk index is in another directory",
-            (None, None) => return Ok(()),
-        };
-        let shown = self.path.display();
-        let why = format!("{shown} can't be used from other hosts yet: {why}");
-        Err(Error::new(Kind::Unsupported, why))
     }
 
     /// The name of the control socket of the archive's server: its id, and which directory it is.
@@ -544,7 +515,7 @@ impl ArchiveDir {
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match (&nodes, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
-            (None, Some(far)) => self.may_change(far).and_then(|()| {
+            (None, Some(far)) => may_change(&self.path, far).and_then(|()| {
                 let files = Arc::new(far.files().clone());
                 Archive::open_with_index(files, Vec::new(), true, settings)
             }),
@@ -582,16 +553,6 @@ impl ArchiveDir {
         Ok(Arc::new(opened))
     }
 
-    /// Errors when the other host lets us only read.
-    fn may_change(&self, far: &Far) -> Result<()> {
-        if far.greeting().right == Right::Manage {
-            return Ok(());
-        }
-        let bar = far.greeting().bar.as_deref();
-        let bar = bar.unwrap_or("the other host lets this user read it, and change nothing");
-        Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", self.path.display())))
-    }
-
     /// An encrypted archive that was opened is remembered as such; a plain one is refused where an
     /// encrypted one was.
     fn compare_with_before(&self, opened: &Archive) -> Result<()> {
@@ -609,16 +570,40 @@ impl ArchiveDir {
     /// The error of opening.
     pub fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
-        let may_change = match &self.far {
-            Some(far) => self.may_change(far),
+        let may = match &self.far {
+            Some(far) => may_change(&self.path, far),
             None => Directory::open_as(&self.path, true, word()).map(drop),
         };
-        match may_change.and_then(|()| self.open(settings)) {
+        match may.and_then(|()| self.open(settings)) {
             Ok(archive) => Ok(archive),
             // Somebody else's, or on a file system that takes no writes.
             Err(_) => self.open_to_read(memory),
         }
     }
+}
+
+/// Makes the directory of an archive that is to be created, or takes an empty one, here or on another
+/// host.
+///
+/// # Errors
+/// `Exists` when something is in it, those of reaching another host, and those of the system.
+pub fn make_directory(path: &Path) -> Result<Arc<dyn Files>> {
+    if far::is_address(path) {
+        return Ok(Arc::new(far::make(path)?.files().clone()));
+    }
+    let files = Directory::create_as(path, word())?;
+    files.exposed().iter().for_each(|sentence| warn(sentence));
+    Ok(Arc::new(files))
+}
+
+/// Errors when the other host lets us only read.
+fn may_change(path: &Path, far: &Far) -> Result<()> {
+    if far.greeting().right == Right::Manage {
+        return Ok(());
+    }
+    let bar = far.greeting().bar.as_deref();
+    let bar = bar.unwrap_or("the other host lets this user read it, and change nothing");
+    Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", path.display())))
 }
 
 /// Settings with who is asked for keys, unless they say so themselves.

@@ -35,7 +35,7 @@ const HOME: &str = "/~/";
 /// Names the program that connects.
 const PROGRAM: &str = "ONEFOLD_SSH";
 
-/// What the program is told, but for the address and the command.
+/// Arguments of the program, but for the address and the command.
 const OPTIONS: [&str; 11] = [
     "-T",
     "-a",
@@ -188,7 +188,7 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// What another end asks for by a command of [`Address::command`].
+/// A request of another end, as its command says it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The directory is to be made.

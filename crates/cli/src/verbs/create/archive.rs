@@ -16,7 +16,7 @@ use super::{
     placement::{Placed, code},
 };
 use onefold::parts::{
-    archive_dir::{ArchiveDir, name_archive},
+    archive_dir::{ArchiveDir, make_directory, name_archive},
     far::is_address,
     index_move,
     operator::word,
@@ -121,7 +121,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         None => {
             let fast = options.fast.as_deref();
             fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
-            let files = ArchiveDir::make(store)?;
+            let files = make_directory(store)?;
             let created = match &mut keys {
                 Some(new) => {
                     let random = Arc::new(SystemRandom);
