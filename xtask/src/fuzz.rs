@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 38] = [
+const TARGETS: [&str; 39] = [
     "superblock",
     "zone_list",
     "claim",
@@ -32,6 +32,7 @@ const TARGETS: [&str; 38] = [
     "nbd_secured",
     "certificate",
     "access_file",
+    "connection",
     "control",
     "http_head",
     "archive",

@@ -21,7 +21,7 @@ const QEMU_ISCSI: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 23] = [
+const WANTED: [(&str, &str); 24] = [
     ("chromium", "chromium"),
     ("curl", "curl"),
     ("fio", "fio"),
@@ -31,6 +31,7 @@ const WANTED: [(&str, &str); 23] = [
     ("nbdsh", "python3-libnbd"),
     ("nbdkit", "nbdkit"),
     ("openssl", "openssl"),
+    ("ssh", "openssh-client"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("mkfs.xfs", "xfsprogs"),
@@ -78,7 +79,27 @@ fn missing_of(wanted: &[Wanted]) -> Vec<&'static str> {
 /// Makes sure that all packages are there: the superuser gets them installed, others learn what to
 /// type.
 pub(crate) fn ensure() -> Result<String> {
-    ensure_of(&WANTED)
+    let done = ensure_of(&WANTED)?;
+    ensure_sshd()?;
+    Ok(done)
+}
+
+/// OpenSSH's server, for the tests of archives on other hosts. Where it is not installed it is unpacked
+/// below `target/`: installing it would start it.
+fn ensure_sshd() -> Result<()> {
+    let tools = machine::root().join("target/tools");
+    if machine::find("sshd").is_some() || tools.join("sshd").exists() {
+        return Ok(());
+    }
+    let new = tools.join("sshd.new");
+    let _ = fs::remove_dir_all(&new);
+    if machine::is_root() {
+        apt(&["update"])?;
+    }
+    for package in ["openssh-server", "libwrap0"] {
+        unpack_one(package, &new)?;
+    }
+    fs::rename(&new, tools.join("sshd")).context("keeping OpenSSH's server")
 }
 
 /// The same for what runs virtual machines.
@@ -141,6 +162,11 @@ pub(crate) fn unpack(meta: &str, begins: &str, into: &Path) -> Result<()> {
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .find(|name| name.starts_with(begins))
         .with_context(|| format!("{meta} depends on no {begins}…:\n{depends}"))?;
+    unpack_one(name, into)
+}
+
+/// Unpacks the package of this name.
+fn unpack_one(name: &str, into: &Path) -> Result<()> {
     fs::create_dir_all(into)?;
     let mut command = program("apt-get");
     command.args(["download", name]).current_dir(into);

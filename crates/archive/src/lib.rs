@@ -42,6 +42,7 @@ mod gc;
 mod leaf_file;
 mod memory;
 mod operations_log;
+mod own_files;
 mod rad;
 mod repair;
 mod rules;
@@ -94,6 +95,7 @@ pub use crate::{
         Archive, EpochGuard, change_keys, create_sealed, erase_keys, features_to_come, key_area,
         mend_leaves, renew_snapshot, upgrade,
     },
+    own_files::is_archive_file,
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,

@@ -9,9 +9,9 @@ use onefold_console::{completions, manual};
 use crate::{
     key, operator,
     verbs::{
-        backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
-        inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub,
-        serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
+        accept, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image,
+        index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm,
+        scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
     },
 };
 
@@ -98,6 +98,7 @@ pub(crate) enum Verb {
     Worker(worker::Options),
     Node(node::Options),
     Index(index::Options),
+    Accept(accept::Options),
     Upgrade(upgrade::Options),
     Key(keys::Options),
     Tls(tls::Options),
@@ -174,8 +175,14 @@ mod tests {
     fn every_verb_that_ends_answers_in_json() {
         // These run until they are stopped, or write what was stored, or what shells and readers of
         // manuals need.
-        const OTHERS: [&str; 5] =
-            ["onefold serve", "onefold mount", "onefold completions", "onefold man", "onefold cat"];
+        const OTHERS: [&str; 6] = [
+            "onefold serve",
+            "onefold accept",
+            "onefold mount",
+            "onefold completions",
+            "onefold man",
+            "onefold cat",
+        ];
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();

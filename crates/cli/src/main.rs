@@ -30,9 +30,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
-    key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
-    snapshots, status, tls, upgrade, volume, worker,
+    accept, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
+    inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve,
+    snapshot, snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -52,7 +52,10 @@ fn quiet_guarded_panics() {
 
 fn run() -> Result<(), Failure> {
     let arguments = configuration::read(as_option(std::env::args_os().collect()))?;
-    perform(arguments)
+    let done = perform(arguments);
+    // Locks on other hosts have ended then, too.
+    onefold::parts::far::end();
+    done
 }
 
 /// `onefold help VERB` is `onefold VERB --help`.
@@ -106,6 +109,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Worker(options) => worker::run(&options),
         Verb::Node(options) => node::run(&options),
         Verb::Index(options) => index::run(&options),
+        Verb::Accept(options) => accept::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Key(options) => keys::run(&options),
         Verb::Tls(options) => tls::run(&options),

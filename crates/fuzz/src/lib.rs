@@ -11,6 +11,7 @@ mod access;
 mod archive;
 mod certificate;
 mod cluster;
+mod connection;
 mod control;
 mod corrupt;
 mod decoders;
@@ -42,6 +43,7 @@ pub use archive::{
 };
 pub use certificate::certificate;
 pub use cluster::cluster;
+pub use connection::connection;
 pub use control::control;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use folder::folder;
@@ -67,7 +69,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 38] = [
+pub const TARGETS: [Target; 39] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -85,6 +87,7 @@ pub const TARGETS: [Target; 38] = [
     Target { name: "certificate", body: certificate, examples: certificate::examples },
     Target { name: "access_file", body: access_file, examples: access::examples },
     Target { name: "control", body: control, examples: control::examples },
+    Target { name: "connection", body: connection, examples: connection::examples },
     Target { name: "http_head", body: http_head, examples: http::examples },
     Target { name: "archive", body: archive, examples: archive::examples },
     Target { name: "nodes", body: nodes, examples: archive::nodes::examples },

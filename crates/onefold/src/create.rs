@@ -1,15 +1,17 @@
 //! New stores.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use onefold_archive::{Archive, Format as Archived};
-use onefold_backend::{
-    Directory, EmbeddedStore, FileDisk, Preallocate, new_file::Spot, random::random_bytes,
-};
+use onefold_backend::{EmbeddedStore, FileDisk, Preallocate, new_file::Spot, random::random_bytes};
 use onefold_block::{Engine, Format};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::PoolKind};
 
-use crate::parts::{archive_dir::name_archive, operator::word, sealed_before};
+use crate::parts::{
+    archive_dir::{make_directory, name_archive},
+    operator::word,
+    sealed_before,
+};
 
 /// How a new block store is.
 ///
@@ -111,7 +113,7 @@ pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<
     if !format.compress {
         made.compression = onefold_archive::Compression::None;
     }
-    let files = Arc::new(Directory::create_as(path, word())?);
+    let files = make_directory(path)?;
     Archive::create(&*files, &made).map_err(|error| name_archive(path, error))?;
     sealed_before::made(path, None);
     Ok(())

@@ -10,7 +10,6 @@ use std::{
 use clap::{Args, Subcommand};
 use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
 use onefold_backend::{
-    Directory,
     rados::TIMEOUT,
     secrets::{GivenWords, SystemRandom, machine_memory},
 };
@@ -205,7 +204,7 @@ fn at(store: &Path) -> std::result::Result<Store, Failure> {
 /// The key area, as whoever has no key reads it.
 fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
     let area = match at(store)? {
-        Store::Archive(_) => Directory::open(store, false).and_then(|files| key_area(&files)),
+        Store::Archive(directory) => directory.files().and_then(|files| key_area(&*files)),
         Store::Block(file) => file.key_area(),
         Store::Cluster(url) => area_of_cluster(&url),
     };

@@ -1,6 +1,7 @@
 //! The verbs, one file or folder each. A verb finds out which engine made the store, and refuses
 //! what the engine lacks.
 
+pub(crate) mod accept;
 pub(crate) mod backup;
 pub(crate) mod cat;
 pub(crate) mod check;

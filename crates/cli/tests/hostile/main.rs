@@ -13,6 +13,7 @@ mod support;
 mod actors;
 mod certificates;
 mod clusters;
+mod connections;
 
 mod files;
 mod limits;

@@ -21,6 +21,8 @@ pub(crate) struct Desk {
     dir: Arc<tempfile::TempDir>,
     /// The command's name.
     name: &'static str,
+    /// What stands in for ssh.
+    ssh: Option<PathBuf>,
 }
 
 /// The output of a command.
@@ -36,12 +38,25 @@ impl Desk {
     pub(crate) fn new() -> Desk {
         // Names of sockets are short, so directories are too; the disk is that of the build.
         let dir = tempfile::Builder::new().prefix("o").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
-        Desk { dir: Arc::new(dir.unwrap()), name: "onefold" }
+        Desk { dir: Arc::new(dir.unwrap()), name: "onefold", ssh: None }
     }
 
     /// The same directory with another command of this build.
     pub(crate) fn with(&self, name: &'static str) -> Desk {
-        Desk { dir: self.dir.clone(), name }
+        Desk { dir: self.dir.clone(), name, ssh: self.ssh.clone() }
+    }
+
+    /// The same directory, with a script in place of ssh. It finds the command of this build, all that it
+    /// is told as `$@`, and the command for the other end as `$last`.
+    pub(crate) fn by_ssh(&self, name: &str, script: &str) -> Desk {
+        let path = self.path(name);
+        let folder = self.binary().parent().unwrap().display().to_string();
+        let head = format!("#!/bin/sh\nPATH={folder}:$PATH\nfor last; do :; done\n");
+        std::fs::write(&path, format!("{head}{script}\n")).unwrap();
+        // The file is this test's own.
+        let made = Command::new("chmod").arg("755").arg(&path).status().unwrap();
+        assert!(made.success());
+        Desk { dir: self.dir.clone(), name: self.name, ssh: Some(path) }
     }
 
     /// Tests lie in a folder below that of the commands.
@@ -63,6 +78,9 @@ impl Desk {
             command.env_remove(name);
         }
         command.env("RUNTIME_DIRECTORY", self.runtime());
+        if let Some(ssh) = &self.ssh {
+            command.env("ONEFOLD_SSH", ssh);
+        }
         // What the command remembers outlives no desk.
         command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", self.path("state"));
         command

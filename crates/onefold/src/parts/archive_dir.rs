@@ -1,7 +1,9 @@
 //! An archive's directory: found, opened for what a verb wants, and named in errors.
 //!
 //! An archive on one node is its directory. One on several has a directory with the file `nodes`,
-//! which says where they are; it holds nothing else, and can be made again from the nodes.
+//! which says where they are; it holds nothing else, and can be made again from the nodes. One on another
+//! host has an address of `ssh`, and all that is not its files stays with that host: who serves it, its
+//! claim, and the processes that use it there.
 
 use std::{
     fs,
@@ -17,11 +19,13 @@ use std::{
 use onefold_archive::{
     Archive, IndexDirectory, Nodes, Settings, find_label, lost_index_files, seal,
 };
-use onefold_backend::{Directory, Stands, lock};
+use onefold_backend::{Directory, Stands, lock, room::room};
 use onefold_core::{Error, Files, Kind, Result};
+use onefold_remote::Right;
 
 use super::{
     control::{Client, places},
+    far::{self, Far},
     index_place::IndexPlace,
     keeper::{self, Keeper},
     keys,
@@ -40,6 +44,8 @@ const USED: [&str; 3] = ["epoch-0", "epoch-1", "lock-writer"];
 #[derive(Clone)]
 pub struct ArchiveDir {
     path: PathBuf,
+    /// The connection, when it is on another host.
+    far: Option<Arc<Far>>,
     /// The list of its nodes, when there are several.
     nodes: Option<NodeList>,
     /// Where the chunk index is, unless it is beside the data, or what is wrong with what says so.
@@ -51,9 +57,9 @@ pub struct ArchiveDir {
 }
 
 impl ArchiveDir {
-    /// True when `path` is a directory, which no block store is.
+    /// True when `path` is a directory, or an address of another host: neither is a block store.
     pub fn is_there(path: &Path) -> bool {
-        path.is_dir()
+        far::is_address(path) || path.is_dir()
     }
 
     /// The archive at `path`.
@@ -61,6 +67,18 @@ impl ArchiveDir {
     /// # Errors
     /// One sentence for what is missing or no archive.
     pub fn look(path: &Path) -> Result<ArchiveDir> {
+        if far::is_address(path) {
+            let far = far::reach(path)?;
+            find_label(far.files()).map_err(|error| name_archive(path, error))?;
+            return Ok(ArchiveDir {
+                path: path.to_owned(),
+                far: Some(far),
+                nodes: None,
+                index: None,
+                is_ours: true,
+                told: Arc::default(),
+            });
+        }
         let files = Directory::open(path, false)?;
         let nodes = NodeList::read(&files)?;
         let index = match nodes {
@@ -68,8 +86,14 @@ impl ArchiveDir {
             None => IndexPlace::read(&files).transpose(),
         };
         let is_ours = Directory::open_as(path, false, word())?.is_ours();
-        let directory =
-            ArchiveDir { path: path.to_owned(), nodes, index, is_ours, told: Arc::default() };
+        let directory = ArchiveDir {
+            path: path.to_owned(),
+            far: None,
+            nodes,
+            index,
+            is_ours,
+            told: Arc::default(),
+        };
         if directory.nodes.is_some() {
             directory.nodes(false, false)?;
         } else {
@@ -112,6 +136,7 @@ impl ArchiveDir {
     fn on_nodes(path: &Path, list: NodeList) -> ArchiveDir {
         ArchiveDir {
             path: path.to_owned(),
+            far: None,
             nodes: Some(list),
             index: None,
             is_ours: true,
@@ -146,6 +171,46 @@ impl ArchiveDir {
         &self.path
     }
 
+    /// True when it is on another host.
+    #[must_use]
+    pub fn is_far(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// Errors when it is on another host, where alone `what` is possible.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub fn refuse_far(&self, what: &str) -> Result<()> {
+        if self.far.is_none() {
+            return Ok(());
+        }
+        let why = format!("{} is on another host: {what}", self.path.display());
+        Err(Error::new(Kind::Unsupported, why))
+    }
+
+    /// Its files, for reading, when it has no nodes.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn files(&self) -> Result<Arc<dyn Files>> {
+        Ok(match &self.far {
+            Some(far) => Arc::new(far.files().clone()),
+            None => Arc::new(Directory::open(&self.path, false)?),
+        })
+    }
+
+    /// Free bytes of its file system.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn free_bytes(&self) -> Result<u64> {
+        match &self.far {
+            Some(far) => far.files().free_bytes(),
+            None => room(&self.path).map(|room| room.bytes),
+        }
+    }
+
     /// The name of the control socket of the archive's server: its id, and which directory it is.
     ///
     /// # Errors
@@ -159,15 +224,16 @@ impl ArchiveDir {
     fn id(&self) -> Result<[u8; 16]> {
         Ok(match self.nodes(false, false)? {
             Some(nodes) => nodes.archive_id(),
-            None => find_label(&Directory::open(&self.path, false)?)?.id,
+            None => find_label(&*self.files()?)?.id,
         })
     }
 
     /// Claims the archive for its server, against others on this machine and elsewhere.
     ///
     /// # Errors
-    /// `Busy` while another one has it; those of looking at the archive.
+    /// `Busy` while another one has it, `Unsupported` on another host; those of looking at the archive.
     pub fn claim(&self) -> Result<Keeper> {
+        self.refuse_far("a process on that host serves it, and no other one")?;
         Keeper::of_folder(&self.path, self.id()?, &[LABEL, NODES])
     }
 
@@ -177,6 +243,9 @@ impl ArchiveDir {
     /// # Errors
     /// The error of looking at the archive.
     pub fn unseen_server(&self) -> Result<Option<String>> {
+        if self.is_far() {
+            return Ok(None);
+        }
         let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
         let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
         Ok(Some(format!(
@@ -193,8 +262,15 @@ impl ArchiveDir {
     /// A connection to the server of the archive; `None` when nobody serves it.
     ///
     /// # Errors
-    /// `Denied` when it can't be trusted, and those of looking at the archive.
+    /// `Denied` when it can't be trusted, `Busy` when it is on another host, and those of looking at the
+    /// archive.
     pub fn server(&self) -> Result<Option<Client>> {
+        if let Some(far) = &self.far {
+            let Some(server) = &far.greeting().server else { return Ok(None) };
+            let why =
+                format!("{} can't be asked for that from here: {server}", self.path.display());
+            return Err(Error::new(Kind::Busy, why));
+        }
         match Client::connect_to(&self.control_name()?, self.metadata()?.uid(), &self.path) {
             Ok(client) => Ok(Some(client)),
             Err(error) if error.kind() == Kind::NotFound => Ok(None),
@@ -211,9 +287,13 @@ impl ArchiveDir {
     }
 
     /// Other processes that read or put now: what they may need is freed when they have ended. Each
-    /// with its number and the first words of its command line, as far as this system tells.
+    /// with its number and the first words of its command line, as far as this system tells. Of another
+    /// host nothing is known.
     #[must_use]
     pub fn users(&self) -> Vec<(u32, String)> {
+        if self.is_far() {
+            return Vec::new();
+        }
         let directories = self
             .nodes
             .as_ref()
@@ -324,7 +404,7 @@ impl ArchiveDir {
     /// # Errors
     /// As [`look`](Self::look).
     pub fn after_move(&self) -> Result<Option<ArchiveDir>> {
-        if self.has_nodes() {
+        if self.has_nodes() || self.is_far() {
             return Ok(None);
         }
         let now = IndexPlace::read(&Directory::open(&self.path, false)?).unwrap_or(None);
@@ -339,6 +419,9 @@ impl ArchiveDir {
     /// as they are there.
     #[must_use]
     pub fn identities(&self) -> Vec<(u64, u64)> {
+        if self.is_far() {
+            return Vec::new();
+        }
         let nodes = self.nodes.iter().flat_map(|list| &list.paths);
         let index = self.index_place().filter(|_| self.is_ours).map(|place| place.path());
         let paths = std::iter::once(&*self.path).chain(nodes.map(PathBuf::as_path)).chain(index);
@@ -430,9 +513,13 @@ impl ArchiveDir {
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
         let settings = with_keys(settings);
         let nodes = self.nodes_while(true, degraded, stands)?;
-        let opened = match &nodes {
-            Some(nodes) => Archive::open_on_nodes(nodes.clone(), true, settings),
-            None => Directory::open_as(&self.path, true, word()).and_then(|files| {
+        let opened = match (&nodes, &self.far) {
+            (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
+            (None, Some(far)) => may_change(&self.path, far).and_then(|()| {
+                let files = Arc::new(far.files().clone());
+                Archive::open_with_index(files, Vec::new(), true, settings)
+            }),
+            (None, None) => Directory::open_as(&self.path, true, word()).and_then(|files| {
                 let index = self.index_directories(true, stands);
                 Archive::open_with_index(watched(files, stands), index, true, settings)
             }),
@@ -450,9 +537,13 @@ impl ArchiveDir {
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = with_keys(Settings { memory, ..Settings::default() });
-        let opened = match self.nodes(false, false)? {
-            Some(nodes) => Archive::open_on_nodes(nodes, false, settings),
-            None => Directory::open(&self.path, false).and_then(|files| {
+        let opened = match (self.nodes(false, false)?, &self.far) {
+            (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
+            (None, Some(far)) => {
+                let files = Arc::new(far.files().clone());
+                Archive::open_with_index(files, Vec::new(), false, settings)
+            }
+            (None, None) => Directory::open(&self.path, false).and_then(|files| {
                 let index = self.index_directories(false, None);
                 Archive::open_with_index(Arc::new(files), index, false, settings)
             }),
@@ -479,12 +570,40 @@ impl ArchiveDir {
     /// The error of opening.
     pub fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
-        match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(settings)) {
+        let may = match &self.far {
+            Some(far) => may_change(&self.path, far),
+            None => Directory::open_as(&self.path, true, word()).map(drop),
+        };
+        match may.and_then(|()| self.open(settings)) {
             Ok(archive) => Ok(archive),
             // Somebody else's, or on a file system that takes no writes.
             Err(_) => self.open_to_read(memory),
         }
     }
+}
+
+/// Makes the directory of an archive that is to be created, or takes an empty one, here or on another
+/// host.
+///
+/// # Errors
+/// `Exists` when something is in it, those of reaching another host, and those of the system.
+pub fn make_directory(path: &Path) -> Result<Arc<dyn Files>> {
+    if far::is_address(path) {
+        return Ok(Arc::new(far::make(path)?.files().clone()));
+    }
+    let files = Directory::create_as(path, word())?;
+    files.exposed().iter().for_each(|sentence| warn(sentence));
+    Ok(Arc::new(files))
+}
+
+/// Errors when the other host lets us only read.
+fn may_change(path: &Path, far: &Far) -> Result<()> {
+    if far.greeting().right == Right::Manage {
+        return Ok(());
+    }
+    let bar = far.greeting().bar.as_deref();
+    let bar = bar.unwrap_or("the other host lets this user read it, and change nothing");
+    Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", path.display())))
 }
 
 /// Settings with who is asked for keys, unless they say so themselves.

@@ -30,7 +30,7 @@ pub fn prepare(to: &Path, archive: &Path) -> Result<()> {
 /// where the old index is lost, and of how many.
 ///
 /// # Errors
-/// `Unsupported` for an archive on several nodes, `Busy` while it is served, those of taking the
+/// `Unsupported` for an archive on several nodes or on another host, `Busy` while it is served, those of taking the
 /// directory, `NoSpace`, and those of the system. The index stays where it was then.
 pub fn move_index(
     directory: &ArchiveDir,
@@ -39,6 +39,7 @@ pub fn move_index(
 ) -> Result<u64> {
     let path = directory.path();
     let shown = path.display();
+    directory.refuse_far("`onefold index` moves its chunk index there")?;
     if directory.has_nodes() {
         let why = format!("{shown} has several nodes, and its chunk index stays on them");
         return Err(Error::new(Kind::Unsupported, why));

@@ -7,6 +7,7 @@ pub mod archive_work;
 pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
+pub mod far;
 pub mod index_move;
 mod index_place;
 pub mod keeper;

@@ -17,7 +17,7 @@ use std::{
 use onefold_backend::new_file::NewFile;
 use onefold_core::{Error, Kind, Result, checksum};
 
-use super::user_directory::user_directory;
+use super::{far::is_address, user_directory::user_directory};
 
 /// Stores that are looked through at most.
 const STORES_MAX: usize = 10_000;
@@ -30,7 +30,10 @@ fn directory() -> Option<PathBuf> {
 
 /// What stands for a path, whichever links lead there.
 fn of_path(path: &Path) -> String {
-    let whole = fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+    let whole = match is_address(path) {
+        true => Ok(path.to_owned()),
+        false => fs::canonicalize(path).or_else(|_| std::path::absolute(path)),
+    };
     let whole = whole.unwrap_or_else(|_| path.to_owned());
     let hash = checksum::forgery_proof(&[0; 32], whole.as_os_str().as_bytes());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()

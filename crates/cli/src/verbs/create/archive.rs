@@ -16,9 +16,10 @@ use super::{
     placement::{Placed, code},
 };
 use onefold::parts::{
-    archive_dir::{ArchiveDir, name_archive},
+    archive_dir::{ArchiveDir, make_directory, name_archive},
+    far::is_address,
     index_move,
-    operator::{warn, word},
+    operator::word,
     sealed_before,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
@@ -32,6 +33,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold create archive backups\n  \
+                  onefold create archive ssh://vault/srv/backups\n  \
                   onefold create archive images --chunking static:4K --compress lz4\n  \
                   onefold create archive big --fast /ssd/big\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
@@ -40,7 +42,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
                   onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
                   --delay 0 --batch 256M")]
 pub(super) struct Options {
-    /// A directory that is empty, or does not exist yet
+    /// A directory that is empty, or does not exist yet; on another host: ssh://user@host/directory
     store: PathBuf,
 
     /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K; any
@@ -105,6 +107,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
+    let elsewhere = !nodes.is_empty() || options.fast.is_some();
+    if is_address(store) && elsewhere {
+        let why =
+            "an archive on another host lies in one directory there, without --nodes and --fast";
+        return Err(Failure::usage(why));
+    }
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
     let mut keys = new_keys(options.no_encryption, plain, &format.id)?;
@@ -113,17 +121,16 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         None => {
             let fast = options.fast.as_deref();
             fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
-            let files = Directory::create_as(store, word())?;
-            files.exposed().iter().for_each(|sentence| warn(sentence));
+            let files = make_directory(store)?;
             let created = match &mut keys {
                 Some(new) => {
                     let random = Arc::new(SystemRandom);
-                    create_sealed(&files, &format, &mut new.keys, random)
+                    create_sealed(&*files, &format, &mut new.keys, random)
                 }
-                None => Archive::create(&files, &format),
+                None => Archive::create(&*files, &format),
             };
             created.map_err(|error| {
-                clear(&[&files], &error);
+                clear(&[&*files], &error);
                 name_archive(store, error)
             })?;
             match fast {

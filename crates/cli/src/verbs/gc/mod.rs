@@ -20,7 +20,6 @@ use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     cluster_store::Url,
 };
-use onefold_backend::room::room;
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -222,7 +221,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
     };
-    let free = || room(directory.path()).map(|room| room.bytes);
+    let free = || directory.free_bytes();
     if options.dry_run {
         return plan(&directory, collect, options, free()?);
     }

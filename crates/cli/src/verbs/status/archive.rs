@@ -9,7 +9,6 @@ use onefold_archive::{
     Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, lost_index_files,
     replay_due,
 };
-use onefold_backend::room::room;
 use onefold_core::{Kind, Result};
 use serde::Serialize;
 
@@ -291,7 +290,7 @@ impl Stats {
                 .sum(),
             free_bytes: match nodes {
                 Some(_) => None,
-                None => Some(room(directory.path())?.bytes),
+                None => Some(directory.free_bytes()?),
             },
             index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
             index_files: tables.index.files.len() as u64,

@@ -1,0 +1,36 @@
+//! Which files of a directory are an archive's.
+
+use crate::{
+    block_index::MAPS,
+    format::names::{COLLECTOR, COMMIT, EPOCHS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER},
+    leaf_file::LEAVES,
+};
+
+/// True for the names of an archive's files in its one directory. Files that say where nodes or an
+/// index are, and who serves the archive, are none of them.
+#[must_use]
+pub fn is_archive_file(name: &str) -> bool {
+    let whole = [LABEL, KEYS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
+    let numbered = ["log-", "snapshot-", "segment-", "index-", "counts-"];
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    whole.contains(&name)
+        || EPOCHS.contains(&name)
+        || numbered.iter().any(|kind| name.strip_prefix(kind).is_some_and(is_number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_46_files_that_lead_elsewhere_are_none_of_an_archive() {
+        for name in ["label", "log-0000000001", "segment-00000007", "epoch-1", "maps"] {
+            assert!(is_archive_file(name), "{name}");
+        }
+        let others =
+            ["nodes", "nodes.new", "fast", "claim", "belongs-to", "log-", "log-1.new", "x"];
+        for name in others {
+            assert!(!is_archive_file(name), "{name}");
+        }
+    }
+}

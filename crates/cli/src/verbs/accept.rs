@@ -1,0 +1,203 @@
+//! `onefold accept`: the end of an ssh connection where an archive is.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, IsTerminal},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use onefold_archive::is_archive_file;
+use onefold_backend::{Directory, room::room};
+use onefold_core::{Error, Files, Kind, Result};
+use onefold_remote::{Greeting, Offer, Pulse, Right, answer, refuse};
+
+use onefold::parts::{
+    Found,
+    archive_dir::ArchiveDir,
+    far::{Asked, asked, is_address},
+    operator::word,
+};
+use onefold_console::failure::Failure;
+
+/// Lets another host use an archive of this one, over an ssh connection
+///
+/// Nobody types this: ssh starts it when a verb on another host has an address like
+/// ssh://user@host/directory. It uses standard input and output, opens the one directory and nothing
+/// else, and knows no key of the archive. As the command of a key in ~/.ssh/authorized_keys, with
+/// `restrict`, it is all that the owner of that key can do. Locks end with the connection.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold accept /srv/backups\n  \
+                  onefold accept /srv/backups --right read\n\n\
+                  A line of authorized_keys:\n  \
+                  command=\"onefold accept /srv/backups --new\",restrict ssh-ed25519 AAAA… host1")]
+pub(crate) struct Options {
+    /// The archive's directory
+    store: PathBuf,
+
+    /// Makes the directory when the other host creates the archive
+    #[arg(long)]
+    new: bool,
+
+    /// What the other host may do
+    #[arg(long, value_enum, default_value = "manage", value_name = "RIGHT")]
+    right: RightName,
+
+    /// Ends the connection when the other host says nothing for this time, as when it has vanished. It
+    /// says something every 5 minutes
+    #[arg(long, default_value = "1h", value_parser = humantime::parse_duration, value_name = "TIME")]
+    idle: Duration,
+}
+
+/// A right of another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum RightName {
+    /// Look at everything, and change nothing
+    Read,
+    /// All that the owner of the directory may do
+    Manage,
+}
+
+/// The variable in which `sshd` tells what the other host asked for, where it runs another command.
+const ORIGINAL: &str = "SSH_ORIGINAL_COMMAND";
+
+/// How often the other host is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many times the idle time a lock may be held by who may only read.
+const LOCK_TIMES: u32 = 24;
+
+/// Answers until the other host ends the connection.
+pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
+    let (input, output) = (io::stdin(), io::stdout());
+    if input.is_terminal() || output.is_terminal() {
+        return Err(Failure::usage(
+            "ssh starts this for a verb on another host, which has an address like \
+             ssh://user@host/directory",
+        ));
+    }
+    let failed = |e| Error::from_io("no standard input and output", e);
+    let input = File::from(input.as_fd().try_clone_to_owned().map_err(failed)?);
+    let mut output = File::from(output.as_fd().try_clone_to_owned().map_err(failed)?);
+    let (offer, greeting) = match offered(options) {
+        Ok(offered) => offered,
+        Err(error) => {
+            refuse(&mut output, &error).map_err(failed)?;
+            return Err(error.into());
+        }
+    };
+    let pulse = Pulse::default();
+    let (of_thread, idle, right) = (pulse.clone(), options.idle, greeting.right);
+    let watch = move || watch(&of_thread, idle, right);
+    std::thread::Builder::new().name("idle".into()).spawn(watch).map_err(failed)?;
+    Ok(answer(offer, &greeting, BufReader::new(input), Box::new(output), &pulse)?)
+}
+
+/// The archive's files, and what is said of them.
+fn offered(options: &Options) -> Result<(Offer, Greeting)> {
+    let store = &options.store;
+    if is_address(store) {
+        let why = format!("{} is not on this host", store.display());
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    let new = makes(options)?;
+    let offer = |files: Directory| {
+        let at = store.clone();
+        let free_bytes = Box::new(move || room(&at).map(|room| room.bytes));
+        Offer { files: Arc::new(files) as Arc<dyn Files>, is_own: is_archive_file, free_bytes }
+    };
+    if new {
+        return Ok((offer(Directory::create_as(store, word())?), Greeting::of(Right::Manage)));
+    }
+    let Found::Archive(archive) = Found::at(store)? else {
+        let why = format!("{} is no archive: only they are used from other hosts", store.display());
+        return Err(Error::new(Kind::Unsupported, why));
+    };
+    lies_here(&archive)?;
+    let server = served(&archive);
+    let (files, right, bar) = match options.right {
+        RightName::Read => (Directory::open_as(store, false, word())?, Right::Read, None),
+        RightName::Manage => match Directory::open_as(store, true, word()) {
+            Ok(files) => (files, Right::Manage, None),
+            // Somebody else's, or on a file system that takes no writes.
+            Err(error) => {
+                let files = Directory::open_as(store, false, word())?;
+                (files, Right::Read, Some(error.to_string()))
+            }
+        },
+    };
+    Ok((offer(files), Greeting { right, bar, server }))
+}
+
+/// Errors when the archive lies in more than its directory.
+fn lies_here(archive: &ArchiveDir) -> Result<()> {
+    let why = match (archive.has_nodes(), archive.index_directory()) {
+        (true, _) => "its nodes are in other directories",
+        (false, Some(_)) => "its chunk index is in another directory",
+        (false, None) => return Ok(()),
+    };
+    let shown = archive.path().display();
+    let why = format!("{shown} can't be used from other hosts yet: {why}");
+    Err(Error::new(Kind::Unsupported, why))
+}
+
+/// True when the directory is to be made. The other host's own command counts for that alone, and is
+/// refused unless it asks for this directory.
+fn makes(options: &Options) -> Result<bool> {
+    let Some(original) = std::env::var_os(ORIGINAL) else { return Ok(options.new) };
+    let denied = |why: String| Err(Error::new(Kind::Denied, why));
+    let Some(Asked { new, directory }) = original.to_str().and_then(asked) else {
+        return denied("this key is for archives of Onefold, and for no other command".into());
+    };
+    if !is_same(Path::new(&directory), &options.store) {
+        let (shown, has) = (directory.escape_debug(), options.store.display());
+        return denied(format!("this key is for {has} on this host, and not for {shown}"));
+    }
+    match (new, options.new, options.right) {
+        (false, ..) => Ok(false),
+        (true, true, RightName::Manage) => Ok(true),
+        (true, ..) => denied("this key makes no archive: its command needs --new for that".into()),
+    }
+}
+
+/// True for two paths of one directory, which may be still to be made.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let whole = |path: &Path| fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+    matches!((whole(one), whole(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// A sentence about the server of the archive, if it has one.
+fn served(archive: &ArchiveDir) -> Option<String> {
+    match archive.server() {
+        Ok(Some(mut server)) => Some(match server.pid() {
+            Ok(pid) => format!("process {pid} serves it there; stop that first, or do it there"),
+            Err(_) => "a process serves it there; stop that first, or do it there".to_owned(),
+        }),
+        Ok(None) => archive.unseen_server().unwrap_or_default(),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Ends the process, and its locks with it, when the other host is silent for too long. What it asked
+/// for before is done by then, or it stopped in the middle, as when it is killed.
+fn watch(pulse: &Pulse, idle: Duration, right: Right) {
+    loop {
+        std::thread::sleep(LOOK_EVERY.min(idle));
+        let is_silent = pulse.silence() >= idle;
+        let holds_on = right == Right::Read && pulse.longest_lock() >= idle * LOCK_TIMES;
+        if is_silent || holds_on {
+            let why = match is_silent {
+                true => "the other host was silent for too long",
+                false => "the other host held a lock for too long",
+            };
+            let idle = humantime::format_duration(idle);
+            // Its status says that it failed.
+            let _ = Failure::new(format!("{why} (--idle {idle})")).tell("onefold");
+            std::process::exit(1);
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! Archives on another host: all verbs by an address, with a script in place of ssh, and with OpenSSH.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use support::{Desk, noise};
+
+/// Runs what the other end is told, here.
+const LOCAL: &str = "exec sh -c \"$last\"";
+
+/// A desk whose addresses lead back to it.
+fn desk() -> Desk {
+    Desk::new().by_ssh("ssh", LOCAL)
+}
+
+/// The address of an archive of the desk.
+fn address(desk: &Desk, name: &str) -> String {
+    format!("ssh://vault{}", desk.path(name).display())
+}
+
+#[test]
+fn verbs_of_archives_work_by_an_address() {
+    let desk = desk();
+    let far = address(&desk, "a");
+    fs::create_dir_all(desk.path("home/below")).unwrap();
+    fs::write(desk.path("home/below/file"), noise(1, 300_000)).unwrap();
+    fs::write(desk.path("home/letter"), "dear all").unwrap();
+    fs::write(desk.path("image"), noise(2, 2_000_000)).unwrap();
+
+    desk.fails("create archive ssh://vault/no/such/place", 1, &["ssh://vault/no/such/place: "]);
+    assert!(desk.ok(&format!("create archive {far}")).contains(&format!("created {far}")));
+    desk.fails(&format!("create archive {far}"), 1, &[&far, "is not empty"]);
+    desk.ok(&format!("put {far} image image"));
+    desk.ok(&format!("put {far} again image"));
+    desk.ok(&format!("get {far} image --output image.back"));
+    assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("image.back")).unwrap());
+    assert!(desk.ok(&format!("ls {far}")).contains("again"));
+    desk.ok(&format!("rm {far} image"));
+    desk.ok(&format!("mv {far} again only"));
+
+    desk.ok(&format!("backup {far} home --set home"));
+    fs::write(desk.path("home/letter"), "dear others").unwrap();
+    desk.ok(&format!("backup {far} home --set home"));
+    assert_eq!(
+        desk.ok(&format!("snapshots {far}")).lines().filter(|l| l.contains("home")).count(),
+        2
+    );
+    desk.ok(&format!("restore {far} home -C back"));
+    let back = desk.path("back").join(desk.path("home").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(back.join("letter")).unwrap(), b"dear others");
+    assert_eq!(fs::read(back.join("below/file")).unwrap(), noise(1, 300_000));
+    let letter = desk.path("home/letter");
+    assert_eq!(desk.ok(&format!("cat {far} home~1 {}", letter.display())), "dear all");
+    assert!(desk.ok(&format!("diff {far} home~1 home")).contains("letter"));
+    assert!(desk.ok(&format!("find {far} letter")).contains("letter"));
+    desk.ok(&format!("forget {far} --keep-last 1 --set home"));
+    assert!(desk.ok(&format!("gc {far} --trash 0")).contains("freed"));
+    desk.ok(&format!("check {far}"));
+    desk.ok(&format!("scrub {far}"));
+    desk.ok(&format!("repair {far}"));
+    let status = desk.status(&far);
+    assert_eq!(status["archive"], *far);
+    assert!(status["free_bytes"].as_u64().unwrap() > 0, "{status}");
+    desk.ok(&format!("volume create {far} v --size 64M"));
+    assert!(desk.ok(&format!("volume list {far}")).contains('v'));
+    desk.ok(&format!("upgrade {far}"));
+
+    // Without the connection it is the same archive.
+    desk.ok("check a");
+    assert_eq!(desk.ok("ls a"), desk.ok(&format!("ls {far}")));
+    assert_eq!(desk.ok("snapshots a --json"), desk.ok(&format!("snapshots {far} --json")));
+
+    desk.fails(
+        &format!("serve {far} --nbd unix:{}", desk.path("s").display()),
+        1,
+        &["another host"],
+    );
+    desk.fails(&format!("index {far} --fast x"), 1, &["another host"]);
+    desk.fails(&format!("create archive {far}2 --fast x"), 2, &["without --nodes and --fast"]);
+}
+
+#[test]
+fn keys_of_a_sealed_archive_stay_on_this_side() {
+    let desk = Desk::new();
+    // What the other end is told and sent, and its environment.
+    let spying = "env > env.$$; printf '%s\\n' \"$@\" >> told; tee -a sent | sh -c \"$last\"";
+    let desk = desk.by_ssh("ssh", spying);
+    let far = address(&desk, "a");
+    fs::write(desk.path("plain"), "a secret that nobody may read ".repeat(10_000)).unwrap();
+    let made = desk.ok(&format!("create archive {far} --key own.key"));
+    assert!(made.contains("it is encrypted"));
+    desk.ok(&format!("put {far} s plain --key own.key"));
+    desk.ok(&format!("get {far} s --output back --key own.key"));
+    assert_eq!(fs::read(desk.path("plain")).unwrap(), fs::read(desk.path("back")).unwrap());
+    desk.ok(&format!("key add {far} --new second.key --key own.key"));
+    desk.ok(&format!("key test {far} --key second.key"));
+    assert!(desk.ok(&format!("key list {far}")).contains("   2  file"));
+    desk.ok(&format!("check {far} --key second.key"));
+    desk.fails(&format!("ls {far}"), 1, &["it is encrypted: say where its key is"]);
+
+    let key = fs::read_to_string(desk.path("own.key")).unwrap();
+    let key = key.split_whitespace().last().unwrap();
+    assert!(key.len() > 30, "{key}");
+    let mut looked_at = 0;
+    let (own, above) =
+        (fs::read_dir(desk.path("a")).unwrap(), fs::read_dir(desk.path("")).unwrap());
+    for entry in own.chain(above).map(Result::unwrap) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !entry.file_type().unwrap().is_file()
+            || name.ends_with(".key")
+            || name == "plain"
+            || name == "back"
+        {
+            continue;
+        }
+        let bytes = fs::read(entry.path()).unwrap();
+        let has = |what: &[u8]| bytes.windows(what.len()).any(|window| window == what);
+        assert!(!has(key.as_bytes()) && !has(b"a secret that nobody"), "{name}");
+        looked_at += 1;
+    }
+    assert!(looked_at > 15, "{looked_at}");
+
+    // A plain archive in its place is refused.
+    fs::rename(desk.path("a"), desk.path("a.sealed")).unwrap();
+    desk.ok("create archive a");
+    desk.fails(&format!("ls {far}"), 1, &["is not encrypted, and an encrypted store was here"]);
+}
+
+/// A put that has sent so much, and waits for more.
+fn putting(desk: &Desk, far: &str) -> Child {
+    let mut command = desk.command(&format!("put {far} half"));
+    let mut child =
+        command.stdin(Stdio::piped()).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    child.stdin.as_mut().unwrap().write_all(&noise(3, 80 << 20)).unwrap();
+    child
+}
+
+/// Tries until it succeeds.
+#[track_caller]
+fn soon(desk: &Desk, arguments: &str) {
+    let begun = Instant::now();
+    loop {
+        let said = desk.run(arguments);
+        if said.status.success() {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{arguments}: {said:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_client_that_vanishes_leaves_an_archive_that_opens() {
+    let desk = desk();
+    let far = address(&desk, "a");
+    desk.ok(&format!("create archive {far}"));
+    fs::write(desk.path("image"), noise(2, 2_000_000)).unwrap();
+    desk.ok(&format!("put {far} image image"));
+    let mut child = putting(&desk, &far);
+    desk.fails("put a other image --no-wait", 1, &["another process"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Its locks end with the connection.
+    soon(&desk, "put a other image --no-wait");
+    desk.ok("check a");
+    desk.ok("scrub a");
+    assert!(!desk.ok("ls a").contains("half"));
+    desk.ok("gc a");
+    desk.ok(&format!("get {far} image --output back"));
+    assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("back")).unwrap());
+}
+
+#[test]
+fn an_other_end_that_vanishes_fails_the_verb_in_a_sentence() {
+    let desk = Desk::new();
+    let script = "sh -c \"$last\" & echo $! > pid; wait";
+    // A job in the background has no input unless it is told.
+    let script = script
+        .replace("sh -c \"$last\" &", "exec 3<&0; sh -c \"exec $last\" <&3 3<&- & exec 3<&-;");
+    let desk = desk.by_ssh("ssh", &script);
+    let far = address(&desk, "a");
+    desk.ok(&format!("create archive {far}"));
+    let mut command = desk.command(&format!("put {far} half"));
+    let mut child =
+        command.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&noise(3, 80 << 20)).unwrap();
+    let pid = fs::read_to_string(desk.path("pid")).unwrap();
+    let killed = std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
+    assert!(killed.success());
+    let _ = input.write_all(&noise(4, 80 << 20));
+    drop(input);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said}");
+    assert!(said.lines().last().unwrap().starts_with("onefold: "), "{said}");
+    assert!(said.contains("the connection"), "{said}");
+    soon(&desk, "check a");
+}
+
+#[test]
+fn the_command_of_a_key_decides_and_not_the_client() {
+    let plain = desk();
+    plain.ok("create archive a");
+    plain.ok("create archive b");
+    fs::write(plain.path("image"), noise(2, 200_000)).unwrap();
+    plain.ok("put a image image");
+    let far = address(&plain, "a");
+    let forced = |name: &str, command: &str| {
+        plain.by_ssh(name, &format!("export SSH_ORIGINAL_COMMAND=\"$last\"; exec {command}"))
+    };
+
+    let reader = forced("reader", "onefold accept a --right read");
+    assert!(reader.ok(&format!("ls {far}")).contains("image"));
+    reader.ok(&format!("get {far} image --output back"));
+    reader.ok(&format!("check {far}"));
+    for verb in ["put X new image", "rm X image", "gc X", "upgrade X", "backup X image"] {
+        let verb = verb.replace('X', &far);
+        reader.fails(&verb, 1, &[&far, "can't be changed", "read it, and change nothing"]);
+    }
+    reader.fails(&format!("ls {}", address(&plain, "b")), 1, &["this key is for a on this host"]);
+    reader.fails(&format!("create archive {far}"), 1, &["this key makes no archive"]);
+
+    let owner = forced("owner", "onefold accept a");
+    owner.ok(&format!("put {far} new image"));
+    owner.fails(&format!("create archive {far}"), 1, &["this key makes no archive"]);
+    let maker = forced("maker", "onefold accept c --new");
+    let new = address(&plain, "c");
+    maker.fails(&format!("ls {new}"), 1, &[&new, "there is nothing at c"]);
+    assert!(!plain.path("c").exists());
+    maker.ok(&format!("create archive {new}"));
+    maker.ok(&format!("put {new} image image"));
+    maker.fails(&format!("create archive {new}"), 1, &["is not empty"]);
+
+    let mut other = plain.command("accept a");
+    let other = other.env("SSH_ORIGINAL_COMMAND", "rm -rf a").stdin(Stdio::null());
+    let said = other.output().unwrap();
+    assert!(!said.status.success());
+    assert!(String::from_utf8_lossy(&said.stderr).contains("for no other command"), "{said:?}");
+}
+
+#[test]
+fn who_can_not_be_reached_is_told_in_a_sentence() {
+    let desk = Desk::new();
+    let ls = "ls ssh://vault/srv/backups";
+    let failing = |script: &str, says: &[&str]| {
+        let said = desk.by_ssh("ssh", script).fails(ls, 1, says);
+        assert!(said.err.starts_with("onefold: ssh://vault/srv/backups"), "{}", said.err);
+    };
+    failing(
+        "echo 'Permission denied (publickey).' >&2; exit 255",
+        &["can't be reached", "Permission denied"],
+    );
+    failing("exit 127", &["vault has no command `onefold`"]);
+    failing("exit 3", &["ended with status 3"]);
+    failing(
+        "echo 'This account is closed. Have a good day.'",
+        &["does not speak", "This account is "],
+    );
+    failing("printf 'onefold files 1\\n'; head -c 100 /dev/zero", &["does not speak"]);
+    failing("head -c 10000000 /dev/urandom", &["does not speak"]);
+    failing("printf 'a\\033[2Jb\\n' >&2; exit 1", &["a [2Jb"]);
+    let nowhere = Desk::new();
+    let mut command = nowhere.command(ls);
+    let said = command.env("ONEFOLD_SSH", "/no/such/program").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("can't be reached by /no/such/program"), "{said}");
+    // Words of the other end beside its work are shown as such.
+    desk.ok("create archive a");
+    let chatty = desk.by_ssh("ssh", &format!("echo 'disk is old' >&2; {LOCAL}"));
+    let said = chatty.run(&format!("ls {}", address(&desk, "a")));
+    assert!(said.status.success() && said.err.contains("warning: vault: disk is old"), "{said:?}");
+}
+
+#[test]
+fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
+    let desk = desk();
+    desk.ok("create archive fast --fast ssd");
+    desk.ok("create archive many --nodes n0,n1,n2 --code 3,2");
+    desk.ok("create block disk --size 64M");
+    for (name, says) in [
+        ("fast", "its chunk index is in another directory"),
+        ("many", "its nodes are in other directories"),
+        ("disk", "is no archive"),
+        ("none", "there is nothing at"),
+    ] {
+        let far = address(&desk, name);
+        desk.fails(&format!("ls {far}"), 1, &[&far, says]);
+    }
+    desk.ok("create archive a");
+    fs::write(desk.path("image"), noise(2, 200_000)).unwrap();
+    let _serving = desk.serve(&format!("a --nbd unix:{}", desk.path("a.sock").display()));
+    let far = address(&desk, "a");
+    desk.ok(&format!("ls {far}"));
+    desk.fails(&format!("put {far} image image"), 1, &[&far, "serves it there"]);
+}
+
+#[test]
+fn a_silent_other_host_is_left_after_a_while() {
+    let desk = desk();
+    desk.ok("create archive a");
+    let mut command = desk.command("accept a --idle 1s");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begun = Instant::now();
+    let mut child = command.spawn().unwrap();
+    let input = child.stdin.take().unwrap();
+    let status = child.wait().unwrap();
+    drop(input);
+    assert_eq!(status.code(), Some(1));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "onefold: the other host was silent for too long (--idle 1s)\n");
+}
+
+/// A server of OpenSSH on the loopback address, ended when it is forgotten.
+struct Sshd {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Where OpenSSH's server is, and its libraries if it is not installed.
+fn sshd() -> Option<(PathBuf, PathBuf)> {
+    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../tools/sshd");
+    let places = ["/usr/sbin/sshd".into(), unpacked.join("usr/sbin/sshd")];
+    let found = places.into_iter().find(|place: &PathBuf| place.exists())?;
+    let libraries = if cfg!(target_arch = "aarch64") { "aarch64" } else { "x86_64" };
+    Some((found, unpacked.join(format!("usr/lib/{libraries}-linux-gnu"))))
+}
+
+/// Runs it; whoever has the key `NAME` may run the command.
+fn run_sshd(desk: &Desk, keys: &[(&str, &str)]) -> Option<Sshd> {
+    let ((program, libraries), Some(_)) = (sshd()?, which("ssh")) else { return None };
+    let mut lines = String::new();
+    for (name, command) in [("host", "")].iter().chain(keys) {
+        let file = desk.path(name);
+        let made = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(&file)
+            .status();
+        assert!(made.ok()?.success());
+        let public = fs::read_to_string(file.with_extension("pub")).unwrap();
+        match *command {
+            _ if *name == "host" => {}
+            "" => lines += &public,
+            command => lines += &format!("command=\"{command}\",restrict {public}"),
+        }
+    }
+    fs::write(desk.path("authorized"), lines).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let path = std::env::var("PATH").unwrap();
+    let folder = desk.command("ls").get_program().to_owned();
+    let folder = Path::new(&folder).parent().unwrap().to_owned();
+    let configuration = format!(
+        "ListenAddress 127.0.0.1\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\n\
+         UsePAM no\nPidFile none\nPasswordAuthentication no\nPermitRootLogin prohibit-password\n\
+         SetEnv PATH={}:{path} XDG_STATE_HOME={}\n",
+        desk.path("host").display(),
+        desk.path("authorized").display(),
+        folder.display(),
+        desk.path("state").display()
+    );
+    fs::write(desk.path("sshd.conf"), configuration).unwrap();
+    let run = format!("exec {} -D -e -f {}", program.display(), desk.path("sshd.conf").display());
+    let mut command = match rustix::process::geteuid().is_root() {
+        false => Command::new("sh"),
+        // The superuser's server wants a user and a directory of its own, which this machine may lack.
+        true => {
+            let users = fs::read_to_string("/etc/passwd").unwrap();
+            let own = "sshd:x:64999:65534::/run/sshd:/usr/sbin/nologin\n";
+            let users = if users.contains("\nsshd:") { users } else { users + own };
+            fs::write(desk.path("users"), users).unwrap();
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh"]);
+            command
+        }
+    };
+    let run = match rustix::process::geteuid().is_root() {
+        false => run,
+        true => format!(
+            "mount --bind {} /etc/passwd && mount -t tmpfs none /run && mkdir -m 755 /run/sshd && {run}",
+            desk.path("users").display()
+        ),
+    };
+    command.args(["-c", &run]).env("LD_LIBRARY_PATH", libraries);
+    let log = fs::File::create(desk.path("sshd.log")).unwrap();
+    let child = command.stdin(Stdio::null()).stderr(log).spawn().ok()?;
+    let mut sshd = Sshd { child, port };
+    let begun = Instant::now();
+    while !fs::read_to_string(desk.path("sshd.log")).unwrap().contains("listening") {
+        let is_over = sshd.child.try_wait().unwrap().is_some();
+        if is_over || begun.elapsed() > Duration::from_secs(10) {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(sshd)
+}
+
+fn which(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|at| at.join(program)).find(|at| at.exists())
+}
+
+/// The desk with OpenSSH's client and this key.
+fn with_key(desk: &Desk, key: &str) -> Desk {
+    let options = format!(
+        "exec ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+         -o IdentitiesOnly=yes -i {} \"$@\"",
+        desk.path(key).display()
+    );
+    desk.by_ssh(&format!("ssh-{key}"), &options)
+}
+
+#[test]
+fn openssh_carries_archives_and_its_keys_decide() {
+    let desk = Desk::new();
+    let at = |name: &str| desk.path(name).display().to_string();
+    let keys = [
+        ("all", String::new()),
+        ("own", format!("onefold accept {} --new", at("own archive").replace(' ', "\\ "))),
+        ("look", format!("onefold accept {} --right read", at("b"))),
+    ];
+    let keys: Vec<(&str, &str)> = keys.iter().map(|(name, command)| (*name, &**command)).collect();
+    let Some(sshd) = run_sshd(&desk, &keys) else {
+        println!("NOT TESTED: OpenSSH's client and server are missing (cargo xtask test packages)");
+        return;
+    };
+    let address = |name: &str| format!("ssh://127.0.0.1:{}{}", sshd.port, at(name));
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/file"), noise(1, 3_000_000)).unwrap();
+
+    // A key for all commands.
+    let (all, b) = (with_key(&desk, "all"), address("b"));
+    all.ok(&format!("create archive {b}"));
+    all.ok(&format!("backup {b} home --set home"));
+    all.ok(&format!("backup {b} home --set home"));
+    all.ok(&format!("restore {b} home -C back"));
+    let back = desk.path("back").join(desk.path("home/file").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(back).unwrap(), noise(1, 3_000_000));
+    all.ok(&format!("forget {b} --keep-last 1 --set home"));
+    all.ok(&format!("gc {b} --trash 0"));
+    all.ok(&format!("check {b}"));
+    desk.ok("scrub b");
+
+    // One for one archive, which it makes. The path has a space.
+    let own = with_key(&desk, "own");
+    let new = format!("ssh://127.0.0.1:{}{}", sshd.port, at("own archive"));
+    let mut create = own.command("create archive");
+    assert!(create.arg(&new).status().unwrap().success());
+    let mut put = own.command("put");
+    assert!(put.args([&*new, "file", "home/file"]).status().unwrap().success());
+    own.fails(&format!("ls {b}"), 1, &["this key is for", "own archive"]);
+
+    // One that may read.
+    let look = with_key(&desk, "look");
+    assert!(look.ok(&format!("snapshots {b}")).contains("home"));
+    look.fails(&format!("put {b} x home/file"), 1, &["read it, and change nothing"]);
+
+    // A stranger's key, and a command that a key has not.
+    let stranger = with_key(&desk, "host");
+    stranger.fails(&format!("ls {b}"), 1, &[&b, "can't be reached", "Permission denied"]);
+    let look = desk.path("ssh-look").display().to_string();
+    let port = sshd.port.to_string();
+    let said = Command::new(look).args(["-p", &port, "127.0.0.1", "id"]).output().unwrap();
+    assert!(!said.status.success() && !String::from_utf8_lossy(&said.stdout).contains("uid="));
+
+    // A client that vanishes.
+    let mut child = putting(&all, &b);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    soon(&desk, "put b other home/file --no-wait");
+    desk.ok("check b");
+}

@@ -1,0 +1,390 @@
+//! The side where the files are.
+//!
+//! One thread reads requests, [`WORKERS`] do them, and each wait for a lock has its own. What a
+//! connection may hold is bounded: open files, locks, and bytes of requests under way.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use onefold_core::{Error, File, Files, Kind, Lock, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    rights::Right,
+    wire::{self, DATA_MAX, Greeting, Handle, Request},
+};
+
+/// Requests that are done at once.
+const WORKERS: usize = 8;
+
+/// Most bytes of requests and answers under way, but for one.
+const UNDER_WAY_MAX: usize = 8 * DATA_MAX;
+
+/// Most files that a connection has open.
+const FILES_MAX: usize = 4096;
+
+/// Most locks that a connection holds or waits for.
+const LOCKS_MAX: usize = 64;
+
+/// When something was heard of the other side, and since when it holds locks; shared with who looks
+/// for silent ones.
+#[derive(Clone)]
+pub struct Pulse(Arc<Mutex<Signs>>);
+
+struct Signs {
+    heard: Instant,
+    locked: HashMap<Handle, Instant>,
+}
+
+impl Default for Pulse {
+    fn default() -> Pulse {
+        let (heard, locked) = (Instant::now(), HashMap::new());
+        Pulse(Arc::new(Mutex::new(Signs { heard, locked })))
+    }
+}
+
+impl Pulse {
+    /// How long the other side has been silent. One that may only read and holds locks has to ask for
+    /// something: that it is there is not enough.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        self.0.lock().heard.elapsed()
+    }
+
+    /// How long the other side has held the lock that it has held longest.
+    #[must_use]
+    pub fn longest_lock(&self) -> Duration {
+        let signs = self.0.lock();
+        signs.locked.values().map(Instant::elapsed).max().unwrap_or_default()
+    }
+
+    fn beat(&self, is_progress: bool) {
+        let mut signs = self.0.lock();
+        if is_progress || signs.locked.is_empty() {
+            signs.heard = Instant::now();
+        }
+    }
+
+    fn locked(&self, handle: Handle) {
+        self.0.lock().locked.insert(handle, Instant::now());
+    }
+
+    fn unlocked(&self, handle: Handle) {
+        self.0.lock().locked.remove(&handle);
+    }
+}
+
+/// The files that the other side may use.
+pub struct Offer {
+    /// The files.
+    pub files: Arc<dyn Files>,
+    /// True for names that the other side may use; all others are not there for it.
+    pub is_own: fn(&str) -> bool,
+    /// Free bytes of the file system.
+    pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
+}
+
+/// All that the threads of a connection share.
+struct House {
+    offer: Offer,
+    right: Right,
+    pulse: Pulse,
+    open: Mutex<HashMap<Handle, Arc<dyn File>>>,
+    locks: Mutex<HashMap<Handle, Seat>>,
+    output: Mutex<Box<dyn Write + Send>>,
+    /// The other side takes no answers any more.
+    is_deaf: AtomicBool,
+    under_way: Mutex<usize>,
+    less: Condvar,
+}
+
+/// A lock, or the place of one that is waited for.
+enum Seat {
+    Waits,
+    Holds(#[expect(dead_code, reason = "the lock ends with it")] Box<dyn Lock>),
+}
+
+/// The result of a request.
+enum Done {
+    Nothing,
+    Bytes(Vec<u8>),
+}
+
+type Job = Box<dyn FnOnce(&House) + Send>;
+
+/// Greets, then does what is asked until the other side ends its stream. Then all that had arrived is
+/// done, and after that its locks end.
+///
+/// # Errors
+/// `InvalidInput` when the other side does not keep to the protocol, and those of the streams.
+pub fn answer(
+    offer: Offer,
+    greeting: &Greeting,
+    mut input: impl Read,
+    mut output: Box<dyn Write + Send>,
+    pulse: &Pulse,
+) -> Result<()> {
+    let failed = |e: io::Error| Error::from_io("the connection failed", e);
+    greeting.send(&mut *output).map_err(failed)?;
+    let house = Arc::new(House {
+        offer,
+        right: greeting.right,
+        pulse: pulse.clone(),
+        open: Mutex::default(),
+        locks: Mutex::default(),
+        output: Mutex::new(output),
+        is_deaf: AtomicBool::new(false),
+        under_way: Mutex::new(0),
+        less: Condvar::new(),
+    });
+    let (send, jobs) = mpsc::channel::<Job>();
+    let jobs = Mutex::new(jobs);
+    std::thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                while let Ok(job) = { jobs.lock().recv() } {
+                    job(&house);
+                }
+            });
+        }
+        let end = loop {
+            if house.is_deaf.load(Relaxed) {
+                break Ok(());
+            }
+            let frame = match wire::request_frame(&mut input) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(failed(error)),
+            };
+            if let Err(error) = take(&house, frame, &send) {
+                break Err(error);
+            }
+        };
+        drop(send);
+        end
+    })
+}
+
+/// Takes one request, and has it done.
+fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<()> {
+    let strange = || Error::new(Kind::InvalidInput, "the other side sent what is no request");
+    let (id, request) = wire::request(&frame).ok_or_else(strange)?;
+    house.pulse.beat(request != Request::Alive || house.right > Right::Read);
+    if let Err(error) = house.right.allows(&request) {
+        house.say(id, Err(error));
+        return Ok(());
+    }
+    match request {
+        Request::Alive => return Ok(()),
+        Request::Close { handle } => {
+            house.open.lock().remove(&handle);
+            return Ok(());
+        }
+        Request::Unlock { handle } => {
+            // Its place stays while it is waited for, which nobody can end.
+            let mut locks = house.locks.lock();
+            if matches!(locks.get(&handle), Some(Seat::Holds(_))) {
+                locks.remove(&handle);
+                house.pulse.unlocked(handle);
+            }
+            return Ok(());
+        }
+        Request::Lock { handle, .. } => {
+            wait_for_lock(house, id, handle, frame);
+            return Ok(());
+        }
+        _ => {}
+    }
+    let bytes = match &request {
+        Request::Read { bytes, .. } => *bytes as usize,
+        _ => frame.len(),
+    };
+    // Found now: a later request may close it.
+    let file = match request {
+        Request::Bytes { handle }
+        | Request::Occupied { handle }
+        | Request::Read { handle, .. }
+        | Request::Write { handle, .. }
+        | Request::Keeps { handle, .. }
+        | Request::Sync { handle }
+        | Request::SetBytes { handle, .. }
+        | Request::Reserve { handle, .. }
+        | Request::Punch { handle, .. } => match house.open.lock().get(&handle).cloned() {
+            None => return Err(strange()),
+            file => file,
+        },
+        _ => None,
+    };
+    house.enter(bytes);
+    let job = move |house: &House| {
+        let done = wire::request(&frame)
+            .ok_or_else(strange)
+            .and_then(|(_, request)| house.do_one(&request, file.as_deref()));
+        drop(frame);
+        house.say(id, done);
+        house.leave(bytes);
+    };
+    // The workers end after the sender.
+    let _ = jobs.send(Box::new(job));
+    Ok(())
+}
+
+/// Waits for a lock, on a thread of its own.
+fn wait_for_lock(house: &Arc<House>, id: u64, handle: Handle, frame: Vec<u8>) {
+    let wait = move |house: &House| {
+        let Some((_, Request::Lock { name, hold, wait, .. })) = wire::request(&frame) else {
+            return;
+        };
+        let locked = house.own(name).and_then(|()| house.offer.files.lock(name, hold, wait));
+        let mut locks = house.locks.lock();
+        locks.remove(&handle);
+        let said = locked.map(|lock| {
+            locks.insert(handle, Seat::Holds(lock));
+            house.pulse.locked(handle);
+            Done::Nothing
+        });
+        drop(locks);
+        house.say(id, said);
+    };
+    let full = |why| Err(Error::new(Kind::InvalidInput, why));
+    {
+        let mut locks = house.locks.lock();
+        if locks.contains_key(&handle) {
+            drop(locks);
+            return house.say(id, full("a lock has this number"));
+        }
+        if locks.len() >= LOCKS_MAX {
+            drop(locks);
+            return house.say(id, full("too many locks"));
+        }
+        locks.insert(handle, Seat::Waits);
+    }
+    let of_thread = house.clone();
+    // A thread that still waits when the connection ends goes with the process.
+    let thread = std::thread::Builder::new().name("lock".into()).spawn(move || wait(&of_thread));
+    if let Err(error) = thread {
+        house.locks.lock().remove(&handle);
+        house.say(id, Err(Error::from_io("can't wait for a lock", error)));
+    }
+}
+
+impl House {
+    /// Waits until there is room for so many bytes of requests and answers.
+    fn enter(&self, bytes: usize) {
+        let mut under_way = self.under_way.lock();
+        self.less.wait_while(&mut under_way, |all| *all > 0 && *all + bytes > UNDER_WAY_MAX);
+        *under_way += bytes;
+    }
+
+    fn leave(&self, bytes: usize) {
+        *self.under_way.lock() -= bytes;
+        self.less.notify_all();
+    }
+
+    fn say(&self, id: u64, done: Result<Done>) {
+        let answer = match &done {
+            Ok(Done::Nothing) => Ok(&[][..]),
+            Ok(Done::Bytes(bytes)) => Ok(&bytes[..]),
+            Err(error) => Err(error),
+        };
+        if wire::send_answer(&mut **self.output.lock(), id, answer).is_err() {
+            self.is_deaf.store(true, Relaxed);
+        }
+    }
+
+    fn keep(&self, handle: Handle, open: impl FnOnce() -> Result<Arc<dyn File>>) -> Result<Done> {
+        let full = |why| Err(Error::new(Kind::InvalidInput, why));
+        {
+            let files = self.open.lock();
+            if files.contains_key(&handle) {
+                return full("an open file has this number");
+            }
+            if files.len() >= FILES_MAX {
+                return full("too many open files");
+            }
+        }
+        let file = open()?;
+        self.open.lock().insert(handle, file);
+        Ok(Done::Nothing)
+    }
+
+    /// Errors for a name that is none of the other side's.
+    fn own(&self, name: &str) -> Result<()> {
+        if (self.offer.is_own)(name) {
+            return Ok(());
+        }
+        let why = format!("{} is no file of an archive", name.escape_debug());
+        Err(Error::new(Kind::Denied, why))
+    }
+
+    fn do_one(&self, request: &Request<'_>, file: Option<&dyn File>) -> Result<Done> {
+        let none = || Error::new(Kind::InvalidInput, "no file has this number");
+        let file = || file.ok_or_else(none);
+        match *request {
+            Request::Names => {
+                let mut names = self.offer.files.names()?;
+                names.retain(|name| (self.offer.is_own)(name));
+                let names = wire::encode_names(&names);
+                match names.len() <= wire::NAMES_MAX {
+                    true => return Ok(Done::Bytes(names)),
+                    false => return Err(Error::new(Kind::Memory, "too many files")),
+                }
+            }
+            Request::Create { handle, name } => {
+                self.own(name)?;
+                return self.keep(handle, || self.offer.files.create(name));
+            }
+            Request::Open { handle, name, large } => {
+                self.own(name)?;
+                return self.keep(handle, || match large {
+                    true => self.offer.files.open_large(name),
+                    false => self.offer.files.open(name),
+                });
+            }
+            Request::Remove { name } => {
+                self.own(name)?;
+                self.offer.files.remove(name)?;
+            }
+            Request::SyncNames => self.offer.files.sync_names()?,
+            Request::Free => {
+                return Ok(Done::Bytes((self.offer.free_bytes)()?.to_le_bytes().into()));
+            }
+            Request::Bytes { .. } => {
+                return Ok(Done::Bytes(file()?.bytes()?.to_le_bytes().into()));
+            }
+            Request::Occupied { .. } => {
+                return Ok(Done::Bytes(file()?.occupied()?.to_le_bytes().into()));
+            }
+            Request::Read { at, bytes, from_medium, .. } => {
+                let mut into = vec![0; bytes as usize];
+                let n = match from_medium {
+                    true => file()?.read_from_medium(at, &mut into)?,
+                    false => file()?.read_at(at, &mut into)?,
+                };
+                into.truncate(n);
+                return Ok(Done::Bytes(into));
+            }
+            Request::Write { at, data, .. } => file()?.write_at(at, data)?,
+            Request::Keeps { at, data, .. } => {
+                return Ok(Done::Bytes(vec![file()?.keeps(at, data)?.into()]));
+            }
+            Request::Sync { .. } => file()?.sync()?,
+            Request::SetBytes { bytes, .. } => file()?.set_bytes(bytes)?,
+            Request::Reserve { at, bytes, .. } => file()?.reserve(at, bytes)?,
+            Request::Punch { at, bytes, .. } => file()?.punch(at, bytes)?,
+            Request::Lock { .. }
+            | Request::Close { .. }
+            | Request::Unlock { .. }
+            | Request::Alive => {}
+        }
+        Ok(Done::Nothing)
+    }
+}
