@@ -28,6 +28,9 @@ const WORKERS: usize = 8;
 /// Most bytes of requests and answers under way, but for one.
 const UNDER_WAY_MAX: usize = 8 * DATA_MAX;
 
+/// What a request takes of [`UNDER_WAY_MAX`] at least: it costs more than its bytes while it waits.
+const REQUEST_LEAST: usize = 4 << 10;
+
 /// Most files that a connection has open.
 const FILES_MAX: usize = 4096;
 
@@ -207,6 +210,7 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
         Request::Read { bytes, .. } => *bytes as usize,
         _ => frame.len(),
     };
+    let bytes = bytes.max(REQUEST_LEAST);
     // Found now: a later request may close it.
     let file = match request {
         Request::Bytes { handle }
