@@ -448,3 +448,26 @@ fn rule_26_destroyed_keys_open_nothing() {
     assert_eq!(refused(&store, &by(7)).kind(), Kind::Corrupt);
     assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_err()));
 }
+
+/// The first copy says that the keys are being erased, and the second one still has them: whoever writes
+/// next destroys those too.
+#[test]
+fn rule_26_an_erasure_that_was_cut_off_is_ended_by_who_writes_next() {
+    for erases_again in [false, true] {
+        let store = made(&format(PoolKind::Replicated, Cut::Static));
+        let mut keys = open_keys(&store, &by(7)).unwrap();
+        let erased = keys.erased_area(&Counter(AtomicU64::new(5))).unwrap();
+        let [first, _] = copies(&store);
+        put_back(&store, &(first.0, erased.bytes().to_vec()));
+        // Who only looks, and who has no key, leaves all as it is.
+        let looked = Session::look(Arc::new(store.session("who")), by(7)).map(drop);
+        assert_eq!(looked.unwrap_err().kind(), Kind::Corrupt);
+        refused(&store, &by(8));
+        assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_ok()));
+        match erases_again {
+            true => erase_keys(&store, &by(7)).unwrap(),
+            false => assert_eq!(refused(&store, &by(7)).kind(), Kind::Corrupt),
+        }
+        assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_err()));
+    }
+}

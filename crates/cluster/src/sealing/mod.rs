@@ -52,7 +52,7 @@ const NONCE_BYTES: usize = 12;
 /// Bytes that the name of a chunk object stands for: hash, length and copy.
 const CHUNK_NAME: usize = 32 + 3 + 1;
 
-/// What seals a store.
+/// The working keys of a sealed store, and what they seal.
 pub struct Sealing {
     values: SivKey,
     names: SivKey,
