@@ -164,8 +164,29 @@ impl GivenWords {
     }
 }
 
-/// The output of a program that gives a key, which is named by its whole path: started without a shell
-/// and with an empty environment; it gets `request` on standard input, and has 30 s.
+/// Closes what this process was given beyond its three standard descriptors in programs that it starts
+/// from now on. What it opens itself is closed in them anyway.
+///
+/// # Errors
+/// Those of the system.
+fn give_no_descriptors() -> Result<()> {
+    let listed = std::fs::read_dir("/proc/self/fd");
+    let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
+    for descriptor in listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2) {
+        #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
+        // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        // Another thread may have closed it since, or opened another file, which bears the flag.
+        if let Ok(flags) = fcntl_getfd(borrowed) {
+            let _ = fcntl_setfd(borrowed, flags | FdFlags::CLOEXEC);
+        }
+    }
+    Ok(())
+}
+
+/// The output of a program that gives a key, which is named by its whole path: started without a shell,
+/// with an empty environment, and with no descriptor but the standard ones; it gets `request` on standard input, and has 30 s.
 ///
 /// # Errors
 /// `InvalidInput`: the path is not a whole one. `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
@@ -181,6 +202,7 @@ fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing
         let why = "a program that gives a key is named by its whole path, which begins with /";
         return Err(Error::new(Kind::InvalidInput, format!("{name}: {why}")));
     }
+    give_no_descriptors()?;
     let mut child = Command::new(program)
         .env_clear()
         .current_dir("/")
@@ -316,6 +338,19 @@ mod tests {
         let wait = Duration::from_millis(300);
         assert_eq!(key_within(wait, &stays, "").unwrap_err().kind(), Kind::Io);
         assert!(key_from_command(&folder.path().join("none"), "").is_err());
+    }
+
+    #[test]
+    fn rule_23_a_program_that_gives_a_key_gets_no_descriptor_but_the_standard_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let given = File::open("/dev/zero").unwrap();
+        fcntl_setfd(&given, FdFlags::empty()).unwrap();
+        let path = folder.path().join("lists");
+        fs::write(&path, "#!/bin/sh\nfor one in /proc/$$/fd/*; do readlink $one; done\n").unwrap();
+        File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o700)).unwrap();
+        let lists = key_from_command(&path, "").unwrap();
+        let lists = String::from_utf8_lossy(&lists).into_owned();
+        assert!(lists.contains("pipe:") && !lists.contains("/dev/zero"), "{lists}");
     }
 
     #[test]

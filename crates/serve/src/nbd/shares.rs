@@ -2,7 +2,8 @@
 //! one: deficit round robin among peers, and among the volumes of each (rule 12 of SECURITY.md).
 //!
 //! While others are connected, a peer holds at most half of the places, and a volume half of its
-//! peer's share. Peers and volumes that wait and may hold one more place have turns in order. One
+//! peer's share. One place stays free for each connected peer that holds none, as long as these are at
+//! most half of the places: several peers together can't hold all of them. Peers and volumes that wait and may hold one more place have turns in order. One
 //! whose work cost more than its turn is passed over until later turns have paid for it.
 //!
 //! *Invariant:* a pure decision, without threads, clocks or chance: [`turns`](super::turns) drives
@@ -47,6 +48,29 @@ struct Flow<K, Q> {
 impl<K, Q: Default> Flow<K, Q> {
     fn new(key: K) -> Flow<K, Q> {
         Flow { key, present: 0, held: 0, deficit: 0, queue: Q::default() }
+    }
+}
+
+/// What decides how many places a peer may hold.
+#[derive(Clone, Copy)]
+struct Room {
+    places: usize,
+    held: usize,
+    peers: usize,
+    /// Peers that hold none.
+    without: usize,
+}
+
+impl Room {
+    /// The most that a peer may hold, which holds `own` now: half beside others, and what the others do
+    /// not hold, but for one place of each of them that holds none. One at least.
+    fn most(self, own: usize) -> usize {
+        if self.peers < 2 {
+            return self.places;
+        }
+        let without = self.without - usize::from(own == 0);
+        let others = self.held - own + without.min(self.places / 2);
+        (self.places / 2).min(self.places.saturating_sub(others)).max(1)
     }
 }
 
@@ -108,15 +132,28 @@ impl<W> Shares<W> {
         self.peers.len() < 2 && self.peers.first().is_none_or(|peer| peer.queue.len() < 2)
     }
 
+    /// What decides how many places each peer may hold now.
+    fn room(&self) -> Room {
+        Room {
+            places: self.places,
+            held: self.held,
+            peers: self.peers.len(),
+            without: self.peers.iter().filter(|peer| peer.held == 0).count(),
+        }
+    }
+
     /// A place, when one is free for `holder` and nobody waits.
     pub(crate) fn hold_at_once(&mut self, holder: Holder) -> bool {
-        let peers = most(self.places, self.peers.len() > 1);
+        let room = self.room();
         let free = self.waiting == 0 && self.held < self.places;
-        let Some(peer) =
-            self.peers.iter_mut().find(|peer| free && peer.key == holder.peer && peer.held < peers)
+        let Some(peer) = self
+            .peers
+            .iter_mut()
+            .find(|peer| free && peer.key == holder.peer && peer.held < room.most(peer.held))
         else {
             return false;
         };
+        let peers = most(self.places, room.peers > 1);
         let volumes = most(peers, peer.queue.len() > 1);
         let Some(volume) = peer
             .queue
@@ -206,14 +243,18 @@ impl<W> Shares<W> {
 
     /// True when a waiting connection would get a place if `holder` gave one back.
     pub(crate) fn is_wanted(&self, holder: Holder) -> bool {
-        let peers = most(self.places, self.peers.len() > 1);
+        let mut room = self.room();
+        let of_holder = self.peers.iter().find(|peer| peer.key == holder.peer);
+        room.held = room.held.saturating_sub(1);
+        room.without += usize::from(of_holder.is_some_and(|peer| peer.held == 1));
         self.peers.iter().any(|peer| {
             let gives = usize::from(peer.key == holder.peer);
-            let volumes = most(peers, peer.queue.len() > 1);
+            let held = peer.held.saturating_sub(gives);
+            let volumes = most(most(self.places, room.peers > 1), peer.queue.len() > 1);
             let has_room = |volume: &Flow<u64, VecDeque<W>>| {
                 volume.held < volumes + gives * usize::from(volume.key == holder.volume)
             };
-            peer.held < peers + gives
+            held < room.most(held)
                 && peer.queue.iter().any(|volume| !volume.queue.is_empty() && has_room(volume))
         })
     }
@@ -234,12 +275,12 @@ impl<W> Shares<W> {
     /// True when a peer, or its volume, holds more than its share beside others: it got the places
     /// while it was alone.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
-        let peers = most(self.places, self.peers.len() > 1);
+        let room = self.room();
         let Some(peer) = self.peers.iter().find(|peer| peer.key == holder.peer) else {
             return false;
         };
-        let volumes = most(peers, peer.queue.len() > 1);
-        peer.held > peers
+        let volumes = most(most(self.places, room.peers > 1), peer.queue.len() > 1);
+        peer.held > room.most(peer.held)
             || peer.queue.iter().any(|volume| volume.key == holder.volume && volume.held > volumes)
     }
 
@@ -247,12 +288,14 @@ impl<W> Shares<W> {
         if self.held >= self.places {
             return None;
         }
-        let peers = most(self.places, self.peers.len() > 1);
+        let room = self.room();
+        let peers = most(self.places, room.peers > 1);
         let ready = |volume: &Flow<u64, VecDeque<W>>, several: bool| {
             !volume.queue.is_empty() && volume.held < most(peers, several)
         };
         let peer = turn(&mut self.peers, self.quantum, |peer| {
-            peer.held < peers && peer.queue.iter().any(|volume| ready(volume, peer.queue.len() > 1))
+            peer.held < room.most(peer.held)
+                && peer.queue.iter().any(|volume| ready(volume, peer.queue.len() > 1))
         })?;
         let several = self.peers[peer].queue.len() > 1;
         let volume =
@@ -366,6 +409,47 @@ mod tests {
         (0..9).for_each(|_| shares.leave(a));
         shares.wait(b, b);
         assert_eq!((granted(&mut shares), shares.alone()), (vec![b], true));
+    }
+
+    #[test]
+    fn rule_12_several_peers_leave_a_place_for_each_that_holds_none() {
+        let crowd = [holder(1, 1), holder(2, 1), holder(3, 1)];
+        let (late, later) = (holder(4, 1), holder(5, 1));
+        let mut shares = shares(8, &crowd.map(|of| (of, 30)));
+        let mut took = granted(&mut shares);
+        assert_eq!(took.len(), 8, "all of them are there, and have all");
+        assert!(!crowd.iter().any(|of| shares.holds_too_many(*of)));
+        shares.join(late);
+        assert!(crowd.iter().all(|of| shares.holds_too_many(*of)), "one of them has to give way");
+        assert!(!shares.is_wanted(took[0]), "but not before somebody waits whom it helps");
+        shares.give_back(took.remove(0), 100);
+        assert_eq!(granted(&mut shares), [], "the free place is that of the new peer");
+        assert!(shares.hold_at_once(late) || shares.waiting > 0);
+        shares.wait(late, late);
+        assert_eq!(granted(&mut shares), [late]);
+        shares.join(later);
+        shares.wait(later, later);
+        assert!(shares.is_wanted(took[0]));
+        shares.give_back(took.remove(0), 100);
+        assert_eq!(granted(&mut shares), [later]);
+        let count = |of| took.iter().filter(|one| **one == of).count();
+        assert_eq!(crowd.map(count).iter().sum::<usize>(), 6);
+    }
+
+    #[test]
+    fn rule_12_peers_that_are_more_than_the_places_share_what_there_is() {
+        let many = [1, 2, 3, 4, 5, 6, 7].map(|peer| holder(peer, 1));
+        let mut shares = shares(4, &many.map(|of| (of, 3)));
+        let took = granted(&mut shares);
+        assert_eq!(took, many[..4], "one each");
+        for of in many {
+            (0..3).for_each(|_| {
+                shares.wait_no_more(of, |one| *one == of);
+            });
+        }
+        took.into_iter().for_each(|of| shares.give_back(of, 100));
+        (0..3).for_each(|_| shares.wait(many[0], many[0]));
+        assert_eq!(granted(&mut shares).len(), 2, "half stay free for the idle ones");
     }
 
     #[test]
