@@ -253,6 +253,9 @@ pub enum Rule {
     /// A key area counts only when no superblock bears a higher number. Otherwise an old one that was
     /// put back brings a removed slot back.
     KeyAreaNumberCompared,
+    /// A sealed store opens only in a state that is not older than the newest one that its opener saw.
+    /// Otherwise an older image that somebody put back passes for the store.
+    OlderStateRefused,
     /// A copy of the key area is written like the other one only after the code of that one agreed.
     /// Otherwise a forged copy replaces the good one.
     CodeBeforeCopying,
@@ -264,7 +267,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 85] = [
+    pub const BUGS: [(&'static str, Rule); 86] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -348,6 +351,7 @@ impl Rule {
         ("lower-key-area", Rule::HigherKeyAreaCounts),
         ("one-key-area", Rule::BothKeyAreasWritten),
         ("older-keys-taken", Rule::KeyAreaNumberCompared),
+        ("older-state-taken", Rule::OlderStateRefused),
         ("keys-copied-unproven", Rule::CodeBeforeCopying),
         ("erasure-not-ended", Rule::ErasureEnded),
     ];

@@ -495,3 +495,43 @@ fn rule_23_a_cluster_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
     desk.fails("key list plain", 1, &["not encrypted"]);
     desk.fails("create cluster b --no-encryption --key key2", 2, &["--no-encryption"]);
 }
+
+/// The image that somebody put back is whole, and proven by its keys: only this machine knows more.
+#[test]
+fn rule_43_an_older_image_of_a_block_store_is_noticed_where_the_store_was_worked_on() {
+    let desk = Desk::new();
+    desk.ok("create block disk --size 64M --key key");
+    desk.ok("volume create disk vm1 --size 1M --key key");
+    fs::copy(desk.path("disk"), desk.path("older")).unwrap();
+    for name in ["vm2", "vm3"] {
+        desk.ok(&format!("volume create disk {name} --size 1M --key key"));
+    }
+    fs::copy(desk.path("disk"), desk.path("newer")).unwrap();
+    let put_back = |from: &str| {
+        let bytes = fs::read(desk.path(from)).unwrap();
+        fs::write(desk.path("disk"), bytes).unwrap();
+    };
+    put_back("older");
+    for verb in [
+        "check disk",
+        "scrub disk",
+        "volume list disk",
+        "check disk --repair",
+        "volume create disk vm4 --size 1M",
+        "key add disk --new other",
+        "inspect disk volume vm1",
+    ] {
+        desk.fails(&format!("{verb} --key key"), 1, &["older", "--accept-older"]);
+    }
+    assert!(fs::read(desk.path("disk")).unwrap() == fs::read(desk.path("older")).unwrap());
+    put_back("newer");
+    desk.ok("check disk --key key");
+    // A copy that lies elsewhere is another store for this machine.
+    desk.ok("check older --key key");
+    // The operator put it back.
+    put_back("older");
+    desk.ok("volume create disk vm4 --size 1M --key key --accept-older");
+    desk.ok("volume list disk --key key");
+    put_back("older");
+    desk.fails("volume list disk --key key", 1, &["--accept-older"]);
+}

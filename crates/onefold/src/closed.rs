@@ -17,7 +17,6 @@ use crate::{
     parts::{
         archive_care::{self, Depth, Extent, Outcome},
         cluster_store::{Opened, Url},
-        keys::of_block_stores,
         store_file::StoreFile,
     },
 };
@@ -62,7 +61,7 @@ pub struct Repair {
 pub fn check(path: impl AsRef<Path>) -> Result<Findings> {
     match Found::at(path.as_ref())? {
         Found::Block(file) => {
-            let (disk, keys) = (file.open_for_reading()?, of_block_stores());
+            let (disk, keys) = (file.open_for_reading()?, file.keys());
             let report = check_with(&disk, &keys, COMPARING_BYTES, &mut |_| {})?;
             let problems = report.problems.iter().map(ToString::to_string).collect();
             Ok(Findings { problems, found: report.problems_found })
@@ -115,7 +114,7 @@ pub fn repair(path: impl AsRef<Path>) -> Result<Repair> {
 fn repair_block(file: &StoreFile) -> Result<Repair> {
     let keeper = file.claim()?;
     let disk = keeper.disk();
-    let keys = of_block_stores();
+    let keys = file.keys();
     let settings =
         Blocks { keys: keys.clone(), ..Blocks::for_memory(MEMORY_MIN.max(COMPARING_BYTES)) };
     let clock = Arc::new(MonotonicClock::new());

@@ -19,6 +19,12 @@ pub trait Opener: Send + Sync {
         false
     }
 
+    /// The number of the newest durable state that is known here of the store with this id; `None` when
+    /// none is. Numbers of states rise, so a store with a lower one was put back.
+    fn state_seen(&self, _id: &[u8; 16]) -> Option<u64> {
+        None
+    }
+
     /// True when only a sealed store may be opened: the operator named a key, or gave one, and a plain
     /// store in its place is a forgery.
     fn refuses_plain(&self) -> bool {

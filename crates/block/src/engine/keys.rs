@@ -178,18 +178,35 @@ pub(super) fn judged(
     Ok(judged)
 }
 
-/// Errors when a superblock bears a higher number than the key area has which was opened.
+/// Errors when a superblock bears a higher number than the key area has which was opened, and when the
+/// store is in an older state than its opener saw. Without a whole superblock it opens in no case.
 fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Opener) -> Result<()> {
+    if opener.accepts_older() {
+        return Ok(());
+    }
     let sealing = Sealing::new(keys, Flaws::default())?;
-    let told = (0..).zip(SUPERBLOCKS).filter_map(|(place, at)| {
+    let whole = (0..).zip(SUPERBLOCKS).filter_map(|(place, at)| {
         let block = read_superblock_block(disk, at)?;
         match Superblock::open(&block, place, Some(&sealing)) {
-            Found::Good(found) => Some(found.state.keys),
+            Found::Good(found) => Some(found.state),
             _ => None,
         }
     });
-    let (told, opened) = (told.max().unwrap_or(0), keys.sequence());
-    if told <= opened || opener.accepts_older() || !settings.keeps(Rule::KeyAreaNumberCompared) {
+    let whole: Vec<State> = whole.collect();
+    let newest = whole.iter().map(|state| state.sequence).max();
+    let seen = opener.state_seen(keys.id()).filter(|_| settings.keeps(Rule::OlderStateRefused));
+    if let (Some(newest), Some(seen)) = (newest, seen)
+        && newest < seen
+    {
+        let why = format!(
+            "it is in an older state ({newest}) than was seen here before ({seen}): somebody put back \
+             an older image, and what was written since is missing; --accept-older takes it"
+        );
+        return Err(Error::new(Kind::Denied, why));
+    }
+    let told = whole.iter().map(|state| state.keys).max().unwrap_or(0);
+    let opened = keys.sequence();
+    if told <= opened || !settings.keeps(Rule::KeyAreaNumberCompared) {
         return Ok(());
     }
     Err(Error::new(

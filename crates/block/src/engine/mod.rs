@@ -93,6 +93,14 @@ impl Engine {
         create::format(disk, format)
     }
 
+    /// The number of the newest state that is durable. Whoever opens the store by a key may compare it
+    /// the next time ([`Opener::state_seen`](onefold_seal::Opener::state_seen)). The twin of its
+    /// superblock, which has the next number, may not be durable yet.
+    #[must_use]
+    pub fn durable_state(&self) -> u64 {
+        self.kernel.tables().state.sequence.saturating_sub(1)
+    }
+
     /// The choices of the store's creation.
     #[must_use]
     pub fn fixed(&self) -> &Fixed {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use onefold_block::check::{What, inspect_with};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Pba, ZoneId};
 
-use onefold::parts::{keys::of_block_stores, store_file::StoreFile};
+use onefold::parts::{keys::of_block_store, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
 
 /// Shows parts of a block store that is not served: superblocks, zones, blocks, volumes, the way to
@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let mut parts = Vec::new();
     for what in wanted {
-        let text = inspect_with(&*disk, &of_block_stores(), &what)
+        let text = inspect_with(&*disk, &of_block_store(&options.store), &what)
             .map_err(|e| e.context(options.store.display()))?;
         if options.json {
             parts.push(text.lines().map(str::to_owned).collect::<Vec<_>>());

@@ -23,7 +23,7 @@ use onefold::parts::{
     Found,
     archive_dir::{ArchiveDir, now},
     cluster_store::{Backing, Opened, Url, key_settings},
-    keys::{Asker, asker, of_block_stores},
+    keys::{Asker, asker},
     store_file::StoreFile,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
@@ -233,10 +233,9 @@ fn area_of_cluster(url: &Url) -> Result<KeyArea> {
 }
 
 /// The settings by which a block store is opened.
-fn settings_of_block() -> onefold_block::Settings {
-    let keys = of_block_stores();
+fn settings_of_block(file: &StoreFile) -> onefold_block::Settings {
     onefold_block::Settings {
-        keys,
+        keys: file.keys(),
         ..onefold_block::Settings::for_memory(onefold_block::MEMORY_MIN)
     }
 }
@@ -303,7 +302,7 @@ fn change(
         Store::Block(file) => {
             let keeper = file.claim()?;
             let change = |keys: &mut Keys, random: &dyn Random| change(keys, random);
-            onefold_block::change_keys(&*keeper.disk(), &settings_of_block(), change)
+            onefold_block::change_keys(&*keeper.disk(), &settings_of_block(&file), change)
         }
         Store::Cluster(url) => {
             let backing = Backing::open(&url, TIMEOUT)?;
@@ -430,7 +429,7 @@ fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::R
         }
         Store::Block(file) => {
             let keeper = file.claim()?;
-            onefold_block::erase_keys(&*keeper.disk(), &settings_of_block(), &SystemRandom)
+            onefold_block::erase_keys(&*keeper.disk(), &settings_of_block(&file), &SystemRandom)
         }
         Store::Cluster(url) => erase_of_cluster(&url),
     };

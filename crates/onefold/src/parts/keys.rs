@@ -1,7 +1,7 @@
 //! Who is asked for the keys of stores, for the whole process.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
@@ -20,7 +20,7 @@ use onefold_seal::{
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use super::operator::warn;
+use super::{operator::warn, sealed_before};
 
 /// Where a key comes from. None of it ever comes from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,11 +283,43 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
-/// The same, for block stores that are opened.
+/// The same, for the block store at a path that is opened: an older state of it than was seen here is
+/// refused.
 #[must_use]
-pub fn of_block_stores() -> onefold_block::KeySource {
-    let given = |asker: &Arc<Asker>| onefold_block::KeySource::new(asker.clone());
+pub fn of_block_store(path: &Path) -> onefold_block::KeySource {
+    let given = |asker: &Arc<Asker>| {
+        let of_store = OfStore { asker: asker.clone(), path: path.to_owned() };
+        onefold_block::KeySource::new(Arc::new(of_store))
+    };
     asker().map_or_else(onefold_block::KeySource::default, given)
+}
+
+/// Who is asked for the key of the store at a path, and knows what was seen of it.
+struct OfStore {
+    asker: Arc<Asker>,
+    path: PathBuf,
+}
+
+impl Opener for OfStore {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        self.asker.root(area)
+    }
+
+    fn accepts_older(&self) -> bool {
+        self.asker.accepts_older()
+    }
+
+    fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
+        sealed_before::state(&self.path, id)
+    }
+
+    fn refuses_plain(&self) -> bool {
+        self.asker.refuses_plain()
+    }
+
+    fn random(&self) -> Arc<dyn Random> {
+        self.asker.random()
+    }
 }
 
 /// The same, for stores of the cluster engine that are opened.

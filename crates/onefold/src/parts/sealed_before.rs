@@ -2,22 +2,31 @@
 //! place of an encrypted one, with the same id; somebody who gives no key then would write to it in
 //! plain. So a plain store is refused where an encrypted one was, and under its id.
 //!
+//! Of an encrypted block store its newest durable state is noted too: who puts back an older image of the
+//! disk is noticed where the store was worked on.
+//!
 //! Each such store is a file of `$STATE_DIRECTORY`, `$XDG_STATE_HOME/onefold` or
 //! `~/.local/state/onefold`, in `encrypted`. Its name has a hash of the store's path and the store's
-//! id; it holds the path. Where there is no such directory, or it takes no file, nothing is remembered,
+//! id; it holds the path, and a line with the state's number. Where there is no such directory, or it takes no file, nothing is remembered,
 //! and no opening fails for that.
 
 use std::{
     fs::{self, DirBuilder},
-    io::Write,
+    io::{Read, Write},
     os::unix::{ffi::OsStrExt, fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
 
-use onefold_backend::new_file::NewFile;
+use onefold_backend::new_file::{NewFile, replace};
 use onefold_core::{Error, Kind, Result, checksum};
 
 use super::{far::is_address, user_directory::user_directory};
+
+/// What stands before a state's number.
+const STATE: &str = "state ";
+
+/// Bytes of a note at most: a path, and a number.
+const NOTE_MAX: u64 = 64 << 10;
 
 /// Stores that are looked through at most.
 const STORES_MAX: usize = 10_000;
@@ -70,6 +79,27 @@ pub(super) fn note(path: &Path, id: &[u8; 16]) {
         }
         _ => {}
     }
+}
+
+fn file_of(path: &Path, id: &[u8; 16]) -> Option<PathBuf> {
+    directory().map(|directory| directory.join(format!("{}-{}", of_path(path), digits(id))))
+}
+
+/// Notes the newest durable state of a store that is worked on.
+pub(super) fn note_state(path: &Path, id: &[u8; 16], state: u64) {
+    let Some(file) = file_of(path, id).filter(|file| file.exists()) else { return };
+    let text = format!("{}\n{STATE}{state}\n", path.display());
+    if let Err(error) = replace(&file, text.as_bytes()) {
+        tracing::debug!("the state of {} is not remembered: {error}", path.display());
+    }
+}
+
+/// The newest durable state that was noted of the store at this path with this id.
+pub(super) fn state(path: &Path, id: &[u8; 16]) -> Option<u64> {
+    let mut text = String::new();
+    let file = fs::File::open(file_of(path, id)?).ok()?;
+    file.take(NOTE_MAX).read_to_string(&mut text).ok()?;
+    text.lines().last()?.strip_prefix(STATE)?.parse().ok()
 }
 
 /// A store was made here by the operator: what was here before counts no more. With an id it is

@@ -4,7 +4,7 @@
 use std::{
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -13,7 +13,7 @@ use onefold_backend::{
     Access, FileDisk, MonotonicClock, lock::is_locked_here, peek, peer::own_uid,
 };
 use onefold_block::{
-    Engine, Settings, Store,
+    Engine, KeySource, Settings, Store,
     check::look_with,
     format::{
         geometry::{KEY_AREAS, SUPERBLOCKS},
@@ -28,6 +28,9 @@ use super::{control, keeper::Keeper, keys, operator, sealed_before};
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// How often the newest durable state of an encrypted store is noted.
+const NOTE_EVERY: Duration = Duration::from_secs(60);
 
 /// A file or device that holds a store, as it was when it was looked at.
 #[derive(Clone)]
@@ -99,6 +102,11 @@ impl StoreFile {
             [Ok(area), _] | [_, Ok(area)] => Ok(area),
             [Err(error), _] => Err(error),
         }
+    }
+
+    /// Who is asked for its key.
+    pub fn keys(&self) -> KeySource {
+        keys::of_block_store(&self.path)
     }
 
     /// True when the store is sealed at rest.
@@ -208,7 +216,7 @@ impl StoreFile {
     /// # Errors
     /// As [`open`](Self::open), and those of recovery.
     pub fn open_unchanged(&self) -> Result<Engine> {
-        let engine = look_with(&self.open_for_reading()?, &keys::of_block_stores())
+        let engine = look_with(&self.open_for_reading()?, &self.keys())
             .map_err(|e| name_store(&self.path, e))?;
         self.note_encrypted();
         Ok(engine)
@@ -236,7 +244,7 @@ impl StoreFile {
     /// As [`open_unchanged`](Self::open_unchanged).
     pub fn work(&self, settings: Settings) -> Result<WorkingStore> {
         let keeper = self.claim()?;
-        let settings = Settings { keys: keys::of_block_stores(), ..settings };
+        let settings = Settings { keys: self.keys(), ..settings };
         let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
             .map_err(|e| name_store(&self.path, e))?;
         self.note_encrypted();
@@ -245,7 +253,13 @@ impl StoreFile {
                            only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
         }
-        WorkingStore::start(store, keeper)
+        WorkingStore::start(store, keeper, self.is_encrypted().then(|| self.clone()))
+    }
+
+    /// Notes the state that is durable of an encrypted store.
+    fn note_state(&self, store: &Store) {
+        let state = store.engine().durable_state();
+        sealed_before::note_state(&self.path, &self.superblock.fixed.id, state);
     }
 }
 
@@ -299,23 +313,39 @@ fn name_store(path: &Path, error: Error) -> Error {
     if error.to_string().contains(&shown) { error } else { error.context(shown) }
 }
 
-/// A store with its two working threads.
+/// A store with its working threads.
 pub struct WorkingStore {
     store: Arc<Store>,
     threads: Vec<JoinHandle<()>>,
+    /// Where an encrypted store is, whose states are noted; and what ends the thread that does it.
+    noted: Option<(StoreFile, mpsc::Sender<()>)>,
     /// Given up last, when nobody writes any more.
     _keeper: Keeper,
 }
 
 impl WorkingStore {
-    fn start(store: Arc<Store>, keeper: Keeper) -> Result<WorkingStore> {
-        let mut working = WorkingStore { store, threads: Vec::new(), _keeper: keeper };
+    fn start(
+        store: Arc<Store>,
+        keeper: Keeper,
+        encrypted: Option<StoreFile>,
+    ) -> Result<WorkingStore> {
+        let mut working = WorkingStore { store, threads: Vec::new(), noted: None, _keeper: keeper };
         working.spawn("store writer", Store::run_writer)?;
         working.spawn("store background", Store::run_background)?;
+        if let Some(file) = encrypted {
+            let (end, ended) = mpsc::channel();
+            let of_thread = file.clone();
+            working.noted = Some((file, end));
+            working.spawn("store states", move |store: &Store| {
+                while ended.recv_timeout(NOTE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    of_thread.note_state(store);
+                }
+            })?;
+        }
         Ok(working)
     }
 
-    fn spawn(&mut self, name: &str, job: fn(&Store)) -> Result<()> {
+    fn spawn(&mut self, name: &str, job: impl FnOnce(&Store) + Send + 'static) -> Result<()> {
         let store = self.store.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
         self.threads
@@ -345,15 +375,22 @@ impl WorkingStore {
                 "a thread of the store failed; the store recovers when it is opened again",
             ));
         }
-        match self.store.engine().stopped() {
-            Some(reason) => Err(reason),
-            None => self.store.close(),
+        if let Some(reason) = self.store.engine().stopped() {
+            return Err(reason);
         }
+        self.store.close()?;
+        if let Some((file, _)) = &self.noted {
+            file.note_state(&self.store);
+        }
+        Ok(())
     }
 
     /// True when no thread panicked.
     fn join(&mut self) -> bool {
         self.store.stop();
+        if let Some((file, _)) = self.noted.take() {
+            self.noted = Some((file, mpsc::channel().0));
+        }
         // All of them are waited for, whatever one of them says.
         let ends: Vec<bool> = self.threads.drain(..).map(|thread| thread.join().is_ok()).collect();
         ends.into_iter().all(|well| well)

@@ -197,7 +197,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
-        MomentsLimited, NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries,
+        MomentsLimited, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers, OrphansHaveEntries,
         OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed,
         RangesCompared, RangesCopied, ReceivedAfterData, RecountSeesPendingLinks,
         ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven, SealedPagesProven,
@@ -311,6 +311,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 HigherKeyAreaCounts,
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
+                OlderStateRefused,
                 CodeBeforeCopying,
                 ErasureEnded,
             ],
@@ -835,14 +836,18 @@ impl Subject for Thin {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        byte: u8,
+        (byte, seen): (u8, Option<u64>),
     ) -> Result<bool> {
-        let settings = Settings { keys: keys::by(byte), ..Thin::settings(options) };
+        let settings = Settings { keys: keys::by(byte, seen), ..Thin::settings(options) };
         match Engine::open(disk, clock, settings) {
             Ok(_) => Ok(true),
             Err(error) if matches!(error.kind(), Kind::Denied | Kind::Corrupt) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    fn durable_state(&self) -> u64 {
+        self.0.durable_state()
     }
 
     fn change_keys(

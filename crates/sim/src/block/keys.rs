@@ -28,13 +28,17 @@ pub(super) fn repeated() -> Arc<dyn Random> {
     Arc::new(Repeated(Mutex::new(Rng::new(11))))
 }
 
-/// Who knows a secret.
-struct Holder(u8);
+/// Who knows a secret, and may have seen a state of the store.
+struct Holder(u8, Option<u64>);
 
 impl Opener for Holder {
     fn root(&self, area: &KeyArea) -> Result<Secret> {
         let found = area.root(&secret(self.0), 0)?;
         found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
+    }
+
+    fn state_seen(&self, _id: &[u8; 16]) -> Option<u64> {
+        self.1
     }
 
     fn refuses_plain(&self) -> bool {
@@ -73,12 +77,12 @@ pub(super) fn area_is_whole(view: &Image, first: Pba) -> bool {
 
 /// Who is asked for the key: nobody, for a plain store.
 pub(super) fn source(options: &StoreOptions) -> KeySource {
-    if options.sealed { by(OWNER) } else { KeySource::default() }
+    if options.sealed { by(OWNER, None) } else { KeySource::default() }
 }
 
-/// Somebody who knows this secret.
-pub(super) fn by(byte: u8) -> KeySource {
-    KeySource::new(Arc::new(Holder(byte)))
+/// Somebody who knows this secret, and may have seen a state of the store.
+pub(super) fn by(byte: u8, seen: Option<u64>) -> KeySource {
+    KeySource::new(Arc::new(Holder(byte, seen)))
 }
 
 /// The identity of the store.

@@ -170,6 +170,9 @@ impl<S: Subject> Sim<S> {
         if let Some(transfer) = &mut self.transfer {
             transfer.cut_off();
         }
+        if let Some(secrets) = &mut self.secrets {
+            secrets.saw(store.durable_state());
+        }
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         Some(store)
     }

@@ -572,7 +572,8 @@ pub trait Subject: Sized {
         Vec::new()
     }
 
-    /// True when the secret `byte` opens a sealed store, for work.
+    /// True when the secret `byte` opens a sealed store, for work, of which its holder may have seen the
+    /// state with this number.
     ///
     /// # Errors
     /// Those of opening that have nothing to do with keys.
@@ -580,10 +581,15 @@ pub trait Subject: Sized {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        byte: u8,
+        (byte, seen): (u8, Option<u64>),
     ) -> Result<bool> {
-        let _ = (disk, clock, options, byte);
+        let _ = (disk, clock, options, byte, seen);
         Ok(false)
+    }
+
+    /// The number of the newest state of a sealed store that is durable.
+    fn durable_state(&self) -> u64 {
+        0
     }
 
     /// Changes the keys of a sealed store on which nobody works.

@@ -11,7 +11,7 @@ use onefold_core::{BLOCK_BYTES, Disk, VolumeId};
 use serde_json::json;
 
 use super::report::{checked, counts, show};
-use onefold::parts::{keys::of_block_stores, store_file::StoreFile};
+use onefold::parts::store_file::StoreFile;
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -26,14 +26,14 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
     let disk = keeper.disk();
     let bar = Progress::new("repairing");
     let settings =
-        Settings { keys: of_block_stores(), ..Settings::for_memory(MEMORY_MIN.max(memory)) };
+        Settings { keys: file.keys(), ..Settings::for_memory(MEMORY_MIN.max(memory)) };
     let repaired =
         repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| {
             show(&bar, "repairing", &progress)
         });
     drop(bar);
     let repaired = repaired.map_err(|e| Failure::new(format!("{shown}: {e}")))?;
-    let names = names(&disk);
+    let names = names(file, &disk);
     if answer.json {
         let volume =
             |id: VolumeId| names.get(&id).cloned().unwrap_or_else(|| format!("number {id}"));
@@ -72,8 +72,8 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
 }
 
 /// The volumes by their numbers, when the store can be opened by now.
-fn names(disk: &Arc<dyn Disk>) -> BTreeMap<VolumeId, String> {
-    look_with(disk, &of_block_stores())
+fn names(file: &StoreFile, disk: &Arc<dyn Disk>) -> BTreeMap<VolumeId, String> {
+    look_with(disk, &file.keys())
         .map(|engine| engine.volumes().into_iter().map(|(id, volume)| (id, volume.name)).collect())
         .unwrap_or_default()
 }

@@ -16,7 +16,6 @@ use self::report::{checked, counts};
 use super::{Found, refused};
 use onefold::parts::{
     archive_care::{Depth, Extent},
-    keys::of_block_stores,
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -88,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         _ => e,
     })?;
     let bar = Progress::new("checking");
-    let keys = of_block_stores();
+    let keys = file.keys();
     let report =
         check::check_with(&disk, &keys, memory, &mut |progress| show(&bar, "checking", &progress));
     drop(bar);

@@ -20,7 +20,6 @@ use super::{
 use onefold::parts::archive_care::{Depth, Extent};
 use onefold::parts::{
     control::{Request, Tell},
-    keys::of_block_stores,
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -203,7 +202,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             })
         },
         || {
-            let (disk, keys) = (file.open_for_reading()?, of_block_stores());
+            let (disk, keys) = (file.open_for_reading()?, file.keys());
             let show = &mut |progress| show(&bar, "scrubbing", &progress);
             match only {
                 None => Ok(check::scrub_with(&disk, &keys, show, &mut || false)?.into()),

@@ -30,6 +30,10 @@ const AREAS: [u64; 2] = [1, 9];
 /// Blocks of a copy.
 const AREA_BLOCKS: u64 = (AREA_BYTES / 4096) as u64;
 
+/// States that a crash may leave ahead of the newest one that was seen: a twin, and a checkpoint with its
+/// twin.
+const STATES_AHEAD: u64 = 3;
+
 /// Which secrets open the store.
 pub(crate) struct Secrets {
     rng: Rng,
@@ -39,6 +43,12 @@ pub(crate) struct Secrets {
     next: u8,
     /// Blocks of the disk that clients wrote as their data.
     copied: BTreeSet<u64>,
+    /// Where states are drawn from, which no other draw comes from.
+    states: Rng,
+    /// The newest state of the store that was durable.
+    seen: u64,
+    /// An image of the disk, and what had been seen by then.
+    older: Option<(Image, u64)>,
 }
 
 impl Secrets {
@@ -49,7 +59,15 @@ impl Secrets {
             removed: BTreeMap::new(),
             next: OWNER + 1,
             copied: BTreeSet::new(),
+            states: Rng::new(seed ^ 0x7374_6174_6573_0000),
+            seen: 0,
+            older: None,
         }
+    }
+
+    /// The store says that a state of it is durable.
+    pub(crate) fn saw(&mut self, state: u64) {
+        self.seen = self.seen.max(state);
     }
 
     /// A client writes these bytes, which it saw on the disk.
@@ -117,6 +135,32 @@ impl<S: Subject> Sim<S> {
         if secrets.rng.percent(25) {
             self.erase_keys()?;
         }
+        let Some(secrets) = &mut self.secrets else { return Ok(()) };
+        if secrets.states.percent(40) {
+            self.put_back()?;
+        }
+        Ok(())
+    }
+
+    /// Whoever saw the newest durable state opens the store, and no older image of it.
+    fn put_back(&mut self) -> std::result::Result<(), Failure> {
+        let copy = self.copy_of_disk();
+        let Some(secrets) = &mut self.secrets else { return Ok(()) };
+        let seen = secrets.seen;
+        let older = secrets.older.take_if(|(_, then)| *then + STATES_AHEAD < seen);
+        if secrets.older.is_none() {
+            secrets.older = Some((copy.view(), seen));
+        }
+        if !self.opens_for(&copy, (OWNER, Some(seen)))? {
+            return Err(breach("who saw what was durable is told that the store is an older one"));
+        }
+        let Some((image, _)) = older else { return Ok(()) };
+        let blocks = self.blocks_wanted();
+        let older = Arc::new(VirtualDisk::from_image(image, blocks, Arc::default(), Rng::new(0)));
+        if self.opens_for(&older, (OWNER, Some(seen)))? {
+            return Err(breach("an older image of the store was taken"));
+        }
+        self.reach.hit("secrecy: an older image was refused");
         Ok(())
     }
 
@@ -159,8 +203,17 @@ impl<S: Subject> Sim<S> {
 
     /// True when a secret opens the store on a disk.
     fn opens(&self, disk: &Arc<VirtualDisk>, byte: u8) -> std::result::Result<bool, Failure> {
+        self.opens_for(disk, (byte, None))
+    }
+
+    /// True when a secret opens the store on a disk, for somebody who may have seen a state of it.
+    fn opens_for(
+        &self,
+        disk: &Arc<VirtualDisk>,
+        who: (u8, Option<u64>),
+    ) -> std::result::Result<bool, Failure> {
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
-        S::opens(disk, Arc::clone(&self.clock) as _, &self.params.options, byte)
+        S::opens(disk, Arc::clone(&self.clock) as _, &self.params.options, who)
             .map_err(|error| breach(format!("the store can't be opened: {error:?}")))
     }
 
