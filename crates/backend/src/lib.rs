@@ -35,6 +35,7 @@ compile_error!(
 );
 
 pub mod accounts;
+pub mod audit;
 pub mod beneath;
 mod claim_file;
 pub mod clock;

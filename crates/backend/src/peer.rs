@@ -254,7 +254,10 @@ pub fn own_uid() -> u32 {
 }
 
 /// The user that the other side had when it connected or began to listen.
-fn uid_of(stream: &UnixStream) -> Result<u32> {
+///
+/// # Errors
+/// Those of the system.
+pub fn uid_of(stream: &UnixStream) -> Result<u32> {
     match socket_peercred(stream) {
         Ok(peer) => Ok(peer.uid.as_raw()),
         Err(errno) => {

@@ -9,9 +9,9 @@ use onefold_console::{completions, manual};
 use crate::{
     key, operator,
     verbs::{
-        accept, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image,
-        index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm,
-        scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
+        accept, audit, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow,
+        image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore,
+        rm, scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
     },
 };
 
@@ -99,6 +99,7 @@ pub(crate) enum Verb {
     Node(node::Options),
     Index(index::Options),
     Accept(accept::Options),
+    Audit(audit::Options),
     Upgrade(upgrade::Options),
     Key(keys::Options),
     Tls(tls::Options),

@@ -30,9 +30,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    accept, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
-    inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve,
-    snapshot, snapshots, status, tls, upgrade, volume, worker,
+    accept, audit, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image,
+    index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub,
+    serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -110,6 +110,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Node(options) => node::run(&options),
         Verb::Index(options) => index::run(&options),
         Verb::Accept(options) => accept::run(&options),
+        Verb::Audit(options) => audit::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Key(options) => keys::run(&options),
         Verb::Tls(options) => tls::run(&options),

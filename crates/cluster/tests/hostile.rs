@@ -36,6 +36,17 @@ fn write(store: &MemoryObjects, object: ObjectName, changes: Vec<Change>) {
     store.write(&[Write { object, guards: Vec::new(), changes }]).remove(0).unwrap();
 }
 
+/// The shard of names with this key.
+fn shard_with(store: &MemoryObjects, key: &[u8]) -> ObjectName {
+    let mut shards = (0..256).map(|shard| ObjectName::metadata(format!("n.{shard:02x}")));
+    let found = shards.find(|shard| {
+        let parts = vec![ReadPart::Keys(vec![key.to_vec()])];
+        let answers = store.read(&[Read { object: shard.clone(), parts }]);
+        answers[0].as_ref().is_ok_and(|answer| !answer.pairs(0).0.is_empty())
+    });
+    found.unwrap()
+}
+
 /// Objects that belong to nothing, and as many names whose objects are missing.
 const MANY: u64 = 1000;
 
@@ -82,13 +93,7 @@ fn rule_09_two_names_of_one_number_are_told_and_make_no_orphans() {
     let (one, mut other) = (named[0].1, named[1].1);
     other.id = one.id;
     let key = b"nother".to_vec();
-    let shards = (0..256).map(|shard| ObjectName::metadata(format!("n.{shard:02x}")));
-    let shard = shards.into_iter().find(|shard| {
-        let parts = vec![ReadPart::Keys(vec![key.clone()])];
-        let answers = store.read(&[Read { object: shard.clone(), parts }]);
-        answers[0].as_ref().is_ok_and(|answer| !answer.pairs(0).0.is_empty())
-    });
-    write(&store, shard.unwrap(), vec![Change::SetOmap(vec![(key, other.encode())])]);
+    write(&store, shard_with(&store, &key), vec![Change::SetOmap(vec![(key, other.encode())])]);
     for repairs in [false, true] {
         let mut scrub = match repairs {
             false => Scrub::look(session.clone(), false).unwrap(),

@@ -8,6 +8,7 @@
 //!
 //! *Invariant:* a client, whatever it sends, costs at most its own connection.
 
+pub mod audit;
 pub mod http;
 mod listener;
 pub mod nbd;

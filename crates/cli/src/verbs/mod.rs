@@ -2,6 +2,7 @@
 //! what the engine lacks.
 
 pub(crate) mod accept;
+pub(crate) mod audit;
 pub(crate) mod backup;
 pub(crate) mod cat;
 pub(crate) mod check;

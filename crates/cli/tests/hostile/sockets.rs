@@ -523,3 +523,64 @@ fn analyze(arguments: &[&str], unit: &Path) {
         Err(error) => println!("not tried, since systemd-analyze does not run: {error}"),
     }
 }
+
+#[test]
+fn rule_48_an_audit_log_tells_who_did_what_and_that_nobody_changed_it() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let own = rustix::process::geteuid().as_raw();
+    fs::write(desk.path("access"), format!("uid:{own} write v\n")).unwrap();
+    let serving = desk.serve("a --audit log --access access --nbd unix:s");
+    let uri = |volume: &str| format!("nbd+unix:///{volume}?socket={}", desk.path("s").display());
+    qemu_io(&uri("v"), &["write -P 7 0 64k", "flush"]);
+    assert!(!try_qemu_io(&uri("secret"), &["read 0 4k"]).status.success());
+    desk.ok("volume create a other --size 64M");
+    desk.ok("volume list a");
+    desk.fails("volume create a other --size 64M", 1, &["other"]);
+    desk.fails("serve a --audit log", 1, &["served by process"]);
+    let text = || fs::read_to_string(desk.path("log")).unwrap();
+    assert!(serving.terminate().0.success());
+    let lines: Vec<serde_json::Value> =
+        text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<String> = lines
+        .iter()
+        .map(|line| {
+            let word = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+            [word("event"), word("who"), word("volume"), word("right")].join(" ").trim().to_owned()
+        })
+        .collect();
+    let who = format!("uid:{own}");
+    for wanted in [
+        "serving",
+        &format!("opened {who} v write"),
+        &format!("closed {who} v"),
+        &format!("refused {who} secret"),
+        "ended",
+    ] {
+        assert_eq!(told.iter().filter(|line| *line == wanted).count(), 1, "{wanted}: {told:#?}");
+    }
+    let commands: Vec<_> = lines.iter().filter(|line| line["event"] == "command").collect();
+    assert_eq!(commands.len(), 2, "a list is not told: {commands:#?}");
+    assert!(commands[0]["answer"] == "done" && commands[0]["asked"]["name"] == "other");
+    assert!(commands[1]["answer"].as_str().unwrap().contains("other"));
+    assert_eq!(fs::metadata(desk.path("log")).unwrap().permissions().mode() & 0o777, 0o600);
+
+    // The next server goes on with it.
+    assert!(desk.serve("a --audit log").terminate().0.success());
+    let said = desk.ok("audit log");
+    assert!(said.contains("each follows the one before"), "{said}");
+    let head = said.lines().last().unwrap().strip_prefix("last ").unwrap().to_owned();
+    desk.ok(&format!("audit log --head {head}"));
+    let whole = text();
+    fs::write(desk.path("log"), whole.replacen("secret", "public", 1)).unwrap();
+    desk.fails("audit log", 1, &["log: line 5", "somebody changed"]);
+    let shorter = &whole[..whole.trim_end().rfind('\n').unwrap() + 1];
+    fs::write(desk.path("log"), shorter).unwrap();
+    desk.ok("audit log");
+    desk.fails(&format!("audit log --head {head}"), 1, &["cut off"]);
+    fs::write(desk.path("log"), whole).unwrap();
+
+    // Whoever may write to it could write what happened.
+    fs::set_permissions(desk.path("log"), fs::Permissions::from_mode(0o666)).unwrap();
+    desk.fails("serve a --audit log", 1, &["others may write to it"]);
+}

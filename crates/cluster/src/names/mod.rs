@@ -121,6 +121,11 @@ fn elsewhere() -> Error {
     corrupt("a name in the catalogue stands where it does not belong")
 }
 
+/// The same error, which says where in the catalogue the damage is.
+fn at_key(shard: &ObjectName, key: &[u8], error: Error) -> Error {
+    error.context(format!("key '{}' of metadata object {}", key.escape_ascii(), shard.name))
+}
+
 /// A volume or object that is being filled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -348,21 +353,22 @@ impl<'k> Names<'k> {
         let wanted = |named: &Named| what.is_none_or(|what| named.what == what);
         self.kernel.pages_of(shards, &[], |shard, pairs| {
             for (key, value) in pairs {
+                let damaged = |error| Refusal::Failed(at_key(&shards[shard], key, error));
                 if key == STEPS {
                     found.steps[shard].clone_from(value);
                 }
                 let Some(name) = key.strip_prefix(&[NAME]) else { continue };
                 let name = String::from_utf8_lossy(name).into_owned();
                 if shard::number_of(self.kernel, &name) != shard as u64 {
-                    return Err(Refusal::Failed(elsewhere()));
+                    return Err(damaged(elsewhere()));
                 }
                 if Moving::is_one(value) {
-                    if wanted(&Moving::decode(value).map_err(Refusal::Failed)?.named) {
+                    if wanted(&Moving::decode(value).map_err(damaged)?.named) {
                         found.arrivals.push((name, value.clone()));
                     }
                     continue;
                 }
-                let named = Named::decode(value).map_err(Refusal::Failed)?;
+                let named = Named::decode(value).map_err(damaged)?;
                 if wanted(&named) {
                     found.names.push((name, named));
                 }
@@ -409,7 +415,8 @@ impl<'k> Names<'k> {
         self.kernel
             .pages_of(&shards, &[RECORD], |shard, keys| {
                 let learn = |(key, value): &(Vec<u8>, Vec<u8>)| {
-                    all.learn(self.kernel, &shards[shard], key, value)
+                    let learnt = all.learn(self.kernel, &shards[shard], key, value);
+                    learnt.map_err(|error| at_key(&shards[shard], key, error))
                 };
                 keys.iter().try_for_each(learn).map_err(Refusal::Failed)
             })

@@ -35,6 +35,7 @@ use super::{
     head::{HEAD_BYTES, Head, Refusal},
 };
 use crate::{
+    audit::{Audit, Event, Who},
     listener::{Listener, Reach},
     nbd::{Peer, Rights, too_many},
     tls::{Credentials, Session},
@@ -60,6 +61,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 struct Guard {
     credentials: Arc<Credentials>,
     rights: Arc<dyn Rights>,
+    audit: Option<Arc<dyn Audit>>,
 }
 
 /// A server of pages. Add where it listens, then [`start`](Server::start). Dropping it ends it.
@@ -134,7 +136,15 @@ impl Server {
     /// TCP addresses that are added from now on speak HTTPS, with clients that show a certificate. Those
     /// whom `rights` lets see pages see all that the operator sees, and others nothing.
     pub fn secure(&mut self, credentials: Arc<Credentials>, rights: Arc<dyn Rights>) {
-        self.guard = Some(Guard { credentials, rights });
+        self.guard = Some(Guard { credentials, rights, audit: None });
+    }
+
+    /// From now on `audit` hears of the clients of TCP addresses that are added, once the server is
+    /// [secured](Server::secure).
+    pub fn tell(&mut self, audit: Arc<dyn Audit>) {
+        if let Some(guard) = &mut self.guard {
+            guard.audit = Some(audit);
+        }
     }
 
     /// Listens on a UNIX socket that those of `reach` can connect to. Unless that names a group or
@@ -425,7 +435,12 @@ impl Visit {
         let proof = session.proof().ok_or(io::ErrorKind::InvalidData)?;
         self.tls = Some(session);
         let peer = Peer::Certificate(proof.identity);
-        if guard.rights.sees_pages(peer) {
+        let allowed = guard.rights.sees_pages(peer);
+        if let Some(audit) = &guard.audit {
+            let who = Who { peer, certificate: Some(proof.name()) };
+            audit.hear(&who, Event::Pages { allowed });
+        }
+        if allowed {
             self.audience = Audience::Operator;
             return Ok(None);
         }

@@ -99,6 +99,8 @@ pub(crate) struct Offer<'a> {
     pub(crate) exports: &'a dyn Exports,
     pub(crate) rights: &'a dyn Rights,
     pub(crate) peer: Peer,
+    /// Hears the name of each volume that the peer asked for and did not get.
+    pub(crate) refused: &'a dyn Fn(&str),
 }
 
 impl Offer<'_> {
@@ -122,13 +124,17 @@ impl Offer<'_> {
             )
         };
         let right = self.rights.right(self.peer, name);
-        if right == Right::Nothing {
-            return Err(missing());
+        let opened = match right {
+            Right::Nothing => Err(missing()),
+            _ => match self.exports.open(name) {
+                Err(error) if error.kind() == Kind::NotFound => Err(missing()),
+                opened => opened.map(|volume| (volume, right == Right::Write)),
+            },
+        };
+        if opened.is_err() {
+            (self.refused)(name);
         }
-        match self.exports.open(name) {
-            Err(error) if error.kind() == Kind::NotFound => Err(missing()),
-            opened => opened.map(|volume| (volume, right == Right::Write)),
-        }
+        opened
     }
 }
 

@@ -33,6 +33,7 @@ use super::session::{House, Limited, Seat, Shares, serve};
 use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
+use crate::audit::{Audit, Event, Who};
 use crate::listener::{Listener, Reach};
 use crate::tls::{Credentials, Proof};
 
@@ -70,6 +71,7 @@ struct Hall {
     rights: Arc<dyn Rights>,
     /// By what clients over a network have to prove who they are.
     credentials: OnceLock<Arc<Credentials>>,
+    audit: OnceLock<Arc<dyn Audit>>,
     limits: Limits,
     shares: Shares,
     /// The start of the server's times.
@@ -103,10 +105,18 @@ struct Guest {
     /// handshake.
     volume: Option<(u64, Arc<Share>)>,
     opened: Option<Opened>,
+    /// It has to prove who it is.
+    owes_proof: bool,
     /// By what it proved who it is, over TLS.
     proof: Option<Proof>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Guest {
+    fn who(&self) -> Who {
+        Who { peer: self.peer, certificate: self.proof.as_ref().map(Proof::name) }
+    }
 }
 
 /// A volume as a client opened it.
@@ -143,6 +153,7 @@ impl Server {
             exports,
             rights,
             credentials: OnceLock::new(),
+            audit: OnceLock::new(),
             shares: Shares::new(
                 &limits,
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -161,6 +172,12 @@ impl Server {
     pub fn secure(&mut self, credentials: Arc<Credentials>) {
         // The first ones stay: sockets may have been added for them.
         let _ = self.hall.credentials.set(credentials);
+    }
+
+    /// From now on `audit` hears what clients do.
+    pub fn tell(&mut self, audit: Arc<dyn Audit>) {
+        // The first one stays.
+        let _ = self.hall.audit.set(audit);
     }
 
     /// Looks after the rights of those who are connected, for as long as the server is there.
@@ -415,13 +432,17 @@ impl Hall {
         let peer = Peer::of(&socket);
         let credentials = self.credentials.get().filter(|_| of_network).cloned();
         // Who has no right to any volume costs no thread.
-        if credentials.is_none() && !self.rights.knows(peer) {
+        let away = if credentials.is_none() && !self.rights.knows(peer) {
+            Some("it has a right to no volume")
+        } else if guests.too_many_leave(peer, self.limits.connections) {
+            Some("too many of its connections have not ended yet")
+        } else {
+            None
+        };
+        if let Some(why) = away {
             guests.past.refused += 1;
-            return;
-        }
-        if guests.too_many_leave(peer, self.limits.connections) {
-            guests.past.refused += 1;
-            return;
+            drop(guests);
+            return self.hears(&Who::of(peer), Event::SentAway { why });
         }
         if guests.present.len() >= self.limits.connections + HANDSHAKES_BESIDE
             && let Some(id) = guests.which_handshake_gives_way(peer, self.limits.connections / 2)
@@ -444,6 +465,7 @@ impl Hall {
             of_peer,
             volume: None,
             opened: None,
+            owes_proof: credentials.is_some(),
             proof: None,
             counters: counters.clone(),
             thread: None,
@@ -492,7 +514,9 @@ impl Hall {
                 ),
                 Transmitter::new(socket.clone(), self.limits.send, activity, line)?,
             );
-            let offer = Offer { exports: &*self.exports, rights: &*self.rights, peer };
+            let refused = |volume: &str| self.hears(&self.who(id, peer), Event::Refused { volume });
+            let (exports, rights) = (&*self.exports, &*self.rights);
+            let offer = Offer { exports, rights, peer, refused: &refused };
             let house = House {
                 limits: &self.limits,
                 shares: &self.shares,
@@ -502,7 +526,20 @@ impl Hall {
             };
             serve(offer, house, counters, receiver, transmitter, |receiver, agreed| {
                 receiver.lift_deadline();
-                self.seat(id, agreed)
+                let seat = self.seat(id, agreed);
+                let who = self.who(id, peer);
+                match &seat {
+                    Some(_) => {
+                        let right = if agreed.writes { Right::Write } else { Right::Read };
+                        let volume = &agreed.name;
+                        self.hears(&who, Event::Opened { connection: id, volume, right });
+                    }
+                    None => {
+                        let why = "there are too many connections, or it lost its right";
+                        self.hears(&who, Event::SentAway { why });
+                    }
+                }
+                seat
             });
             Ok(())
         };
@@ -510,10 +547,38 @@ impl Hall {
         hang_up(&socket);
         let mut guests = self.guests.lock();
         guests.past.panics += u64::from(ended.is_err());
+        let gone = guests.present.get(&id).map(|guest| {
+            let volume = guest.opened.as_ref().map(Opened::name);
+            let unproved = guest.owes_proof && guest.proof.is_none();
+            (guest.who(), volume, guest.activity.is_cut(), unproved)
+        });
         guests.leave(id);
         self.count(&guests);
         drop(guests);
+        match gone {
+            Some((who, Some(volume), cut, _)) => {
+                self.hears(&who, Event::Closed { connection: id, volume: &volume, cut });
+            }
+            Some((who, None, _, true)) => {
+                let why = "it did not prove by a certificate who it is";
+                self.hears(&who, Event::SentAway { why });
+            }
+            _ => {}
+        }
         self.left.notify_all();
+    }
+
+    /// Tells the audit, if there is one. No lock is held: it may write to a disk.
+    fn hears(&self, who: &Who, event: Event<'_>) {
+        if let Some(audit) = self.audit.get() {
+            audit.hear(who, event);
+        }
+    }
+
+    /// Who has a connection; `peer`, if that has just ended.
+    fn who(&self, id: u64, peer: Peer) -> Who {
+        let guests = self.guests.lock();
+        guests.present.get(&id).map_or_else(|| Who::of(peer), Guest::who)
     }
 
     /// A client has proved who it is: from now on it shares with others of this certificate, and no

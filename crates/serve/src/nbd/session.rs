@@ -67,7 +67,7 @@ pub fn session_over<R: Read, W: Write + Send>(
         since: Instant::now(),
         stopping: &AtomicBool::new(false),
     };
-    let offer = Offer { exports, rights: &Everything, peer: Peer::Unknown };
+    let offer = Offer { exports, rights: &Everything, peer: Peer::Unknown, refused: &|_| () };
     serve(offer, house, &counters, Plain(reader), writer, |_, _| Some(Seat::default()))
 }
 

@@ -25,8 +25,7 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
     let keeper = file.claim()?;
     let disk = keeper.disk();
     let bar = Progress::new("repairing");
-    let settings =
-        Settings { keys: file.keys(), ..Settings::for_memory(MEMORY_MIN.max(memory)) };
+    let settings = Settings { keys: file.keys(), ..Settings::for_memory(MEMORY_MIN.max(memory)) };
     let repaired =
         repair_within(&disk, Arc::new(MonotonicClock::new()), &settings, memory, &mut |progress| {
             show(&bar, "repairing", &progress)

@@ -136,7 +136,7 @@ pub(super) fn run(
     };
     let reporter = reporter(directory.clone(), nodes.clone(), commands.clone());
     let mut pages = show(options, reporter, trust)?;
-    let control = control::Server::start(&directory.control_name()?, commands)?;
+    let control = control::Server::start(&directory.control_name()?, commands, trust.heard())?;
     if let Some(server) = server.lock().as_mut() {
         server.start()?;
     }

@@ -9,6 +9,7 @@
 
 mod append_only;
 mod archive;
+mod auditor;
 mod cluster;
 mod commands;
 mod limited;
@@ -28,7 +29,7 @@ use onefold_backend::{
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
-use onefold_block::{Store, StoreExports};
+use onefold_block::{Settings, Store, StoreExports};
 use onefold_console::address::uri;
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::{
@@ -61,16 +62,29 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (settings, limits) = (options.settings()?, options.limits()?);
     let_in(options, &service.sockets)?;
     // Before the store is opened: that may take long, and a file may be missing.
-    let trust = Trust::read(options.tls.as_deref(), options.access.as_deref())?;
+    let trust =
+        Trust::read(options.tls.as_deref(), options.access.as_deref(), options.audit.as_deref())?;
+    let ended = work(options, service, &trust, (settings, limits));
+    trust.tells("ended", &options.store);
+    ended
+}
+
+/// Works on the store until a signal comes.
+fn work(
+    options: &Options,
+    service: Service,
+    trust: &Trust,
+    (settings, limits): (Settings, Limits),
+) -> Result<(), Failure> {
     let file = match Found::at(&options.store)? {
-        Found::Archive(directory) => return archive::run(options, &directory, service, &trust),
+        Found::Archive(directory) => return archive::run(options, &directory, service, trust),
         Found::Block(file) => {
             options.not_of_archives()?;
             file
         }
         Found::Cluster(url) => {
             options.not_of_archives()?;
-            return cluster::run(options, &url, service, &trust);
+            return cluster::run(options, &url, service, trust);
         }
     };
 
@@ -89,8 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         grouped(recovered.uncommitted_records)
     );
 
-    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, &trust)
-    {
+    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, trust) {
         Ok(doors) => doors,
         Err(failure) => {
             // No client is connected yet, so the store is closed as it was found. The error to tell
@@ -154,7 +167,7 @@ impl Doors {
         };
         let shown = commands();
         let mut pages = show(options, Box::new(move || shown.report_at_once()), trust)?;
-        let control = control::Server::start(&file.control_name(), commands())?;
+        let control = control::Server::start(&file.control_name(), commands(), trust.heard())?;
         if let Some(server) = server.lock().as_mut() {
             server.start()?;
         }

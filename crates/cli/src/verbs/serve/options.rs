@@ -97,6 +97,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(super) access: Option<PathBuf>,
 
+    /// File, or 'journal', that gets a line for each volume that a client opens and closes, each
+    /// client that is refused, and each command that changes or copies something. Each line names the
+    /// hash of the one before it, and `onefold audit` proves that none was changed
+    #[arg(long, value_name = "FILE")]
+    pub(super) audit: Option<PathBuf>,
+
     /// Ends connections on which nothing arrived for so many seconds; without it, none
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout: Option<u64>,
@@ -308,6 +314,10 @@ impl Options {
         if let Some(credentials) = &trust.credentials {
             server.secure(credentials.clone());
         }
+        if let Some(audit) = &trust.audit {
+            trust.tells("serving", &self.store);
+            server.tell(audit.clone());
+        }
         trust.follow_hangups(server.watch())?;
         Ok(server)
     }
@@ -413,6 +423,9 @@ pub(super) fn show(
         http::Server::new(Pages::new(report, options.one_tenant), options.http_name.clone());
     if let Some(credentials) = &trust.credentials {
         server.secure(credentials.clone(), trust.rights(false));
+    }
+    if let Some(audit) = &trust.audit {
+        server.tell(audit.clone());
     }
     let scheme = if trust.credentials.is_some() { "https" } else { "http" };
     for address in &options.http {

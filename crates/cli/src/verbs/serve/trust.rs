@@ -5,6 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use onefold::parts::control::Heard;
 use onefold_backend::signals::Hangups;
 use onefold_console::access::{Access, Usual};
 use onefold_core::{Error, Result};
@@ -13,24 +14,43 @@ use onefold_serve::{
     tls::Credentials,
 };
 
-use super::append_only::ReadOnly;
+use super::{append_only::ReadOnly, auditor::Auditor};
 
 /// The files that say who may do what, as the whole server uses them.
 #[derive(Clone)]
 pub(super) struct Trust {
     pub(super) credentials: Option<Arc<Credentials>>,
     access: Option<Arc<Access>>,
+    /// Where it is written who did what.
+    pub(super) audit: Option<Arc<Auditor>>,
 }
 
 impl Trust {
-    /// Reads the files of `--tls` and `--access`.
+    /// Reads the files of `--tls` and `--access`, and opens the log of `--audit`.
     ///
     /// # Errors
-    /// As [`Credentials::read`] and [`Access::read`].
-    pub(super) fn read(tls: Option<&Path>, access: Option<&Path>) -> Result<Trust> {
+    /// As [`Credentials::read`], [`Access::read`] and [`Auditor::open`].
+    pub(super) fn read(
+        tls: Option<&Path>,
+        access: Option<&Path>,
+        audit: Option<&Path>,
+    ) -> Result<Trust> {
+        let audit = audit.map(Auditor::open).transpose()?;
         let credentials = tls.map(Credentials::read).transpose()?;
         let access = access.map(Access::read).transpose()?;
-        Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new) })
+        Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new), audit })
+    }
+
+    /// Hears of commands.
+    pub(super) fn heard(&self) -> Option<Heard> {
+        self.audit.as_ref().map(Auditor::heard)
+    }
+
+    /// Writes to the audit log, if there is one, that the server begins or ends its work on a store.
+    pub(super) fn tells(&self, event: &str, store: &Path) {
+        if let Some(audit) = &self.audit {
+            audit.tells(event, &store.display().to_string());
+        }
     }
 
     /// The rights of clients.

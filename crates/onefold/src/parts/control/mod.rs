@@ -20,7 +20,7 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
 
 pub use client::Client;
-pub use server::{Served, Server};
+pub use server::{Heard, Served, Server};
 
 /// Longest line in bytes: a status with 65,536 volumes of long names fits; more is no message of
 /// ours.
@@ -159,6 +159,23 @@ pub enum Request {
     },
     /// A snapshot of directories into an archive, which follows as with a put.
     Backup(Box<Backup>),
+}
+
+impl Request {
+    /// True when it changes nothing, and gives nothing of what volumes hold.
+    #[must_use]
+    pub fn only_looks(&self) -> bool {
+        matches!(
+            self,
+            Request::Pid
+                | Request::Status
+                | Request::VolumeList
+                | Request::SnapshotList
+                | Request::SnapshotSpace
+                | Request::VolumeSpace
+                | Request::ReceiveList
+        )
+    }
 }
 
 /// The snapshot that a backup makes; ids are in hexadecimal digits.

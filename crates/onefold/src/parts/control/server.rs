@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::peer::ControlListener;
+use onefold_backend::peer::{ControlListener, uid_of};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
@@ -95,6 +95,9 @@ pub trait Served: Send + Sync + 'static {
     }
 }
 
+/// Hears of each command, by which user it came, and how it ended.
+pub type Heard = Arc<dyn Fn(Option<u32>, &Request, &Result<serde_json::Value>) + Send + Sync>;
+
 /// Listens for commands until it is stopped.
 pub struct Server {
     hall: Arc<Hall>,
@@ -104,6 +107,7 @@ pub struct Server {
 
 struct Hall {
     served: Box<dyn Served>,
+    heard: Option<Heard>,
     /// How long the other end of a stream may be silent.
     silent_most: Duration,
     stopping: AtomicBool,
@@ -114,32 +118,28 @@ struct Hall {
 
 impl Server {
     /// Listens under `name` in the [place](places::own) of this process; the caller holds the lock
-    /// of what is served. When there is no such place, and nobody asked for one, it warns and
+    /// of what is served. `heard` is told of each command before its answer goes out. When there is no such place, and nobody asked for one, it warns and
     /// takes no commands.
     ///
     /// # Errors
     /// When the place that was asked for can't be had, or for lack of threads.
-    pub fn start(name: &str, served: impl Served) -> Result<Server> {
+    pub fn start(name: &str, served: impl Served, heard: Option<Heard>) -> Result<Server> {
         let place = places::own().inspect(|place| places::prepare(place));
         match place.and_then(|place| ControlListener::bind(&place, name)) {
-            Ok(listener) => Server::listen(listener, served, SILENT_MOST),
+            Ok(listener) => Server::listen(listener, Hall::new(served, heard, SILENT_MOST)),
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
                 tracing::warn!(
                     "{error}; the store takes no commands while it serves (--control DIR names a \
                      place)"
                 );
-                Ok(Server { hall: Hall::new(served, SILENT_MOST), at_work: None })
+                Ok(Server { hall: Hall::new(served, heard, SILENT_MOST), at_work: None })
             }
         }
     }
 
-    fn listen(
-        listener: ControlListener,
-        served: impl Served,
-        silent_most: Duration,
-    ) -> Result<Server> {
-        let (hall, listener) = (Hall::new(served, silent_most), Arc::new(listener));
+    fn listen(listener: ControlListener, hall: Arc<Hall>) -> Result<Server> {
+        let listener = Arc::new(listener);
         let (inner, socket) = (hall.clone(), listener.clone());
         let acceptor = std::thread::Builder::new()
             .name("control".to_owned())
@@ -179,9 +179,10 @@ impl Drop for Server {
 }
 
 impl Hall {
-    fn new(served: impl Served, silent_most: Duration) -> Arc<Hall> {
+    fn new(served: impl Served, heard: Option<Heard>, silent_most: Duration) -> Arc<Hall> {
         Arc::new(Hall {
             served: Box::new(served),
+            heard,
             silent_most,
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
@@ -283,16 +284,20 @@ impl Hall {
             told = Some(Instant::now());
             tell(stream, &Answer::Progress { what: what.to_owned(), done, total })
         };
-        let request = serde_json::from_str(&line).map_err(|_| {
+        let request = serde_json::from_str::<Request>(&line).map_err(|_| {
             Error::new(
                 Kind::Unsupported,
                 "the server of the store is of another version: it does not know this command",
             )
         });
+        let asked = request.as_ref().ok().filter(|_| self.heard.is_some()).cloned();
         let answered = request.and_then(|request| {
             let _place = self.place_for(&request)?;
             self.answer(request, input, stream, &mut progress)
         });
+        if let (Some(heard), Some(asked)) = (&self.heard, &asked) {
+            heard(uid_of(stream).ok(), asked, &answered);
+        }
         let answer = match answered {
             Ok(value) => Answer::Done { value },
             Err(error) => Answer::from(&error),
@@ -471,7 +476,7 @@ mod tests {
     fn server_for(silent_most: Duration) -> (tempfile::TempDir, Server) {
         let room = tempfile::tempdir().unwrap();
         let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
-        (room, Server::listen(listener, Slow, silent_most).unwrap())
+        (room, Server::listen(listener, Hall::new(Slow, None, silent_most)).unwrap())
     }
 
     fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {

@@ -1,0 +1,455 @@
+//! A log of who did what at a server, whose lines prove that none before them was changed.
+//!
+//! Each line is one object of JSON, and its `before` is the SHA-256 of the line before it, without the
+//! line's end. Whoever changes, removes or inserts a line has to write all later lines anew, and the hash of
+//! the last one, which an operator can keep elsewhere, differs then (rule 48 of SECURITY.md).
+//!
+//! *Durability:* a line is given to the system before [`AuditLog::note`] returns. It survives the end of the
+//! server; a power cut may take the last ones.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufRead, Read, Seek, SeekFrom, Write},
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+        net::UnixDatagram,
+    },
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+/// Bytes of a line at most: a longer one is not written, and counts as lost.
+const LINE_MAX: usize = 16 << 10;
+
+/// The socket of the journal.
+const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// Bytes from the end of a file in which its last whole line is looked for.
+const TAIL_MAX: u64 = 1 << 20;
+
+/// The field of a line with the hash of the line before it.
+const BEFORE: &str = "before";
+
+/// The hash before the first line.
+const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// The log, which one process writes at a time.
+pub struct AuditLog {
+    state: Mutex<State>,
+}
+
+struct State {
+    to: To,
+    /// The hash of the last line, in hexadecimal digits.
+    before: String,
+    /// Lines that could not be written since the last one.
+    lost: u64,
+}
+
+enum To {
+    File {
+        path: PathBuf,
+        file: File,
+        /// The file ends within a line.
+        torn: bool,
+    },
+    Journal(UnixDatagram),
+}
+
+impl AuditLog {
+    /// Goes on with the log in a file, which is made when it is missing, for this user alone. When the file
+    /// was renamed meanwhile, as programs that rotate logs do, the next line begins a new one.
+    ///
+    /// # Errors
+    /// `Denied`: it is another user's, or others may write to it. `Busy`: another process writes it.
+    /// `InvalidInput`: it is no file, or ends with a line that is too long. Those of the system.
+    pub fn file(path: &Path) -> Result<AuditLog> {
+        let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+        let file = open(&path)?;
+        let (before, torn) = last_line(&path, &file)?;
+        Ok(AuditLog::new(To::File { path, file, torn }, before))
+    }
+
+    /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. The lines of each process begin anew.
+    ///
+    /// # Errors
+    /// Those of the system: nobody listens there.
+    pub fn journal() -> Result<AuditLog> {
+        AuditLog::journal_at(Path::new(JOURNAL))
+    }
+
+    fn journal_at(path: &Path) -> Result<AuditLog> {
+        let failed = |e| Error::from_io(format!("the journal at {}", path.display()), e);
+        let socket = UnixDatagram::unbound().map_err(failed)?;
+        socket.connect(path).map_err(failed)?;
+        Ok(AuditLog::new(To::Journal(socket), NOTHING.to_owned()))
+    }
+
+    fn new(to: To, before: String) -> AuditLog {
+        AuditLog { state: Mutex::new(State { to, before, lost: 0 }) }
+    }
+
+    /// Writes a line with these fields, the time, and the hash of the line before it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the line is too long. Those of the system. The next line says in `lost` how many
+    /// are missing before it.
+    pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
+        let mut state = self.state.lock();
+        let written = state.write(fields);
+        state.lost += u64::from(written.is_err());
+        written
+    }
+
+    /// The hash of the last line, in hexadecimal digits.
+    #[must_use]
+    pub fn head(&self) -> String {
+        self.state.lock().before.clone()
+    }
+}
+
+impl State {
+    fn write(&mut self, fields: Map<String, Value>) -> Result<()> {
+        self.follow()?;
+        let mut line = Map::new();
+        let now = humantime::format_rfc3339_micros(SystemTime::now());
+        line.insert("time".to_owned(), now.to_string().into());
+        line.extend(fields);
+        if self.lost > 0 {
+            line.insert("lost".to_owned(), self.lost.into());
+        }
+        line.insert(BEFORE.to_owned(), self.before.clone().into());
+        let text = Value::Object(line).to_string();
+        if text.len() > LINE_MAX {
+            return Err(Error::new(Kind::InvalidInput, format!("a line has {} bytes", text.len())));
+        }
+        match &mut self.to {
+            To::File { path, file, torn } => {
+                let whole = [if *torn { "\n" } else { "" }, &text, "\n"].concat();
+                // In one call: a process that ends leaves all of it or nothing.
+                let written = file.write_all(whole.as_bytes());
+                if let Err(e) = written {
+                    let error = Error::from_io(path.display(), e);
+                    // A full disk may have taken a part of it.
+                    if let Ok((before, is_torn)) = last_line(path, file) {
+                        (self.before, *torn) = (before, is_torn);
+                    }
+                    return Err(error);
+                }
+                *torn = false;
+            }
+            To::Journal(socket) => {
+                let fields = "PRIORITY=5\nSYSLOG_IDENTIFIER=onefold\nONEFOLD_AUDIT=1\nMESSAGE=";
+                let entry = [fields, &text, "\n"].concat();
+                socket.send(entry.as_bytes()).map_err(|e| Error::from_io("the journal", e))?;
+            }
+        }
+        self.before = hash(text.as_bytes());
+        self.lost = 0;
+        Ok(())
+    }
+
+    /// Begins a new file when the path names another one than that which is open, or none.
+    fn follow(&mut self) -> Result<()> {
+        let To::File { path, file, torn } = &mut self.to else { return Ok(()) };
+        let failed = |e| Error::from_io(path.display(), e);
+        let open_one = file.metadata().map_err(failed)?;
+        match std::fs::symlink_metadata(&path) {
+            Ok(there) if (there.dev(), there.ino()) == (open_one.dev(), open_one.ino()) => Ok(()),
+            Ok(_) | Err(_) => {
+                let new = open(path)?;
+                let (before, is_torn) = last_line(path, &new)?;
+                // The lines go on from those of the old file, unless somebody else's stand there.
+                if before != NOTHING {
+                    self.before = before;
+                }
+                (*file, *torn) = (new, is_torn);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn hash(line: &[u8]) -> String {
+    Sha256::digest(line).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Opens a log to add to it.
+fn open(path: &Path) -> Result<File> {
+    let failed = |e| Error::from_io(path.display(), e);
+    let wrong = |kind, why: &str| Error::new(kind, format!("{}: {why}", path.display()));
+    let calm = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(0o600).custom_flags(calm.bits() as i32);
+    let file = options.open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        let what = if metadata.file_type().is_fifo() { "a pipe" } else { "no regular file" };
+        return Err(wrong(
+            Kind::InvalidInput,
+            &format!("an audit log is a file, and this is {what}"),
+        ));
+    }
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
+        let why = "this audit log belongs to another user, or others may write to it";
+        return Err(wrong(Kind::Denied, why));
+    }
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+        rustix::io::Errno::WOULDBLOCK => {
+            wrong(Kind::Busy, "another process writes this audit log: each server has its own")
+        }
+        errno => failed(errno.into()),
+    })?;
+    Ok(file)
+}
+
+/// The hash of the last whole line of a log, and whether the file ends within a line.
+fn last_line(path: &Path, mut file: &File) -> Result<(String, bool)> {
+    let failed = |e| Error::from_io(path.display(), e);
+    let bytes = file.metadata().map_err(failed)?.len();
+    let tail_bytes = bytes.min(TAIL_MAX);
+    file.seek(SeekFrom::Start(bytes - tail_bytes)).map_err(failed)?;
+    let mut tail = Vec::with_capacity(tail_bytes as usize);
+    file.take(tail_bytes).read_to_end(&mut tail).map_err(failed)?;
+    let torn = tail.last().is_some_and(|last| *last != b'\n');
+    let mut lines = tail.split(|byte| *byte == b'\n');
+    if tail_bytes < bytes {
+        // It began before.
+        lines.next();
+    }
+    match lines.rfind(|line| whole(line).is_some()) {
+        Some(line) => Ok((hash(line), torn)),
+        None if tail_bytes == bytes => Ok((NOTHING.to_owned(), torn)),
+        None => {
+            let why = "it does not end as an audit log does";
+            Err(Error::new(Kind::InvalidInput, format!("{}: {why}", path.display())))
+        }
+    }
+}
+
+/// The fields of a line that was written whole.
+fn whole(line: &[u8]) -> Option<Map<String, Value>> {
+    match serde_json::from_slice(line) {
+        Ok(Value::Object(fields)) if fields.get(BEFORE)?.is_string() => Some(fields),
+        _ => None,
+    }
+}
+
+/// What reading a log found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Lines.
+    pub lines: u64,
+    /// The hash that the first line names; of zeroes alone where the log begins.
+    pub begins_after: Option<String>,
+    /// The hash of the last line.
+    pub head: Option<String>,
+    /// Lines that servers say they could not write.
+    pub lost: u64,
+    /// Lines that a crash or a full disk cut off, and others that are none; they prove nothing.
+    pub torn: u64,
+    /// Times of the first and of the last line.
+    pub times: Option<(String, String)>,
+    /// A line has the hash that was looked for.
+    pub met: bool,
+    looked_for: Option<String>,
+}
+
+impl Verified {
+    /// Nothing was read yet; notes whether a line has this hash.
+    #[must_use]
+    pub fn looking_for(hash: Option<String>) -> Verified {
+        Verified { looked_for: hash.map(|hash| hash.to_lowercase()), ..Verified::default() }
+    }
+
+    /// True when the log begins with its first line.
+    #[must_use]
+    pub fn is_from_the_beginning(&self) -> bool {
+        self.begins_after.as_deref().is_none_or(|hash| hash == NOTHING)
+    }
+
+    /// Reads the lines that follow, of a file or of the next file of the same log.
+    ///
+    /// # Errors
+    /// `Corrupt`: a line does not follow the one before it, is none, or is too long; the error names it by its
+    /// number. Those of the system.
+    pub fn read(&mut self, mut from: impl BufRead) -> Result<()> {
+        let mut line = Vec::new();
+        let mut number = 0u64;
+        loop {
+            line.clear();
+            let most = LINE_MAX as u64 + 2;
+            (&mut from)
+                .take(most)
+                .read_until(b'\n', &mut line)
+                .map_err(|e| Error::from_io("reading it", e))?;
+            if line.is_empty() {
+                return Ok(());
+            }
+            number += 1;
+            let wrong = |why: &str| Error::new(Kind::Corrupt, format!("line {number} {why}"));
+            if line.len() as u64 == most && line.last() != Some(&b'\n') {
+                return Err(wrong("is longer than any of an audit log"));
+            }
+            let text = line.strip_suffix(b"\n").unwrap_or(&line);
+            self.learn(text, wrong)?;
+        }
+    }
+
+    fn learn(&mut self, text: &[u8], wrong: impl Fn(&str) -> Error) -> Result<()> {
+        let Some(fields) = whole(text) else {
+            self.torn += 1;
+            return Ok(());
+        };
+        let field = |name: &str| fields.get(name).and_then(Value::as_str).unwrap_or_default();
+        let before = field(BEFORE);
+        match &self.head {
+            Some(head) if head != before => {
+                let why = "does not follow the line before it: somebody changed, removed or inserted lines";
+                return Err(wrong(why));
+            }
+            Some(_) => {}
+            None => self.begins_after = Some(before.to_owned()),
+        }
+        let time = field("time").to_owned();
+        let first = self.times.take().map_or_else(|| time.clone(), |(first, _)| first);
+        self.times = Some((first, time));
+        self.lost += fields.get("lost").and_then(Value::as_u64).unwrap_or(0);
+        self.lines += 1;
+        self.head = Some(hash(text));
+        self.met |= self.looked_for.is_some() && self.head == self.looked_for;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    fn event(n: u64) -> Map<String, Value> {
+        Map::from_iter([("event".to_owned(), n.into())])
+    }
+
+    fn read(path: &Path) -> Result<Verified> {
+        let mut verified = Verified::default();
+        verified.read(&fs::read(path).unwrap()[..])?;
+        Ok(verified)
+    }
+
+    #[test]
+    fn rule_48_lines_follow_each_other_over_restarts_and_a_line_that_was_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::file(&path).unwrap();
+        (0..3).for_each(|n| log.note(event(n)).unwrap());
+        assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Busy);
+        drop(log);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"time\":\"20").unwrap();
+        let log = AuditLog::file(&path).unwrap();
+        (3..5).for_each(|n| log.note(event(n)).unwrap());
+        let verified = read(&path).unwrap();
+        assert_eq!((verified.lines, verified.torn, verified.lost), (5, 1, 0));
+        assert!(verified.is_from_the_beginning());
+        assert_eq!(verified.head, Some(log.head()));
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn rule_48_a_line_that_was_changed_removed_or_inserted_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::file(&path).unwrap();
+        (0..4).for_each(|n| log.note(event(n)).unwrap());
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let changed = lines[1].replace("\"event\":1", "\"event\":7");
+        for forged in [
+            vec![lines[0], &changed, lines[2], lines[3]],
+            vec![lines[0], lines[2], lines[3]],
+            vec![lines[0], lines[1], lines[1], lines[2], lines[3]],
+            vec![lines[0], lines[2], lines[1], lines[3]],
+        ] {
+            fs::write(&path, forged.join("\n")).unwrap();
+            let error = read(&path).unwrap_err();
+            assert!(
+                error.kind() == Kind::Corrupt && error.to_string().contains("line "),
+                "{error}"
+            );
+        }
+        // The end alone proves itself only by its hash.
+        fs::write(&path, lines[..3].join("\n")).unwrap();
+        assert_ne!(read(&path).unwrap().head, Some(log.head()));
+    }
+
+    #[test]
+    fn rule_48_a_log_that_was_renamed_goes_on_in_a_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::file(&path).unwrap();
+        (0..3).for_each(|n| log.note(event(n)).unwrap());
+        let old = folder.path().join("audit.1");
+        fs::rename(&path, &old).unwrap();
+        (3..5).for_each(|n| log.note(event(n)).unwrap());
+        let mut verified = read(&old).unwrap();
+        assert_eq!(verified.lines, 3);
+        verified.read(&fs::read(&path).unwrap()[..]).unwrap();
+        assert_eq!((verified.lines, verified.head), (5, Some(log.head())));
+        assert!(!read(&path).unwrap().is_from_the_beginning());
+    }
+
+    #[test]
+    fn rule_48_lines_that_could_not_be_written_are_counted_in_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::file(&path).unwrap();
+        log.note(event(0)).unwrap();
+        let long = Map::from_iter([("event".to_owned(), "x".repeat(LINE_MAX).into())]);
+        assert!(log.note(long.clone()).is_err() && log.note(long).is_err());
+        log.note(event(1)).unwrap();
+        let verified = read(&path).unwrap();
+        assert_eq!((verified.lines, verified.lost), (2, 2));
+    }
+
+    #[test]
+    fn rule_48_a_log_is_a_file_of_this_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o622)).unwrap();
+        assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(AuditLog::file(&link).is_err());
+        assert_eq!(
+            AuditLog::file(Path::new("/dev/null")).map(drop).unwrap_err().kind(),
+            Kind::InvalidInput
+        );
+    }
+
+    #[test]
+    fn rule_48_the_journal_gets_the_same_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let log = AuditLog::journal_at(&socket).unwrap();
+        let mut verified = Verified::default();
+        for n in 0..3 {
+            log.note(event(n)).unwrap();
+            let mut entry = vec![0; 4096];
+            let bytes = journal.recv(&mut entry).unwrap();
+            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
+            assert!(entry.contains("ONEFOLD_AUDIT=1\n"));
+            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
+        }
+        assert_eq!((verified.lines, verified.head), (3, Some(log.head())));
+    }
+}

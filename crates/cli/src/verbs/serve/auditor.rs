@@ -1,0 +1,221 @@
+//! What `serve --audit` writes: who opened which volume, who was refused, and which commands came.
+//!
+//! A client that comes again and again fills no disk: each has so many lines at once, and one a second.
+//! What it did beyond is counted in its next line. No line names content or keys.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use onefold_backend::audit::AuditLog;
+use onefold_core::Result;
+use onefold_serve::{
+    audit::{Audit, Event, Who},
+    nbd::{Peer, Right},
+};
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+
+use onefold::parts::control::{Heard, Request};
+
+/// Lines of one client at once.
+const LINES: f64 = 64.0;
+
+/// Lines of one client a second, beyond these.
+const LINES_A_SECOND: f64 = 1.0;
+
+/// Clients whose lines are counted, each for itself; more share one count.
+const CLIENTS: usize = 1024;
+
+/// How often the server's log tells that lines can't be written.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+/// Bytes of a command that a line holds at most.
+const COMMAND_MAX: usize = 4096;
+
+/// The audit log of a server.
+pub(super) struct Auditor {
+    log: AuditLog,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    budgets: HashMap<String, Budget>,
+    told: Option<Instant>,
+}
+
+/// What one client may still write.
+struct Budget {
+    lines: f64,
+    since: Instant,
+    unsaid: u64,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Budget {
+        Budget { lines: LINES, since: now, unsaid: 0 }
+    }
+
+    /// True when a line is written; the number of those that were not, since the last one.
+    fn takes(&mut self, now: Instant) -> Option<u64> {
+        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
+        (self.lines, self.since) = ((self.lines + came).min(LINES), now);
+        if self.lines < 1.0 {
+            self.unsaid += 1;
+            return None;
+        }
+        self.lines -= 1.0;
+        Some(std::mem::take(&mut self.unsaid))
+    }
+
+    fn is_rested(&self, now: Instant) -> bool {
+        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
+        self.unsaid == 0 && self.lines + came >= LINES
+    }
+}
+
+impl Auditor {
+    /// Opens the log at a path, or the journal of the system.
+    ///
+    /// # Errors
+    /// As [`AuditLog::file`] and [`AuditLog::journal`].
+    pub(super) fn open(to: &Path) -> Result<Arc<Auditor>> {
+        let log = match to.to_str() {
+            Some("journal") => AuditLog::journal()?,
+            _ => AuditLog::file(to)?,
+        };
+        Ok(Arc::new(Auditor { log, state: Mutex::default() }))
+    }
+
+    /// The server works on this store from now on, or ends.
+    pub(super) fn tells(&self, event: &str, store: &str) {
+        self.write(fields(
+            event,
+            [("store", json!(store)), ("process", json!(std::process::id()))],
+        ));
+    }
+
+    /// What the control socket tells of commands.
+    pub(super) fn heard(self: &Arc<Auditor>) -> Heard {
+        let auditor = self.clone();
+        Arc::new(move |uid, request, answer| auditor.command(uid, request, answer))
+    }
+
+    fn command(&self, uid: Option<u32>, request: &Request, answer: &Result<Value>) {
+        if request.only_looks() {
+            return;
+        }
+        let who = Who::of(uid.map_or(Peer::Unknown, Peer::User)).to_string();
+        let mut asked = serde_json::to_value(request).unwrap_or_default();
+        if asked.to_string().len() > COMMAND_MAX {
+            asked = json!({ "ask": asked.get("ask"), "bytes": asked.to_string().len() });
+        }
+        let answer = match answer {
+            Ok(_) => "done".to_owned(),
+            Err(error) => error.to_string().chars().take(1000).collect(),
+        };
+        self.say(&who, fields("command", [("asked", asked), ("answer", json!(answer))]));
+    }
+
+    /// Writes a line about a client, within its budget.
+    fn say(&self, who: &str, mut line: Map<String, Value>) {
+        let unsaid = {
+            let (mut state, now) = (self.state.lock(), Instant::now());
+            let budgets = &mut state.budgets;
+            if budgets.len() >= CLIENTS && !budgets.contains_key(who) {
+                budgets.retain(|_, budget| !budget.is_rested(now));
+            }
+            let of = if budgets.len() < CLIENTS || budgets.contains_key(who) { who } else { "" };
+            let budget = budgets.entry(of.to_owned()).or_insert_with(|| Budget::new(now));
+            match budget.takes(now) {
+                Some(unsaid) => unsaid,
+                None => return,
+            }
+        };
+        line.insert("who".to_owned(), json!(who));
+        if unsaid > 0 {
+            line.insert("unsaid".to_owned(), json!(unsaid));
+        }
+        self.write(line);
+    }
+
+    fn write(&self, line: Map<String, Value>) {
+        let Err(error) = self.log.note(line) else { return };
+        let mut state = self.state.lock();
+        if state.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            state.told = Some(Instant::now());
+            tracing::error!("the audit log misses lines: {error}");
+        }
+    }
+}
+
+fn fields<const N: usize>(event: &str, more: [(&str, Value); N]) -> Map<String, Value> {
+    let event = ("event".to_owned(), json!(event));
+    let more = more.into_iter().map(|(name, value)| (name.to_owned(), value));
+    std::iter::once(event).chain(more).collect()
+}
+
+impl Audit for Auditor {
+    fn hear(&self, who: &Who, event: Event<'_>) {
+        let line = match event {
+            Event::Opened { connection, volume, right } => {
+                let right = if right == Right::Write { "write" } else { "read" };
+                let more = [
+                    ("connection", json!(connection)),
+                    ("volume", json!(volume)),
+                    ("right", json!(right)),
+                ];
+                fields("opened", more)
+            }
+            Event::Closed { connection, volume, cut } => {
+                let more = [
+                    ("connection", json!(connection)),
+                    ("volume", json!(volume)),
+                    ("by", json!(if cut { "server" } else { "client" })),
+                ];
+                fields("closed", more)
+            }
+            Event::Refused { volume } => fields("refused", [("volume", json!(volume))]),
+            Event::SentAway { why } => fields("sent-away", [("why", json!(why))]),
+            Event::Pages { allowed } => fields("pages", [("allowed", json!(allowed))]),
+        };
+        self.say(&who.to_string(), line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_48_a_client_that_comes_again_and_again_fills_no_disk_and_hides_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let auditor = Auditor::open(&path).unwrap();
+        let flood = Who::of(Peer::User(7));
+        for _ in 0..10_000 {
+            auditor.hear(&flood, Event::Refused { volume: "vm1" });
+        }
+        auditor.hear(&Who::of(Peer::User(8)), Event::Refused { volume: "vm2" });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().count();
+        assert!((65..=80).contains(&lines), "{lines}");
+        let last = text.lines().last().unwrap();
+        assert!(last.contains("\"uid:8\"") && last.contains("vm2"), "{last}");
+    }
+
+    #[test]
+    fn a_budget_tells_what_was_not_said() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
+        let said = (0..100).filter(|_| budget.takes(begin).is_some()).count();
+        assert_eq!(said, 64);
+        assert_eq!(budget.takes(begin + Duration::from_secs(2)), Some(36));
+        assert!(!budget.is_rested(begin + Duration::from_secs(60)));
+        assert!(budget.is_rested(begin + Duration::from_secs(70)));
+    }
+}
