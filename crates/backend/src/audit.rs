@@ -424,7 +424,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         fs::write(&path, "").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o622)).unwrap();
+        File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o622)).unwrap();
         assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
