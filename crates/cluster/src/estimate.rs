@@ -51,6 +51,52 @@ pub struct Estimate {
     most: usize,
 }
 
+/// The chunks of an object. They are cut and named without the [`Estimate`], so that several threads can.
+pub struct Chunks {
+    bytes: u64,
+    zero_bytes: u64,
+    all: Vec<One>,
+}
+
+/// A chunk that is not all zeroes.
+struct One {
+    name: u64,
+    at: u32,
+    length: u32,
+    packed: Option<u32>,
+}
+
+impl Chunks {
+    /// Those of an object with this content, of less than 4 GiB.
+    #[must_use]
+    pub fn of(data: &[u8], how: Cut, chunk_bytes: u32) -> Chunks {
+        let mut chunks = Chunks { bytes: data.len() as u64, zero_bytes: 0, all: Vec::new() };
+        let mut at = 0;
+        for length in cut(data, true, how, chunk_bytes, u32::MAX) {
+            let chunk = &data[at as usize..][..length as usize];
+            match is_zero(chunk) {
+                true => chunks.zero_bytes += u64::from(length),
+                false => {
+                    let name = checksum::fast(6, chunk);
+                    chunks.all.push(One { name, at, length, packed: None });
+                }
+            }
+            at += length;
+        }
+        chunks
+    }
+
+    /// Compresses chunks, by their places in the object.
+    pub fn pack(&mut self, data: &[u8], which: &[usize], compress: bool) {
+        let blocks = |bytes: usize| bytes.next_multiple_of(BLOCK as usize);
+        for one in which.iter().filter_map(|at| compress.then_some(*at)) {
+            let one = &mut self.all[one];
+            let chunk = &data[one.at as usize..][..one.length as usize];
+            one.packed = Some(blocks(compress::pack(chunk).len()).min(chunk.len()) as u32);
+        }
+    }
+}
+
 /// The estimate. Bytes are before replication unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimated {
@@ -105,40 +151,51 @@ impl Estimate {
 
     /// Counts the chunks of an object.
     pub fn object(&mut self, data: &[u8]) {
-        self.objects += 1;
-        self.bytes += data.len() as u64;
-        let mut at = 0;
-        for length in cut(data, true, self.how, self.chunk_bytes, u32::MAX) {
-            self.chunk(&data[at..at + length as usize]);
-            at += length as usize;
-        }
+        let mut chunks = Chunks::of(data, self.how, self.chunk_bytes);
+        let new = self.new_ones(&chunks);
+        chunks.pack(data, &new, self.compress);
+        self.count(&chunks);
     }
 
-    fn chunk(&mut self, chunk: &[u8]) {
-        if is_zero(chunk) {
-            self.zero_bytes += chunk.len() as u64;
-            return;
-        }
-        self.chunks += 1;
-        let name = checksum::fast(6, chunk);
-        if name & self.mask() != 0 {
-            return;
-        }
-        let compress = self.compress;
-        let blocks = |bytes: usize| bytes.next_multiple_of(BLOCK as usize);
-        let count = self.names.entry(name).or_insert_with(|| {
-            let packed = if compress {
-                blocks(compress::pack(chunk).len()).min(chunk.len())
-            } else {
-                chunk.len()
-            };
-            Count { times: 0, bytes: chunk.len() as u64, packed: packed as u64 }
-        });
-        count.times += 1;
-        while self.names.len() > self.most {
-            self.level += 1;
-            let mask = self.mask();
-            self.names.retain(|name, _| name & mask == 0);
+    /// Objects that were counted so far.
+    #[must_use]
+    pub fn seen_objects(&self) -> u64 {
+        self.objects
+    }
+
+    /// How chunks are cut, their size, and whether they are compressed.
+    #[must_use]
+    pub fn form(&self) -> (Cut, u32, bool) {
+        (self.how, self.chunk_bytes, self.compress)
+    }
+
+    /// The chunks of an object, by their places in it, whose names are in the sample and were not counted yet:
+    /// they are to be [packed](Chunks::pack) before they are [counted](Self::count).
+    #[must_use]
+    pub fn new_ones(&self, chunks: &Chunks) -> Vec<usize> {
+        let (all, mask) = (chunks.all.iter().enumerate(), self.mask());
+        let new = all.filter(|(_, one)| one.name & mask == 0 && !self.names.contains_key(&one.name));
+        new.map(|(at, _)| at).collect()
+    }
+
+    /// Counts an object's chunks.
+    pub fn count(&mut self, chunks: &Chunks) {
+        self.objects += 1;
+        self.bytes += chunks.bytes;
+        self.zero_bytes += chunks.zero_bytes;
+        self.chunks += chunks.all.len() as u64;
+        for one in &chunks.all {
+            if one.name & self.mask() != 0 {
+                continue;
+            }
+            let bytes = u64::from(one.length);
+            let new = Count { times: 0, bytes, packed: one.packed.map_or(bytes, u64::from) };
+            self.names.entry(one.name).or_insert(new).times += 1;
+            while self.names.len() > self.most {
+                self.level += 1;
+                let mask = self.mask();
+                self.names.retain(|name, _| name & mask == 0);
+            }
         }
     }
 

@@ -55,7 +55,7 @@ mod settings;
 mod status;
 mod volume;
 
-pub use estimate::{Estimate, Estimated};
+pub use estimate::{Chunks, Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use kernel::{Counts, create, create_sealed, is_made};
 pub use post_processing::{Progress, Worker};
@@ -69,5 +69,5 @@ pub use sealing::Sealing;
 pub use sealing::keys::{change_keys, erase_keys, key_areas, open_keys};
 pub use session::Session;
 pub use settings::{Dedup, KeySource, Settings};
-pub use status::Status;
+pub use status::{Look, Sampled, Status};
 pub use volume::{ClusterExports, Mode, Volume};

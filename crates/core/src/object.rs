@@ -268,6 +268,15 @@ pub struct Space {
     pub used: u64,
 }
 
+/// What a pool holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Objects.
+    pub objects: u64,
+    /// Bytes of their data, each once, without keys and attributes.
+    pub bytes: u64,
+}
+
 /// A store of objects in two pools. A value is one *session*: once the session is fenced, the store
 /// applies none of its operations any more.
 ///
@@ -345,6 +354,15 @@ pub trait ObjectStore: Send + Sync {
     /// True while the store recovers lost copies: background work then slows down.
     fn recovers(&self) -> bool {
         false
+    }
+
+    /// What a pool holds, where the store knows it without a look at each object; it may be some seconds
+    /// old. `None` where it does not.
+    ///
+    /// # Errors
+    /// As operations.
+    fn held(&self, _pool: Pool) -> Result<Option<Held>, Refusal> {
+        Ok(None)
     }
 
     /// Space of both pools together.

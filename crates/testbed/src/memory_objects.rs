@@ -6,7 +6,7 @@ use std::{
 };
 
 use onefold_core::object::{
-    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
+    Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
     Version, Write,
 };
 use parking_lot::Mutex;
@@ -120,6 +120,10 @@ impl ObjectStore for MemoryObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {
+        Ok(Some(self.objects.lock().held(pool)))
     }
 
     fn space(&self) -> Result<Space, Refusal> {

@@ -2,11 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     time::Duration,
 };
 
 use onefold_core::object::{
-    Change, Guard, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
+    Change, Guard, Held, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
     Seen, Version, Write,
 };
 
@@ -96,6 +97,16 @@ impl Objects {
         self.objects.values().map(|object| of(object) as u64).sum()
     }
 
+    /// What a pool holds.
+    #[must_use]
+    pub fn held(&self, pool: Pool) -> Held {
+        let of_pool = self.objects.iter().filter(|(name, _)| name.pool == pool);
+        of_pool.fold(Held::default(), |held, (_, object)| Held {
+            objects: held.objects + 1,
+            bytes: held.bytes + object.data.len() as u64,
+        })
+    }
+
     /// Applies `op`. The version increases by one and `gap`.
     ///
     /// # Errors
@@ -154,10 +165,15 @@ impl Objects {
     /// A page of names after `from`.
     #[must_use]
     pub fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Page {
+        let after = match from {
+            Some(from) => Bound::Excluded(ObjectName { pool, name: from.to_owned() }),
+            None => Bound::Included(ObjectName { pool, name: String::new() }),
+        };
         let mut names = self
             .objects
-            .keys()
-            .filter(|name| name.pool == pool && from.is_none_or(|from| name.name.as_str() > from));
+            .range((after, Bound::Unbounded))
+            .map(|(name, _)| name)
+            .take_while(|name| name.pool == pool);
         let page: Vec<String> =
             names.by_ref().take(most.max(1)).map(|name| name.name.clone()).collect();
         let next = names.next().and(page.last().cloned());

@@ -195,7 +195,7 @@ impl Site<'_> {
     }
 
     fn status(&self) -> Result<Value> {
-        let output = self.onefold.command(["status", &self.store, "--json"]).output()?;
+        let output = self.onefold.command(["status", &self.store, "--exact", "--json"]).output()?;
         ensure!(output.status.success(), "status failed");
         Ok(serde_json::from_slice(&output.stdout)?)
     }

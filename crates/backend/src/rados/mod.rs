@@ -35,7 +35,7 @@ use std::{
 use onefold_core::{
     Error, Kind, Result,
     object::{
-        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart, ReadResult,
+        Change, Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart, ReadResult,
         Refusal, Space, Version, Write,
     },
 };
@@ -354,6 +354,12 @@ impl ObjectStore for RadosObjects {
             *known = Some((Instant::now(), self.connection.recovers().unwrap_or(false)));
         }
         known.is_some_and(|(_, recovers)| recovers)
+    }
+
+    fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {
+        let [metadata, chunks] = &self.names;
+        let name = if pool == Pool::Metadata { metadata } else { chunks };
+        self.connection.held(name).map_err(Refusal::Failed)
     }
 
     fn space(&self) -> Result<Space, Refusal> {

@@ -5,7 +5,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use onefold_core::{Error, Kind, Result, object::Space};
+use onefold_core::{Error, Kind, Result, object::{Held, Space}};
 use serde_json::{Value, json};
 
 use super::{
@@ -182,6 +182,15 @@ impl Connection {
             (Some(free), Some(stored)) => Ok(Left { free, total: free + stored }),
             _ => Err(Error::new(Kind::Io, "the cluster does not tell its free space")),
         }
+    }
+
+    /// What a pool holds, by the cluster's own counts.
+    pub(super) fn held(&self, pool: &str) -> Result<Option<Held>> {
+        let df = self.df()?;
+        let mut pools = df["pools"].as_array().into_iter().flatten();
+        let stats = pools.find(|found| found["name"] == pool).map(|found| &found["stats"]);
+        let number = |key: &str| stats.and_then(|stats| stats[key].as_u64());
+        Ok(number("objects").zip(number("stored")).map(|(objects, bytes)| Held { objects, bytes }))
     }
 
     /// Space of pools together and of the cluster, all copies counted.

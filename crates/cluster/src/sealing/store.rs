@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use onefold_core::{
     Error, Kind,
     object::{
-        Change, Guard, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart,
+        Change, Guard, Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart,
         ReadResult, Refusal, Seen, Space, Version, Write,
     },
 };
@@ -421,6 +421,10 @@ impl ObjectStore for SealedStore {
 
     fn recovers(&self) -> bool {
         self.inner.recovers()
+    }
+
+    fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {
+        self.inner.held(pool)
     }
 
     fn space(&self) -> Result<Space, Refusal> {

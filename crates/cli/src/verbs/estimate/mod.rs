@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use self::{
+    pool::Budget,
     pieces::{PIECE_BYTES, Pieces},
     tally::{Seen, Tally},
     walk::Walk,
@@ -73,9 +74,24 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "static")]
     cut: CutName,
 
+    /// Bytes of a pool that are read in a second at most
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<Size>,
+
+    /// Reads so many percent of a pool's objects. The whole pool saves as much or more
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    sample: Option<f64>,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim_end_matches('%').parse::<f64>().ok();
+    number
+        .filter(|number| *number > 0.0 && *number <= 100.0)
+        .ok_or_else(|| "more than 0, and 100 at most".to_owned())
 }
 
 /// The estimate, in blocks of 4096 bytes.
@@ -119,7 +135,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         && let Some(url @ Url::Rados(..)) = store_at(url)
     {
         let format = chunk_format(options.chunk, options.cut, true)?;
-        return pool::estimate(&url, &pool.to_string_lossy(), &format, options.json);
+        let budget = Budget {
+            rate: options.rate.map(|rate| rate.0),
+            share: options.sample.unwrap_or(100.0) / 100.0,
+        };
+        return pool::estimate(&url, &pool.to_string_lossy(), &format, budget, options.json);
+    }
+    if options.rate.is_some() || options.sample.is_some() {
+        return Err(Failure::usage("--rate and --sample are for pools of a Ceph cluster"));
     }
     for path in &options.paths {
         walk::look(path)?;

@@ -1,8 +1,8 @@
 //! `onefold status` of a store of the cluster engine.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use onefold_cluster::{Published, Session, Sessions, Status};
+use onefold_cluster::{Look, Published, Session, Sessions, Status};
 use serde_json::json;
 
 use crate::verbs::cluster::titles;
@@ -18,16 +18,47 @@ use onefold_console::{
 const LOOK_MIN: f64 = 2.0;
 const LOOK_MAX: f64 = 4.0;
 
-/// The report of `status`.
-pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
+/// Objects whose maps are read where there are more: a second's work for a cluster of a few disks.
+const SAMPLE: u64 = 4096;
+
+/// Other objects each time.
+fn sample() -> Look {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Look::Sample { objects: SAMPLE, seed: now.as_nanos() as u64 }
+}
+
+/// What needs an operator.
+pub(super) fn needs_operator(store: &Url, min_free: Option<u64>) -> Result<Vec<String>, Failure> {
     let opened = Opened::look(store)?;
     let (before, begun) = (opened.session.published()?, Instant::now());
-    let status = opened.session.status()?;
+    let status = opened.session.status_by(sample())?;
+    let (sessions, _) = look_on(&opened.session, &before, begun)?;
+    let mut problems = problems(&opened.session, &status);
+    let free = status.space.total.saturating_sub(status.space.used);
+    let wanted = min_free.unwrap_or(status.space.total / 50);
+    if free < wanted {
+        problems.push(format!("{} are free, and {} should be", Size(free), Size(wanted)));
+    }
+    if sessions.silent > 0 {
+        let silent = counted(sessions.silent, "server or worker");
+        problems.push(format!("{silent} did not report just now"));
+    }
+    if status.backlog > 0 && sessions.workers == 0 {
+        let objects = counted(status.backlog, "object");
+        problems.push(format!("no worker deduplicates {objects}: run `onefold worker`"));
+    }
+    Ok(problems)
+}
+
+/// The report of `status`.
+pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failure> {
+    let opened = Opened::look(store)?;
+    let (before, begun) = (opened.session.published()?, Instant::now());
+    let status = opened.session.status_by(if exact { Look::Whole } else { sample() })?;
     let (sessions, seconds) = look_on(&opened.session, &before, begun)?;
     let (operations, bytes) =
         (sessions.operations as f64 / seconds, sessions.bytes as f64 / seconds);
     let problems = problems(&opened.session, &status);
-    let overhead = status.map_bytes + status.reference_bytes;
     let stored = status.cached_bytes + status.chunk_bytes;
     let saved = if status.logical_bytes == 0 {
         0.0
@@ -44,7 +75,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
             "chunks": status.chunks,
             "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes,
             "reference_bytes": status.reference_bytes,
-            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes,
+            "clean_cached_bytes": status.cached_bytes.saturating_sub(status.dirty_bytes),
             "servers": sessions.servers, "workers": sessions.workers,
             "silent_sessions": sessions.silent,
             "operations_per_second": operations, "bytes_per_second": bytes,
@@ -53,6 +84,13 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
             "stale_references": status.stale_references,
             "used_bytes": status.space.used, "total_bytes": status.space.total,
             "saved_percent": saved,
+            "sampled": status.sampled.map(|sampled| json!({
+                "read_objects": sampled.read, "of_objects": sampled.of,
+                "objects_bound": sampled.objects, "entries_bound": sampled.entries,
+                "logical_bytes_bound": sampled.logical_bytes,
+                "cached_bytes_bound": sampled.cached_bytes,
+                "dirty_bytes_bound": sampled.dirty_bytes,
+            })),
             "problems": problems,
         });
         output::json(&value)?;
@@ -62,6 +100,11 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         0 => "none".to_owned(),
         count => format!("{count}, {} together", Size(bytes)),
     };
+    let bounds = status.sampled.unwrap_or_default();
+    let about = |bytes: u64, bound: u64| match bound {
+        0 => Size(bytes).to_string(),
+        bound => format!("about {} (± {})", Size(bytes), Size(bound)),
+    };
     let encryption = match opened.session.format().sealed {
         true => "encrypted (experimental)",
         false => "not encrypted",
@@ -70,7 +113,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     output::line(format_args!("streams     {}", together(status.puts, status.put_bytes)));
     output::line(format_args!(
         "content     {} in {} of {}",
-        Size(status.logical_bytes),
+        about(status.logical_bytes, bounds.logical_bytes),
         counted(status.entries, "entry"),
         counted(status.objects, "object")
     ));
@@ -78,22 +121,22 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         "stored      {} in {}, {} in objects",
         Size(status.chunk_bytes),
         counted(status.chunks, "chunk"),
-        Size(status.cached_bytes)
+        about(status.cached_bytes, bounds.cached_bytes)
     ));
     output::line(format_args!("saved       {saved:.1} %"));
     output::line(format_args!(
         "to do       {} in {}",
-        Size(status.dirty_bytes),
+        about(status.dirty_bytes, bounds.dirty_bytes),
         counted(status.backlog, "object")
     ));
     output::line(format_args!(
         "cached      {} kept beside the chunks of the same content",
-        Size(status.cached_bytes - status.dirty_bytes)
+        Size(status.cached_bytes.saturating_sub(status.dirty_bytes))
     ));
     output::line(format_args!(
         "overhead    {} of maps, {} of references",
         Size(status.map_bytes),
-        Size(overhead - status.map_bytes)
+        Size(status.reference_bytes)
     ));
     output::line(format_args!(
         "at work     {} and {}{}; clients do {operations:.0} operations and {} a second",
@@ -122,6 +165,14 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         Size(status.space.total)
     ));
     output::line(format_args!("encryption  {encryption}"));
+    if let Some(sampled) = status.sampled {
+        output::line(format_args!(
+            "sampled     {} of {} were looked at, and chunks are counted by the object store; the truth \
+             lies within ± with 95 %; --exact reads all",
+            sampled.read,
+            counted(sampled.of, "object")
+        ));
+    }
     problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     told(store, &problems)
 }
