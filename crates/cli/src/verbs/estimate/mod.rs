@@ -78,7 +78,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE")]
     rate: Option<Size>,
 
-    /// Reads so many percent of a pool's objects. The whole pool saves as much or more
+    /// Reads so many percent of a pool's objects. The whole pool is likely to save as much or more
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     sample: Option<f64>,
 

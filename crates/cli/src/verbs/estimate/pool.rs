@@ -229,8 +229,8 @@ pub(super) fn estimate(
     output::line(format_args!("saved       {saved:.1} %"));
     if budget.share < 1.0 {
         output::line(format_args!(
-            "read        {} of {}: the whole pool saves as much or more, since these may have chunks in \
-             common with others",
+            "read        {} of {}: the whole pool is likely to save as much or more, since these may have \
+             chunks in common with others",
             grouped(found.objects),
             counted(held.map_or(0, |held| held.objects), "object")
         ));
