@@ -1,8 +1,11 @@
 //! A session: the use that a process makes of the store, under a number from the catalogue.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use onefold_core::{Result, object::ObjectStore};
@@ -88,6 +91,12 @@ impl Session {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.kernel.number()
+    }
+
+    /// How long another server waits until it may take a volume of this session that is not renewed.
+    #[must_use]
+    pub fn volume_lease(&self) -> Duration {
+        self.kernel.settings().volume_lease
     }
 
     /// Counts one more publication of the load, and returns the number of publications.

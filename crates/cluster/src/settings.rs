@@ -49,8 +49,10 @@ pub struct Settings {
     pub dedup: Dedup,
     /// Objects that changed within this time are not deduplicated.
     pub cold: Duration,
-    /// How long a lock lasts when it is not renewed.
+    /// How long a lock lasts when it is not renewed, other than that of a volume.
     pub lease: Duration,
+    /// The same for the lock of a volume, after which another server may take it.
+    pub volume_lease: Duration,
     /// How long a worker waits at first while the cluster is slow or recovers; eight times that at
     /// most.
     pub pause: Duration,
@@ -96,6 +98,7 @@ impl Default for Settings {
             dedup: Dedup::PostProcessing,
             cold: Duration::from_secs(10),
             lease: Duration::from_secs(30),
+            volume_lease: Duration::from_secs(9),
             pause: Duration::from_secs(1),
             spread_at: 8192,
             count_one_in: 256,

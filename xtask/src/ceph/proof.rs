@@ -51,6 +51,9 @@ const CACHE_BYTES: u64 = 64 << 20;
 /// Longest that one client may take.
 const LIMIT: Duration = Duration::from_secs(480);
 
+/// Longest until a standby writes for a client after the other server was killed.
+const TAKEN_OVER: Duration = Duration::from_secs(15);
+
 /// Longest that a full cluster may take to say so.
 const FULL: Duration = Duration::from_secs(180);
 
@@ -106,6 +109,7 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
         if chunks == "chunks-2" || extent.repeats {
             step("a server is killed while it writes", &|| site.kill_server());
             step("a stopped server is taken over, and wakes up", &|| site.take_over());
+            step("a server that stands by takes over by itself", &|| site.stand_by());
         }
         if chunks == "chunks-2" {
             step("a full cluster says so, and goes on when there is room", &|| site.full());
@@ -388,6 +392,35 @@ impl Site<'_> {
             self.same(&other, &["small"], "new")?;
             second.stop()
         })
+    }
+
+    /// Two servers of one store: a client of the second one, which stands by, gets a volume of the first one
+    /// once that was killed, with all that was flushed.
+    fn stand_by(&self) -> Result<()> {
+        let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
+        let (first, socket) = self.serve("active", &["--standby"])?;
+        write(&socket, &old, 0..SMALL / 4)?;
+        let (second, other) = self.serve("standby", &["--standby"])?;
+        let mut client = Client::connect(&socket, "small")?;
+        client.disconnect()?;
+        thread::scope(|scope| {
+            let busy = scope.spawn(|| write(&socket, &old, 0..SMALL));
+            thread::sleep(Duration::from_millis(500));
+            first.kill();
+            let begun = Instant::now();
+            write(&other, &new, 0..REQUEST_BYTES)?;
+            let took = begun.elapsed();
+            // It fails, since its server is gone.
+            let _ = busy.join();
+            ensure!(took < TAKEN_OVER, "the standby took over after {:.1} s", took.as_secs_f64());
+            println!("    the standby writes {:.1} s after the kill", took.as_secs_f64());
+            Ok(())
+        })?;
+        let said = second.said();
+        ensure!(said.contains("took volume 'small'"), "it does not say so:\n{said}");
+        write(&other, &new, 0..SMALL)?;
+        self.same(&other, &["small"], "new")?;
+        second.stop()
     }
 
     fn full(&self) -> Result<()> {

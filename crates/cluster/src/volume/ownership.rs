@@ -66,7 +66,7 @@ impl Ownership {
     /// Acquires the lock and becomes the owner; true when the previous owner closed in order.
     pub(super) fn acquire(&self, take_over: bool) -> Result<bool, Refusal> {
         let (kernel, header) = (self.kernel(), name(self.volume));
-        let (store, lease) = (kernel.store(), kernel.settings().lease);
+        let (store, lease) = (kernel.store(), kernel.settings().volume_lease);
         let mut busy = false;
         let locked = kernel.retry(|| {
             busy = false;
@@ -112,7 +112,7 @@ impl Ownership {
     /// Keeps the lock.
     pub(super) fn renew(&self) -> Result<()> {
         let kernel = self.kernel();
-        let lease = Some(kernel.settings().lease);
+        let lease = Some(kernel.settings().volume_lease);
         match kernel.store().lock(&name(self.volume), LOCK, &kernel.cookie(), lease) {
             // The server renews again soon, and the fence protects the data until then.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),

@@ -13,8 +13,11 @@ use onefold_core::{Error, Kind, Result};
 /// Between two looks for work on the volumes that are open.
 const TEND: Duration = Duration::from_millis(200);
 
-/// Between two renewals of the locks on volumes: three in a lease.
-const RENEW: Duration = Duration::from_secs(10);
+/// The locks on volumes are renewed so often in a lease.
+const RENEWALS: u32 = 3;
+
+/// Between two tries after an error.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Volumes with the thread that tends them.
 pub struct ClusterWork {
@@ -35,11 +38,12 @@ impl ClusterWork {
         mode: Mode,
         fenced: impl FnOnce(Error) + Send + 'static,
     ) -> Result<ClusterWork> {
+        let renew = session.volume_lease() / RENEWALS;
         let exports = Arc::new(ClusterExports::new(session, mode));
         let (stop, stopped) = mpsc::channel();
         let tended = exports.clone();
         let tender = std::thread::Builder::new().name("volumes".into()).spawn(move || {
-            if let Err(error) = tend(&tended, &stopped) {
+            if let Err(error) = tend(&tended, renew, &stopped) {
                 fenced(error);
             }
         });
@@ -81,7 +85,11 @@ impl Drop for ClusterWork {
 
 /// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an
 /// error after which nothing is taken from us any more.
-fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<()> {
+fn tend(
+    exports: &ClusterExports,
+    renew: Duration,
+    stopped: &mpsc::Receiver<()>,
+) -> Result<()> {
     let mut renewed = Instant::now();
     let mut pause = TEND;
     let mut published = Instant::now();
@@ -89,7 +97,7 @@ fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<()> {
         let mut due = || -> Result<bool> {
             // A volume whose lock is lost keeps the others from nothing.
             let mut kept = Ok(());
-            if renewed.elapsed() >= RENEW {
+            if renewed.elapsed() >= renew {
                 kept = exports.renew();
                 if kept.is_ok() {
                     renewed = Instant::now();
@@ -109,7 +117,7 @@ fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<()> {
             Err(error) if error.kind() == Kind::Stopped => return Err(error),
             Err(error) => {
                 tracing::warn!("{error}");
-                RENEW / 10
+                TRY_AGAIN
             }
         };
     }

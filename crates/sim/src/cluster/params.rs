@@ -335,6 +335,7 @@ impl Params {
             dedup: Dedup::PostProcessing,
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
+            volume_lease: Duration::from_secs(30),
             pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,

@@ -7,7 +7,11 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -67,12 +71,18 @@ pub(super) fn run(
     let (end, ended) = mpsc::channel();
     let fenced = end.clone();
     let session = Arc::new(session);
+    let stopping = Arc::new(AtomicBool::new(false));
     let mut work = ClusterWork::start(session.clone(), mode, move |error| {
         // The other side is gone only when the server is ending anyway.
         let _ = fenced.send(Some(error));
     })?;
     let exports = work.exports().clone();
-    let told = Arc::new(Told { exports: exports.clone(), said: Mutex::default() });
+    let told = Arc::new(Told {
+        exports: exports.clone(),
+        said: Mutex::default(),
+        patience: if options.standby { STANDBY } else { Duration::ZERO },
+        stopping: stopping.clone(),
+    });
     let mut server = options.server(told, limits, trust)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
@@ -115,6 +125,7 @@ pub(super) fn run(
         None => tracing::info!("stopping"),
     }
     note(service.notifier.stopping());
+    stopping.store(true, Relaxed);
     drop(pages);
     looked.stop();
     let server = server.lock().take();
@@ -167,6 +178,44 @@ struct Told {
     exports: Arc<ClusterExports>,
     /// When the log said so last: clients decide how often they ask.
     said: Mutex<Option<Instant>>,
+    /// How long a client waits for a volume that another server writes.
+    patience: Duration,
+    stopping: Arc<AtomicBool>,
+}
+
+/// How long a client of a standby waits: another server's right to a volume, which it may have renewed just
+/// now, and as long again for a cluster that is slow.
+const STANDBY: Duration = Duration::from_secs(20);
+
+/// Between two looks whether another server still has a volume.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+impl Told {
+    /// Opens a volume, which another server may still write for a while.
+    fn open_in_time(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
+        let begun = Instant::now();
+        loop {
+            match self.exports.open(name) {
+                Err(error)
+                    if error.kind() == Kind::Busy
+                        && begun.elapsed() < self.patience
+                        && !self.stopping.load(Relaxed) =>
+                {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                opened => {
+                    if opened.is_ok() && begun.elapsed() >= LOOK_AGAIN {
+                        tracing::info!(
+                            "took volume '{}', after {:.1} s",
+                            name.escape_debug(),
+                            begun.elapsed().as_secs_f64()
+                        );
+                    }
+                    return opened;
+                }
+            }
+        }
+    }
 }
 
 /// Time between two lines of the log about rights that this server lacks.
@@ -178,7 +227,7 @@ impl Exports for Told {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
-        self.exports.open(name).inspect_err(|error| {
+        self.open_in_time(name).inspect_err(|error| {
             let mut said = self.said.lock();
             if error.kind() == Kind::Denied && said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
                 *said = Some(Instant::now());

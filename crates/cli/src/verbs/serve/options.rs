@@ -148,6 +148,12 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "read_only")]
     pub(crate) take_over: bool,
 
+    /// Waits for a volume that another server writes, until that server has not renewed its right for 9 s,
+    /// as when it was killed; then takes the volume, and the cluster takes nothing more of that server.
+    /// Clients that come meanwhile wait. Cluster engine only
+    #[arg(long, conflicts_with_all = ["read_only", "take_over"])]
+    pub(crate) standby: bool,
+
     /// Serves volumes for reading, also while another server writes to them. Cluster engine only
     #[arg(long)]
     pub(crate) read_only: bool,
