@@ -523,7 +523,19 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
         ensure!(found[key] == value, "{key} is not {value} in {found}");
     }
     ensure!(found["copies"] == 2.0, "{found}");
-    Ok(())
+    // The counts of the pool are told every few seconds.
+    let begun = Instant::now();
+    loop {
+        let half = ["estimate", &store, "plain", "--json", "--sample", "50", "--rate", "1G"];
+        let output = onefold.command(half).output()?;
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        if found["objects"] == 1 && found["bytes"] == BYTES && found["objects_of_pool"] == 2 {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(begun.elapsed() < PATIENCE, "half of the pool is {found}: {said}");
+        thread::sleep(Duration::from_millis(500));
+    }
 }
 
 /// Writes a range of `data` to where it belongs in volume `small`, and flushes.
