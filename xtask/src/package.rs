@@ -30,7 +30,7 @@ echo "==> installed: user, manual, completions, units"
 getent passwd onefold
 zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
 bash -n /usr/share/bash-completion/completions/onefold
-for unit in onefold onefold-nightly onefold-backup onefold-keep; do
+for unit in onefold onefold-nightly onefold-backup onefold-keep onefold-gateway onefold-worker; do
     program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "/usr/lib/systemd/system/$unit@.service")
     test -x "$program"
 done

@@ -479,6 +479,8 @@ fn rule_19_the_service_is_exposed_to_little() {
         "onefold-backup@.service",
         "onefold-keep@.timer",
         "onefold-keep@.service",
+        "onefold-gateway@.service",
+        "onefold-worker@.service",
     ] {
         // The command need not be installed where this is tried.
         let text = fs::read_to_string(packaging.join(unit)).unwrap();
@@ -495,11 +497,18 @@ fn rule_19_the_service_is_exposed_to_little() {
     }
     let arguments = ["security", "--offline=yes", "--threshold=22", "--no-pager"];
     analyze(&arguments, &packaging.join("onefold-backup@.service"));
+    // These need the network on which Ceph is.
+    for unit in ["onefold-gateway@.service", "onefold-worker@.service"] {
+        let arguments = ["security", "--offline=yes", "--threshold=28", "--no-pager"];
+        analyze(&arguments, &packaging.join(unit));
+    }
     for unit in [
         "onefold@.socket",
         "onefold-nightly@.timer",
         "onefold-backup@.timer",
         "onefold-keep@.timer",
+        "onefold-gateway@.service",
+        "onefold-worker@.service",
     ] {
         analyze(&["verify", "--man=no"], &desk.path(unit));
     }
