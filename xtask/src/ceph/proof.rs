@@ -401,8 +401,6 @@ impl Site<'_> {
         let (first, socket) = self.serve("active", &["--standby"])?;
         write(&socket, &old, 0..SMALL / 4)?;
         let (second, other) = self.serve("standby", &["--standby"])?;
-        let mut client = Client::connect(&socket, "small")?;
-        client.disconnect()?;
         thread::scope(|scope| {
             let busy = scope.spawn(|| write(&socket, &old, 0..SMALL));
             thread::sleep(Duration::from_millis(500));
