@@ -346,7 +346,8 @@ mod tests {
         let given = File::open("/dev/zero").unwrap();
         fcntl_setfd(&given, FdFlags::empty()).unwrap();
         let path = folder.path().join("lists");
-        fs::write(&path, "#!/bin/sh\nfor one in /proc/$$/fd/*; do readlink $one; done\nexit 0\n").unwrap();
+        fs::write(&path, "#!/bin/sh\nfor one in /proc/$$/fd/*; do readlink $one; done\nexit 0\n")
+            .unwrap();
         File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o700)).unwrap();
         let lists = key_from_command(&path, "").unwrap();
         let lists = String::from_utf8_lossy(&lists).into_owned();

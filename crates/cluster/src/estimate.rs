@@ -174,7 +174,8 @@ impl Estimate {
     #[must_use]
     pub fn new_ones(&self, chunks: &Chunks) -> Vec<usize> {
         let (all, mask) = (chunks.all.iter().enumerate(), self.mask());
-        let new = all.filter(|(_, one)| one.name & mask == 0 && !self.names.contains_key(&one.name));
+        let new =
+            all.filter(|(_, one)| one.name & mask == 0 && !self.names.contains_key(&one.name));
         new.map(|(at, _)| at).collect()
     }
 

@@ -25,10 +25,8 @@ fn content(bytes: usize) -> Vec<u8> {
 #[test]
 fn a_sample_tells_how_far_from_the_truth_it_may_be_and_reads_little() {
     let store = MemoryObjects::new(PoolKind::Replicated);
-    let format = Format {
-        object_bytes: 64 << 10,
-        ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
-    };
+    let format =
+        Format { object_bytes: 64 << 10, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) };
     create(&store, &format).unwrap();
     let faulty = Faulty { store: store.session("one"), fault: || None };
     let session = Arc::new(Session::open(Arc::new(faulty), Settings::default()).unwrap());

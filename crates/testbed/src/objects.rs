@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_core::object::{
-    Change, Guard, Held, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
-    Seen, Version, Write,
+    Change, Guard, Held, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult,
+    Refusal, Seen, Version, Write,
 };
 
 /// An object.

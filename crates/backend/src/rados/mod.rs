@@ -35,8 +35,8 @@ use std::{
 use onefold_core::{
     Error, Kind, Result,
     object::{
-        Change, Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart, ReadResult,
-        Refusal, Space, Version, Write,
+        Change, Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart,
+        ReadResult, Refusal, Space, Version, Write,
     },
 };
 use parking_lot::Mutex;

@@ -5,7 +5,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use onefold_core::{Error, Kind, Result, object::{Held, Space}};
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Held, Space},
+};
 use serde_json::{Value, json};
 
 use super::{

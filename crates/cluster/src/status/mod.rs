@@ -203,8 +203,10 @@ impl Session {
             .map_err(|refusal| failed("the attempts can't be read", refusal))
             .or_else(|error| status.unread(error))?;
         status.space = self.space()?;
-        let candidates =
-            Candidates::of(names.iter().map(|(_, named)| named), self.kernel().format().object_bytes);
+        let candidates = Candidates::of(
+            names.iter().map(|(_, named)| named),
+            self.kernel().format().object_bytes,
+        );
         let metadata = match look {
             Look::Sample { objects, seed } if candidates.count > objects => {
                 sample(self, &candidates, objects, seed, &mut status)
@@ -394,7 +396,8 @@ fn read_chunks<'a>(
     names: impl Iterator<Item = &'a String>,
     status: &mut Status,
 ) -> Result<(), Refusal> {
-    let read = |name: &String| Read { object: ObjectName::chunk(name), parts: vec![ReadPart::Stat] };
+    let read =
+        |name: &String| Read { object: ObjectName::chunk(name), parts: vec![ReadPart::Stat] };
     for answer in session.kernel().read_all(&names.map(read).collect::<Vec<_>>()) {
         match answer {
             Ok(answer) => {

@@ -23,10 +23,7 @@ pub(super) struct Candidates {
 
 impl Candidates {
     /// Those of all names, of which each object has `object_bytes` at most.
-    pub(super) fn of<'a>(
-        names: impl Iterator<Item = &'a Named>,
-        object_bytes: u32,
-    ) -> Candidates {
+    pub(super) fn of<'a>(names: impl Iterator<Item = &'a Named>, object_bytes: u32) -> Candidates {
         let mut all = Candidates { spans: Vec::new(), count: 0 };
         for named in names {
             let objects = match named.what {
@@ -135,7 +132,8 @@ mod tests {
             named(What::Volume, 5, 4096, 4),
         ];
         let all = Candidates::of(names.iter(), 4 << 20);
-        let found: Vec<(u64, u64)> = all.all().map(|object| (object.volume, object.index)).collect();
+        let found: Vec<(u64, u64)> =
+            all.all().map(|object| (object.volume, object.index)).collect();
         assert_eq!(found, [(7, 0), (7, 1), (7, 2), (9, 0), (9, 1), (5, 0)]);
         let mut draw = Draw::new(&all, 1);
         let drawn = [draw.more(2), draw.more(2), draw.more(9), draw.more(1)];
@@ -147,7 +145,8 @@ mod tests {
     fn the_truth_lies_in_the_interval_in_about_19_of_20_samples() {
         let names = [named(What::Put, 1, 0, 50_000)];
         let all = Candidates::of(names.iter(), 4 << 20);
-        let value = |object: &ObjectId| (object.index * 7919) % 1000 * u64::from(object.index % 3 > 0);
+        let value =
+            |object: &ObjectId| (object.index * 7919) % 1000 * u64::from(object.index % 3 > 0);
         let truth: u64 = all.all().map(|object| value(&object)).sum();
         let within = (0..200u64).filter(|seed| {
             let (mut draw, mut sum) = (Draw::new(&all, seed * 77), Sum::default());

@@ -85,11 +85,7 @@ impl Drop for ClusterWork {
 
 /// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an
 /// error after which nothing is taken from us any more.
-fn tend(
-    exports: &ClusterExports,
-    renew: Duration,
-    stopped: &mpsc::Receiver<()>,
-) -> Result<()> {
+fn tend(exports: &ClusterExports, renew: Duration, stopped: &mpsc::Receiver<()>) -> Result<()> {
     let mut renewed = Instant::now();
     let mut pause = TEND;
     let mut published = Instant::now();

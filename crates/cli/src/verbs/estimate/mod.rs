@@ -22,8 +22,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use self::{
-    pool::Budget,
     pieces::{PIECE_BYTES, Pieces},
+    pool::Budget,
     tally::{Seen, Tally},
     walk::Walk,
 };

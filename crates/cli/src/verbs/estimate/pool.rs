@@ -181,8 +181,7 @@ pub(super) fn estimate(
         return Err(Failure::new(why));
     }
     let nothing = Estimate::new(format.chunk_bytes, format.cut, format.compress);
-    let estimate =
-        count(&store, nothing, budget, held.map(|held| held.objects)).map_err(failed)?;
+    let estimate = count(&store, nothing, budget, held.map(|held| held.objects)).map_err(failed)?;
     let found = estimate.result();
     let copies = pool.copies();
     let (now, then) = (found.bytes as f64 * copies, found.stored(copies, copies) as f64);
