@@ -163,13 +163,11 @@ impl State {
         match std::fs::symlink_metadata(&path) {
             Ok(there) if (there.dev(), there.ino()) == (open_one.dev(), open_one.ino()) => Ok(()),
             Ok(_) | Err(_) => {
+                // The lines go on from those of the old file, also where others stand in the new one:
+                // reading it tells where these were put in.
                 let new = open(path)?;
-                let (before, is_torn) = last_line(path, &new)?;
-                // The lines go on from those of the old file, unless somebody else's stand there.
-                if before != NOTHING {
-                    self.before = before;
-                }
-                (*file, *torn) = (new, is_torn);
+                *torn = last_line(path, &new)?.1;
+                *file = new;
                 Ok(())
             }
         }
