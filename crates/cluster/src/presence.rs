@@ -214,11 +214,14 @@ impl Session {
         published(self.kernel())
     }
 
-    /// Publishes the counters of this session.
+    /// Publishes the counters of this session; nothing, when it only reads.
     ///
     /// # Errors
     /// The store's.
     pub fn publish(&self, works: bool) -> Result<(), Refusal> {
+        if self.looks_only() {
+            return Ok(());
+        }
         let counts = &self.counts();
         let load = Load {
             operations: counts.foreground.load(Relaxed),
@@ -239,6 +242,9 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn unpublish(&self) -> Result<(), Refusal> {
+        if self.looks_only() {
+            return Ok(());
+        }
         publish_as(
             self.kernel(),
             Vec::new(),

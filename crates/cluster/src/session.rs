@@ -26,6 +26,8 @@ pub struct Session {
     cache_budget: CacheBudget,
     /// How many times the session published its load.
     published: AtomicU64,
+    /// It has no number, and changes nothing.
+    looks_only: bool,
 }
 
 impl Session {
@@ -35,7 +37,7 @@ impl Session {
     /// `NotFound`: there is no store. `Unsupported`: a newer version made it. Otherwise the error
     /// of the object store.
     pub fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
-        Kernel::open(store, settings).map(Session::over)
+        Kernel::open(store, settings).map(|kernel| Session::over(kernel, false))
     }
 
     /// Opens the store only for reading, without a number from the catalogue, so the number of such
@@ -44,16 +46,17 @@ impl Session {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
-        Kernel::look(store, settings).map(Session::over)
+        Kernel::look(store, settings).map(|kernel| Session::over(kernel, true))
     }
 
-    fn over(kernel: Kernel) -> Session {
+    fn over(kernel: Kernel, looks_only: bool) -> Session {
         let kernel = Arc::new(kernel);
         Session {
             chunk_pool: ChunkPool::new(kernel.clone()),
             kernel,
             cache_budget: CacheBudget::default(),
             published: AtomicU64::new(0),
+            looks_only,
         }
     }
 
@@ -91,6 +94,11 @@ impl Session {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.kernel.number()
+    }
+
+    /// True when it was opened only to read.
+    pub(crate) fn looks_only(&self) -> bool {
+        self.looks_only
     }
 
     /// How long another server waits until it may take a volume of this session that is not renewed.

@@ -140,8 +140,9 @@ impl Lacking<'_> {
         self.set(MON_DAILY, &on("rwx", &[chunks]))?;
         told(&["status"], &[], &reading(metadata))?;
         self.set(MON_DAILY, &on("r", &self.pools))?;
-        // A user who may only read can look at the status.
+        // A user who may only read can look at the status, and serve for reading.
         self.can(LESS)?;
+        self.serves_for_reading()?;
         told(&["put"], &["again", file], &writing(metadata))?;
         self.set(MON_DAILY, &on("rwx", &[metadata]))?;
         told(&["status"], &[], &reading(chunks))?;
@@ -197,6 +198,24 @@ impl Lacking<'_> {
     fn can(&self, user: &str) -> Result<()> {
         let said = as_user(self.onefold, user).verb(["status", self.store, "--json"])?;
         serde_json::from_str::<Value>(&said).map(|_| ()).context("status --json")
+    }
+
+    /// Serves a volume as a user who may only read.
+    fn serves_for_reading(&self) -> Result<()> {
+        let socket = self.folder.join("reading.sock");
+        let _ = fs::remove_file(&socket);
+        let server = as_user(self.onefold, LESS).serve_to(
+            self.store,
+            &self.folder.join("reading.log"),
+            &[format!("unix:{}", socket.display())],
+            &["--read-only"],
+        )?;
+        let mut client = Client::connect(&socket, "small")?;
+        client.read_all(65536, |_, _| Ok(()))?;
+        let write = client.write_all([(0, &[1u8; 4096][..])].into_iter());
+        ensure!(write.is_err(), "who may only read wrote to a volume");
+        drop(client);
+        server.stop()
     }
 
     /// A user who may not fence does not take over: the server before goes on.

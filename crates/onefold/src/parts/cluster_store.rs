@@ -91,6 +91,12 @@ impl Backing {
         Session::open(self.objects()?, Settings { keys, ..settings })
     }
 
+    /// A session that only reads, for who has no right to more.
+    pub fn reading_session(&self, settings: Settings) -> Result<Session, Error> {
+        let keys = keys::of_cluster_stores();
+        Session::look(self.objects()?, Settings { keys, ..settings })
+    }
+
     /// The objects, as they are stored: those of an encrypted store are sealed.
     pub fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
         Ok(match self {

@@ -64,7 +64,11 @@ pub(super) fn run(
         dedup: options.dedup.into(),
         ..options.pace.settings()
     };
-    let session = backing.session(settings).map_err(|e| e.context(&shown))?;
+    let session = match options.read_only {
+        true => backing.reading_session(settings),
+        false => backing.session(settings),
+    };
+    let session = session.map_err(|e| e.context(&shown))?;
 
     // Until here a signal ends the process at once: a cluster may answer late.
     let mut signals = StopSignals::install()?;
@@ -85,7 +89,7 @@ pub(super) fn run(
     });
     let mut server = options.server(told, limits, trust)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
-    let workers = Workers::start(&backing, options.workers, &options.pace)?;
+    let workers = Workers::start(&backing, options.workers(), &options.pace)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let looked = Looked::start(options, &session, &exports)?;
     let mut pages = show(options, reporter(&shown, &listeners, &server, &looked), trust)?;

@@ -130,9 +130,9 @@ pub(crate) struct Options {
     )]
     handshake_timeout: u64,
 
-    /// Threads that deduplicate in the background. Cluster engine only
-    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
-    pub(crate) workers: usize,
+    /// Threads that deduplicate in the background [default: 1; none with --read-only]. Cluster engine only
+    #[arg(long, value_name = "NUMBER", value_parser = threads)]
+    workers: Option<usize>,
 
     /// Most space for second copies of hot chunks, which stay with their objects so that reads are
     /// fast. Cluster engine only
@@ -154,7 +154,8 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with_all = ["read_only", "take_over"])]
     pub(crate) standby: bool,
 
-    /// Serves volumes for reading, also while another server writes to them. Cluster engine only
+    /// Serves volumes for reading, also while another server writes to them, and writes nothing: the right
+    /// to read both pools is enough. Cluster engine only
     #[arg(long)]
     pub(crate) read_only: bool,
 
@@ -288,6 +289,12 @@ impl Options {
                 "--append-only, --maintenance and --replay-after are for archives",
             )),
         }
+    }
+
+    /// Threads that deduplicate in the background.
+    pub(super) fn workers(&self) -> usize {
+        // A server that only reads may lack the right to do more.
+        if self.read_only { 0 } else { self.workers.unwrap_or(1) }
     }
 
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
