@@ -91,8 +91,9 @@ pub use crate::{
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
     operations_log::{
-        Archive, EpochGuard, change_keys, create_sealed, erase_keys, features_to_come, key_area,
-        mend_leaves, renew_snapshot, upgrade,
+        Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
+        create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
+        key_area, mend_leaves, renew_snapshot, upgrade,
     },
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,

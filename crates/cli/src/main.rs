@@ -30,9 +30,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
-    key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
-    snapshots, status, tls, upgrade, volume, worker,
+    backup, cat, check, create, diff, domain, estimate, find, forget, gc, get, grow, image, index,
+    inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve,
+    snapshot, snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -108,6 +108,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Index(options) => index::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Key(options) => keys::run(&options),
+        Verb::Domain(options) => domain::run(&options),
         Verb::Tls(options) => tls::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),

@@ -1,9 +1,12 @@
 //! The records of the log, applied.
 
+use std::collections::BTreeSet;
+
 use onefold_core::Result;
 
 use super::{
     container::Container,
+    persistent::List,
     snapshots::roots,
     state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables},
 };
@@ -13,6 +16,7 @@ use crate::format::{
     bytes::corrupt,
     class::Class,
     record::{Record, Stored, Stream},
+    sealing::FIRST_DOMAIN,
 };
 
 impl Tables {
@@ -58,6 +62,7 @@ impl Tables {
             }
             Record::CareNoted(note) => self.care.note(note),
             Record::Put { name, stream, containers, finished } => {
+                self.saw_domain(stream.domain)?;
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 finish(self, containers, &finished, sequence)?;
                 let at = self.versions;
@@ -205,6 +210,7 @@ impl Tables {
                 if !self.trees {
                     return Err(corrupt("the log has a snapshot, and the archive has none"));
                 }
+                self.saw_domain(snapshot.domain)?;
                 tree_root(self, true, &snapshot);
                 self.snapshots.made(*snapshot)?;
             }
@@ -214,10 +220,54 @@ impl Tables {
             | Record::Expired { .. }
             | Record::CountsDue { .. }) => {
                 let gone = self.snapshots.apply(of_snapshot)?;
-                gone.iter().for_each(|gone| tree_root(self, false, gone));
+                for gone in gone {
+                    // Nobody reads its tree any more, and its containers go as they are.
+                    if !self.domains.erased.contains_key(&gone.domain) {
+                        tree_root(self, false, &gone);
+                    }
+                }
+            }
+            Record::DomainErased { number } => {
+                if !self.has_domains {
+                    return Err(no_domains());
+                }
+                self.domains.last = self.domains.last.max(number);
+                self.domains.erased.insert(number, false);
+            }
+            Record::DomainFreed { number, containers, all } => {
+                if !self.domains.erased.contains_key(&number) {
+                    return Err(corrupt("the log frees a domain that was not erased"));
+                }
+                let gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
+                let is_of =
+                    |one: &Difference| one.recipe.iter().any(|of| gone.contains(&of.container));
+                if self.differences.iter().any(is_of) {
+                    // Nobody could count them.
+                    let mut left = List::default();
+                    left.extend(self.differences.iter().filter(|one| !is_of(one)).cloned());
+                    self.differences = left;
+                }
+                for id in containers {
+                    let of = self.containers.get(&id)?.map(|container| container.stored.domain);
+                    if of != Some(number) {
+                        return Err(corrupt("the log frees a container of another domain"));
+                    }
+                    // Readers that began before the erasure may be there.
+                    self.wait_to_be_freed(id, self.epoch)?;
+                }
+                self.domains.erased.insert(number, all);
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
+        Ok(())
+    }
+
+    /// Something in the log belongs to this domain.
+    fn saw_domain(&mut self, number: u32) -> Result<()> {
+        if number != FIRST_DOMAIN && !self.has_domains {
+            return Err(no_domains());
+        }
+        self.domains.last = self.domains.last.max(number);
         Ok(())
     }
 
@@ -260,6 +310,7 @@ impl Tables {
             self.derived.empty.remove(&stored.place.segment);
         }
         self.next_id = self.next_id.max(stored.id.0 + 1);
+        self.saw_domain(stored.domain)?;
         let id = stored.id;
         if logged > self.index.upto
             && let Some(known) = &mut self.derived.not_imported.0
@@ -300,6 +351,10 @@ impl Tables {
     }
 
     pub(crate) fn gone(&mut self, stream: &Stream) {
+        // Nobody reads its recipe any more, and its containers go as they are.
+        if self.domains.erased.contains_key(&stream.domain) {
+            return;
+        }
         let at = self.versions;
         self.differences.extend(stream.recipes().map(|recipe| Difference {
             added: false,
@@ -308,6 +363,10 @@ impl Tables {
             nodes: false,
         }));
     }
+}
+
+fn no_domains() -> onefold_core::Error {
+    corrupt("the log names a domain, and the archive has one only")
 }
 
 /// Takes over an import into the chunk index.

@@ -27,7 +27,7 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_erased},
     rules::Rule,
     tables::{Difference, NamedCounts, Tables},
 };
@@ -374,6 +374,9 @@ impl Rewriter {
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
             (Vec::new(), Vec::new());
         for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
+            if self.is_gone(tables, &difference.recipe)? {
+                continue;
+            }
             if difference.added {
                 added.push(&difference.recipe)
             } else {
@@ -427,6 +430,9 @@ impl Rewriter {
     ) -> Result<()> {
         let mut one_more = |first, count| change(range, first, count, |n| n.saturating_add(1));
         for (name, stream) in &tables.streams {
+            if is_erased(&self.archive, stream.domain) {
+                continue;
+            }
             for recipe in stream.recipes() {
                 match self.walk(tables, recipe, &mut one_more) {
                     Err(error) if is_damage(&error) => {
@@ -446,6 +452,20 @@ impl Rewriter {
         }
         changes.added.iter().for_each(|&root| one_more(root, 1));
         self.named_by(tables, &changes.rises, &mut one_more)
+    }
+
+    /// True when a recipe, or roots of trees, are of a domain that was erased: nobody reads what they name,
+    /// and its containers go as they are.
+    pub(crate) fn is_gone(&self, tables: &Tables, recipe: &[Pieces]) -> Result<bool> {
+        if tables.domains.erased.is_empty() {
+            return Ok(false);
+        }
+        let Some(first) = recipe.first() else { return Ok(false) };
+        match tables.places(first.container).next() {
+            Some(Ok(home)) => Ok(is_erased(&self.archive, home.stored.domain)),
+            Some(Err(error)) if !is_damage(&error) => Err(error),
+            _ => Ok(false),
+        }
     }
 
     /// Tells of all that a recipe names: its own pieces, and its chunks.

@@ -22,7 +22,12 @@ use super::{
 };
 use crate::{
     container::Rewriter,
-    format::{Address, ContainerId, damage::is_damage, names::whole_or_gone, record::Record},
+    format::{
+        Address, ContainerId,
+        damage::is_damage,
+        names::whole_or_gone,
+        record::{Pieces, Record},
+    },
     rules::Rule,
     tables::Tables,
 };
@@ -220,7 +225,8 @@ impl Rewriter {
         found: &mut CountsFound,
     ) -> Result<bool> {
         found.compared += counts.len() as u64;
-        if counts == named {
+        let own = Pieces { container: id, first: 0, count: 1 };
+        if counts == named || self.is_gone(tables, &[own])? {
             return Ok(true);
         }
         let (mut low, mut high) = (0, 0);

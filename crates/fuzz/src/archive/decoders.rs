@@ -31,6 +31,7 @@ const LATE: Kinds = Kinds {
     on_demand: false,
     clones: false,
     counts_in_pages: false,
+    domains: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -39,6 +40,7 @@ const TREES: Kinds = Kinds {
     on_demand: false,
     clones: false,
     counts_in_pages: false,
+    domains: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -47,6 +49,7 @@ const CLONES: Kinds = Kinds {
     on_demand: false,
     clones: true,
     counts_in_pages: false,
+    domains: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -57,6 +60,7 @@ const LEAVES: Kinds = Kinds {
     on_demand: false,
     clones: true,
     counts_in_pages: false,
+    domains: false,
 };
 
 fn node_ref(n: u8) -> TreeNodeRef {
@@ -70,6 +74,7 @@ fn of_snapshots() -> Vec<Record> {
     let snapshot = Snapshot {
         id,
         set: "web1".into(),
+        domain: 7,
         host: "web1".into(),
         machine: [6; 16],
         paths: vec![b"/etc".to_vec(), b"/home".to_vec()],

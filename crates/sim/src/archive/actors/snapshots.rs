@@ -120,7 +120,7 @@ impl Backing {
             room[..part].copy_from_slice(&rest[..part]);
             rest = &rest[part..];
             if let Some(mut batch) = self.cutting.advance(part) {
-                batch.fingerprint(&self.archive);
+                batch.fingerprint(self.session.domain());
                 let Backing { session, builder, writer, .. } = self;
                 session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))?;
             }
@@ -130,7 +130,7 @@ impl Backing {
 
     fn store(&mut self) -> Result<(), Error> {
         let mut batch = self.cutting.some();
-        batch.fingerprint(&self.archive);
+        batch.fingerprint(self.session.domain());
         let Backing { session, builder, writer, .. } = self;
         session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))
     }
@@ -335,7 +335,7 @@ impl Sim {
         };
         let writer = StreamWriter::new(&session, self.now);
         let cutting = Cutting::new(&*archive);
-        let builder = TreeBuilder::new(&archive);
+        let builder = TreeBuilder::new(&archive, session.domain());
         let (found, mut known) = beside.take_root();
         match beside.enter(&found) {
             Err(error) => return Err(self.judge("put", &error)),
