@@ -57,8 +57,8 @@ pub use crate::rules::Rule;
 pub use crate::{
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
-        Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check, check_one,
-        note_scrubbed,
+        ErasedFound, Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check,
+        check_one, note_scrubbed,
     },
     chunk_index::{
         ChunkIndex, IndexMove, PAGE_BYTES as INDEX_PAGE_BYTES, lost_files as lost_index_files,
@@ -93,7 +93,7 @@ pub use crate::{
     operations_log::{
         Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
         create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
-        key_area, mend_leaves, renew_snapshot, upgrade,
+        is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
     },
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,

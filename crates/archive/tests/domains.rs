@@ -189,7 +189,8 @@ fn rule_25_nothing_is_shared_between_domains_and_all_within_one() {
     }
     // Where streams are cut is another place in each domain.
     let tables = archive.refresh().unwrap();
-    let chunks: BTreeSet<u64> = ["a", "b", "c"].map(|name| tables.streams[name].chunks).into();
+    let chunks: BTreeSet<u64> =
+        ["a", "b", "c"].map(|name| tables.streams.get(&name.to_owned()).unwrap().chunks).into();
     assert_eq!(chunks.len(), 3, "{chunks:?}");
     // A collection, a rebuilt index, and another process change nothing of it.
     drop(archive);
@@ -251,7 +252,7 @@ fn rule_25_a_collection_joins_no_containers_of_two_domains() {
     drop(archive);
     assert!(desk.gc().merged > 4);
     let archive = desk.open();
-    for domain in [1, 2] {
+    for domain in [1u32, 2] {
         for n in 0..12 {
             let kept = get(&archive, &format!("kept-{domain}-{n}")).unwrap();
             assert_eq!(kept, part(1000 * u64::from(domain) + 10 * n));
@@ -312,7 +313,7 @@ fn rule_26_an_erased_domain_is_gone_and_all_others_go_on() {
     for container in &tables.containers {
         let stored = container.unwrap().stored;
         if stored.domain == 1 {
-            let name = format!("segment-{}", stored.place.segment);
+            let name = format!("segment-{:08}", stored.place.segment);
             desk.write(&name, stored.place.at, &noise(1, stored.place.bytes as usize));
         }
     }
@@ -486,7 +487,7 @@ fn rule_25_a_container_is_read_in_its_own_domain_only() {
         all.find(|stored| stored.domain == domain).unwrap()
     };
     let stored = of(1);
-    let segment = format!("segment-{}", stored.place.segment);
+    let segment = format!("segment-{:08}", stored.place.segment);
     let number_at = stored.place.at + 104;
     assert_eq!(&desk.bytes(&segment)[number_at as usize..][..4], &1u32.to_le_bytes());
     drop(archive);

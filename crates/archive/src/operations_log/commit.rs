@@ -327,7 +327,9 @@ pub(super) fn append_behind(
     }
     archive.replay_new_frames(&mut position)?;
     does()?;
-    archive.append(&mut position, records, false)
+    // An erasure gives space back.
+    let may_use_reserve = !records.is_empty();
+    archive.append(&mut position, records, may_use_reserve)
 }
 
 /// A file that is not there need not be removed; one that a full disk does not let go of stays.

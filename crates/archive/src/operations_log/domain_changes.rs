@@ -24,7 +24,8 @@ use crate::{
     tables::Tables,
 };
 
-/// Lets an archive have domains beside its first one: programs from before these refuse it then. False
+/// Lets an archive have domains beside its first one, and gives it all features that an upgrade gives, on
+/// which they build: programs from before these refuse it then. False
 /// when it could have them before. Durable on return. This value changes and shows nothing more: the
 /// archive must be opened again.
 ///
@@ -42,7 +43,7 @@ pub fn allow_domains(archive: &Archive) -> Result<bool> {
     if archive.label.domains {
         return Ok(false);
     }
-    upgrade_to(archive, Kinds { domains: true, ..archive.label.kinds() })
+    upgrade_to(archive, Kinds { domains: true, ..archive.label.kinds().upgraded() })
 }
 
 /// Makes a domain with a key of its own; gives its number. Durable on return.

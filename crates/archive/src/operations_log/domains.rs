@@ -57,7 +57,8 @@ pub(super) fn renew(archive: &Archive, sealing: &Sealing) -> Result<()> {
 }
 
 /// True when a domain was erased: nothing in it can be read.
-pub(crate) fn is_erased(archive: &Archive, number: u32) -> bool {
+#[must_use]
+pub fn is_erased(archive: &Archive, number: u32) -> bool {
     archive.identity.sealing().is_some_and(|sealing| sealing.is_erased(number))
 }
 

@@ -52,14 +52,14 @@ mod upgrade;
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
-    domains::{domain_of, is_erased, is_there},
+    domains::{domain_of, is_there},
     leaf_check::look_at_leaves,
 };
 pub use self::{
     archive::{Archive, create_sealed},
     domain::Domain,
     domain_changes::{allow_domains, create_domain, erase_domain},
-    domains::{DomainListed, domain_called, domains},
+    domains::{DomainListed, domain_called, domains, is_erased},
     epochs::EpochGuard,
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
