@@ -6,8 +6,7 @@ use onefold_core::Result;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
-    record::{OF_DOMAIN, other_domain},
-    sealing::FIRST_DOMAIN,
+    domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     tree_node::{Top, TreeNodeRef},
 };
 

@@ -14,8 +14,9 @@ use super::{
     bytes::{Reader, Writer, corrupt},
     class::Class,
     content::Content,
+    domain::FIRST_DOMAIN,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
-    sealing::{ContainerSeal, FIRST_DOMAIN, SALT_BYTES, Sealing},
+    sealing::{ContainerSeal, SALT_BYTES, Sealing},
 };
 use crate::{
     format::{Address, ContainerId, Identity},

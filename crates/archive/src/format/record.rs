@@ -8,19 +8,13 @@ use super::{
     care::CareNote,
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
+    domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     parameters::SLOTS_MAX,
-    sealing::FIRST_DOMAIN,
 };
 use crate::{
     format::{Address, ContainerId},
     memory::Drawn,
 };
-
-/// Numbers of domains are less than this: a container in the tables has two bytes for one.
-pub(crate) const DOMAINS_END: u32 = 1 << 16;
-
-/// Marks what has the number of a domain behind it: all but what is in the first one.
-pub(crate) const OF_DOMAIN: u8 = 0x80;
 
 /// Memory that a number of a container takes in tables.
 pub(crate) const ID_MEMORY: usize = 40;
@@ -455,15 +449,6 @@ impl Stored {
             return Err(corrupt(format!("container {} can't be so large", self.id)));
         }
         Ok(self)
-    }
-}
-
-/// The number of a domain that is not the first one.
-pub(crate) fn other_domain(number: u32) -> Result<u32> {
-    match number {
-        FIRST_DOMAIN => Err(corrupt("the number of a domain can't be true")),
-        number if number >= DOMAINS_END => Err(corrupt("the number of a domain is too large")),
-        number => Ok(number),
     }
 }
 

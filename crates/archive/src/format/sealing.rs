@@ -21,9 +21,7 @@ use onefold_core::{Error, Kind, Result};
 use onefold_seal::{GcmKey, Keys, Place, Random, Secret, SivKey, TAG_BYTES, Use, digest};
 use parking_lot::RwLock;
 
-/// The domain that each archive begins with. It can't be erased by itself: its key seals the chunk index,
-/// too, which has the fingerprints of all domains.
-pub(crate) const FIRST_DOMAIN: u32 = 0;
+use super::domain::FIRST_DOMAIN;
 
 /// Bytes of a salt.
 pub(crate) const SALT_BYTES: usize = 32;

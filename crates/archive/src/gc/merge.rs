@@ -10,9 +10,9 @@ use crate::{
         ContainerId,
         class::Class,
         container::{ContainerKind, OpenContainer, Packer},
+        domain::FIRST_DOMAIN,
         parameters::SLOTS_MAX,
         record::Record,
-        sealing::FIRST_DOMAIN,
     },
     rules::Rule,
 };

@@ -19,6 +19,7 @@ use crate::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
         },
         parameters::Chunking,
+        record::Record,
         sealing::{Flaws, Sealing},
     },
     memory::{Budget, BufferPool, Drawn},
@@ -340,7 +341,7 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
             // Data that is damaged in one copy may be whole in another.
             Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
             Ok(archive) if writes => {
-                archive.end_erasures()?;
+                end_erasures(&archive)?;
                 return Ok(archive);
             }
             opened => return opened,
@@ -406,6 +407,23 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         }
     }
     Ok(archive)
+}
+
+/// Ends erasures of domains that a crash cut off: both copies of the key area are as they should be, and the
+/// log says which domains the key area has no more.
+fn end_erasures(archive: &Archive) -> Result<()> {
+    let Some(sealing) = archive.identity.sealing().filter(|_| archive.label.domains) else {
+        return Ok(());
+    };
+    let unsaid = |tables: &Tables| -> Vec<Record> {
+        let gone = sealing.erased_domains().into_iter();
+        let unsaid = gone.filter(|number| !tables.domains.erased.contains_key(number));
+        unsaid.map(|number| Record::DomainErased { number }).collect()
+    };
+    if unsaid(&archive.tables()).is_empty() {
+        return Ok(());
+    }
+    archive.commit(true, |tables| Ok(unsaid(tables))).map(|_| ())
 }
 
 /// Draws from the memory for structures whose sizes the medium states.

@@ -6,11 +6,7 @@ use onefold_core::{Fingerprinter, Result};
 
 use crate::{
     chunking::{Cuts, Gear},
-    format::{
-        Identity,
-        label::Label,
-        sealing::{DomainSealing, FIRST_DOMAIN},
-    },
+    format::{Identity, domain::FIRST_DOMAIN, label::Label, sealing::DomainSealing},
 };
 
 /// A domain, opened: what streams in it are cut and fingerprinted by.

@@ -16,12 +16,11 @@ use super::{
 };
 use crate::{
     format::{
+        domain::{DOMAINS_END, FIRST_DOMAIN},
         label::Kinds,
-        record::{DOMAINS_END, Record},
-        sealing::FIRST_DOMAIN,
+        record::Record,
     },
     rules::Rule,
-    tables::Tables,
 };
 
 /// Lets an archive have domains beside its first one, and gives it all features that an upgrade gives, on
@@ -94,23 +93,4 @@ fn needs_feature(archive: &Archive) -> Result<()> {
     }
     let why = "the archive has one domain: `onefold domain create` makes others";
     Err(Error::new(Kind::InvalidInput, why))
-}
-
-impl Archive {
-    /// Ends erasures that a crash cut off: both copies of the key area are as they should be, and the log
-    /// says which domains the key area has no more.
-    pub(super) fn end_erasures(&self) -> Result<()> {
-        let Some(sealing) = self.identity.sealing().filter(|_| self.label.domains) else {
-            return Ok(());
-        };
-        let unsaid = |tables: &Tables| -> Vec<Record> {
-            let gone = sealing.erased_domains().into_iter();
-            let unsaid = gone.filter(|number| !tables.domains.erased.contains_key(number));
-            unsaid.map(|number| Record::DomainErased { number }).collect()
-        };
-        if unsaid(&self.tables()).is_empty() {
-            return Ok(());
-        }
-        self.commit(true, |tables| Ok(unsaid(tables))).map(|_| ())
-    }
 }

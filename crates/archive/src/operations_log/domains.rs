@@ -10,7 +10,10 @@ use super::{
     key_area::{judged, no_key, open_file},
 };
 use crate::{
-    format::sealing::{FIRST_DOMAIN, Sealing, erased},
+    format::{
+        domain::FIRST_DOMAIN,
+        sealing::{Sealing, erased},
+    },
     tables::Tables,
 };
 

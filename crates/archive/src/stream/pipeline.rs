@@ -33,10 +33,10 @@ use crate::{
     filter_chain::Counts,
     format::{
         container::{OpenContainer, Packer},
+        domain::FIRST_DOMAIN,
         parameters::Compression,
         recipe::End,
         record::{Pieces, Shape, Stream},
-        sealing::FIRST_DOMAIN,
     },
     memory::BufferPool,
     operations_log::{Archive, Domain, domain_of},

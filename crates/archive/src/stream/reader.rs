@@ -15,9 +15,9 @@ use crate::{
     format::{
         Address,
         damage::is_damage,
+        domain::FIRST_DOMAIN,
         recipe::{Part, Summary, parts},
         record::{Pieces, Stream},
-        sealing::FIRST_DOMAIN,
     },
     operations_log::{Archive, Domain, EpochGuard, domain_of, is_there},
     tables::Tables,

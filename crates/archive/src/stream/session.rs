@@ -16,9 +16,9 @@ use crate::{
     format::{
         Address,
         container::{ContainerKind, OpenContainer},
+        domain::FIRST_DOMAIN,
         recipe::{End, RecipeWriter},
         record::Pieces,
-        sealing::FIRST_DOMAIN,
     },
     memory::Pooled,
     operations_log::{Archive, Domain, EpochGuard, domain_of},

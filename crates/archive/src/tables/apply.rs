@@ -15,8 +15,8 @@ use crate::format::{
     backup::Snapshot,
     bytes::corrupt,
     class::Class,
+    domain::FIRST_DOMAIN,
     record::{Record, Stored, Stream},
-    sealing::FIRST_DOMAIN,
 };
 
 impl Tables {

@@ -13,10 +13,11 @@ use crate::{
     format::{
         bytes::{Reader, Writer, corrupt},
         class::Class,
+        domain::other_domain,
         label::Kinds,
         record::{
             CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, id, index_files,
-            index_files_of, other_domain, pieces, pieces_of,
+            index_files_of, pieces, pieces_of,
         },
     },
     memory::Drawn,

@@ -8,8 +8,8 @@ use crate::format::{
     ContainerId,
     bytes::{Reader, Writer, corrupt},
     container::ContainerKind,
-    record::{Place, Stored, Stream, id, other_domain},
-    sealing::FIRST_DOMAIN,
+    domain::{FIRST_DOMAIN, other_domain},
+    record::{Place, Stored, Stream, id},
 };
 
 /// Memory that a stream takes without its name and recipes.

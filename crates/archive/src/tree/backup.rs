@@ -20,7 +20,7 @@ use crate::{
     chunk_index::ByFingerprint,
     format::{
         backup::{Completeness, Snapshot, SnapshotId},
-        sealing::FIRST_DOMAIN,
+        domain::FIRST_DOMAIN,
         tree_node::{Stat, TreeEntry},
     },
     memory::BufferPool,

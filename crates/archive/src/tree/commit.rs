@@ -12,8 +12,8 @@ use crate::{
     format::{
         backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_IN_ALL, TEXTS_MAX},
         damage::is_damage,
+        domain::FIRST_DOMAIN,
         record::Record,
-        sealing::FIRST_DOMAIN,
     },
     operations_log::is_there,
     rules::Rule,

@@ -298,12 +298,12 @@ impl Params {
         rng.percent(80) && !is_older(self.seed, NEWER_THAN_PUT_BACK) && is_plain && self.sealed
     }
 
-    /// Half of the sealed archives have one to three domains more, where nothing rots and no disk is full;
+    /// Nine of ten sealed archives have one to three domains more, where nothing rots and no disk is full;
     /// none of the kept seeds that are older than that, nor of those that found a planted bug which has
     /// nothing to do with it.
     fn domains(&self) -> u8 {
         let rng = &mut Rng::new(self.seed ^ 0x646f_6d61_696e_733f);
-        let (is_drawn, count) = (rng.percent(50), 1 + rng.below(3) as u8);
+        let (is_drawn, count) = (rng.percent(90), 1 + rng.below(3) as u8);
         let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
         let is_new =
             !is_older(self.seed, NEWER_THAN_DOMAINS) && !found_another_bug(self.seed, &DOMAIN_BUGS);
