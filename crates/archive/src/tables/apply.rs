@@ -62,7 +62,7 @@ impl Tables {
             }
             Record::CareNoted(note) => self.care.note(note),
             Record::Put { name, stream, containers, finished } => {
-                self.saw_domain(stream.domain)?;
+                saw_domain(self, stream.domain)?;
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 finish(self, containers, &finished, sequence)?;
                 let at = self.versions;
@@ -210,7 +210,7 @@ impl Tables {
                 if !self.trees {
                     return Err(corrupt("the log has a snapshot, and the archive has none"));
                 }
-                self.saw_domain(snapshot.domain)?;
+                saw_domain(self, snapshot.domain)?;
                 tree_root(self, true, &snapshot);
                 self.snapshots.made(*snapshot)?;
             }
@@ -262,15 +262,6 @@ impl Tables {
         Ok(())
     }
 
-    /// Something in the log belongs to this domain.
-    fn saw_domain(&mut self, number: u32) -> Result<()> {
-        if number != FIRST_DOMAIN && !self.has_domains {
-            return Err(no_domains());
-        }
-        self.domains.last = self.domains.last.max(number);
-        Ok(())
-    }
-
     /// Refuses merges that move more numbers than this.
     pub(crate) fn limit_moved(&mut self, most: Option<u64>) {
         self.derived.moved_max = most;
@@ -310,7 +301,7 @@ impl Tables {
             self.derived.empty.remove(&stored.place.segment);
         }
         self.next_id = self.next_id.max(stored.id.0 + 1);
-        self.saw_domain(stored.domain)?;
+        saw_domain(self, stored.domain)?;
         let id = stored.id;
         if logged > self.index.upto
             && let Some(known) = &mut self.derived.not_imported.0
@@ -363,6 +354,15 @@ impl Tables {
             nodes: false,
         }));
     }
+}
+
+/// Something in the log belongs to this domain.
+fn saw_domain(tables: &mut Tables, number: u32) -> Result<()> {
+    if number != FIRST_DOMAIN && !tables.has_domains {
+        return Err(no_domains());
+    }
+    tables.domains.last = tables.domains.last.max(number);
+    Ok(())
 }
 
 fn no_domains() -> onefold_core::Error {

@@ -12,6 +12,7 @@ use onefold_core::{Error, File, Kind, Result};
 
 use super::{
     counts_file::{CountsReader, CountsWriter, files_of_counts, pages},
+    gone::is_gone,
     memory_file::MemoryFile,
     names::{MOST, counts_name, highest_counts},
     pages::PagesWriter,
@@ -374,7 +375,7 @@ impl Rewriter {
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
             (Vec::new(), Vec::new());
         for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
-            if self.is_gone(tables, &difference.recipe)? {
+            if is_gone(&self.archive, tables, &difference.recipe)? {
                 continue;
             }
             if difference.added {
@@ -452,20 +453,6 @@ impl Rewriter {
         }
         changes.added.iter().for_each(|&root| one_more(root, 1));
         self.named_by(tables, &changes.rises, &mut one_more)
-    }
-
-    /// True when a recipe, or roots of trees, are of a domain that was erased: nobody reads what they name,
-    /// and its containers go as they are.
-    pub(crate) fn is_gone(&self, tables: &Tables, recipe: &[Pieces]) -> Result<bool> {
-        if tables.domains.erased.is_empty() {
-            return Ok(false);
-        }
-        let Some(first) = recipe.first() else { return Ok(false) };
-        match tables.places(first.container).next() {
-            Some(Ok(home)) => Ok(is_erased(&self.archive, home.stored.domain)),
-            Some(Err(error)) if !is_damage(&error) => Err(error),
-            _ => Ok(false),
-        }
     }
 
     /// Tells of all that a recipe names: its own pieces, and its chunks.

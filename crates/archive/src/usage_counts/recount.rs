@@ -17,6 +17,7 @@ use onefold_core::{Error, Kind, Result};
 use super::{
     counting::{Range, Ranges},
     counts_file::CountsWriter,
+    gone::is_gone,
     names::{MOST, counts_name},
     tree_nodes::NodeChanges,
 };
@@ -226,7 +227,7 @@ impl Rewriter {
     ) -> Result<bool> {
         found.compared += counts.len() as u64;
         let own = Pieces { container: id, first: 0, count: 1 };
-        if counts == named || self.is_gone(tables, &[own])? {
+        if counts == named || is_gone(&self.archive, tables, &[own])? {
             return Ok(true);
         }
         let (mut low, mut high) = (0, 0);

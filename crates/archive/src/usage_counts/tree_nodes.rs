@@ -23,6 +23,7 @@ use onefold_core::{Kind, Result};
 
 use super::{
     counts_file::{CountsReader, pages},
+    gone::is_gone,
     names::MOST,
     pages::PagesReader,
 };
@@ -141,7 +142,7 @@ impl Rewriter {
         let mut changes = NodeChanges { room, ..NodeChanges::default() };
         if on {
             for difference in tables.differences.iter().filter(|difference| difference.nodes) {
-                if self.is_gone(tables, &difference.recipe)? {
+                if is_gone(&self.archive, tables, &difference.recipe)? {
                     continue;
                 }
                 let roots = difference.recipe.iter().map(root);
@@ -153,7 +154,7 @@ impl Rewriter {
             if self.archive.keeps(Rule::DueCountsKept) {
                 for node in tables.snapshots.due() {
                     let piece = Pieces { container: node.container, first: node.slot, count: 1 };
-                    if !self.is_gone(tables, &[piece])? {
+                    if !is_gone(&self.archive, tables, &[piece])? {
                         changes.due.push(*node);
                     }
                 }
