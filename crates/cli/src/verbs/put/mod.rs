@@ -162,7 +162,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
         other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
         other => {
-            let why = "it takes streams and files, and has neither nodes nor puts to wait for";
+            let why =
+                "it takes streams and files, and has no nodes, no domains and no puts to wait for";
             return Err(refused(&options.store, &other, why));
         }
     };
