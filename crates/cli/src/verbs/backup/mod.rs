@@ -388,7 +388,7 @@ fn dry(
 ) -> Result<(), Failure> {
     takes_snapshots(options, archive)?;
     let tables = archive.tables();
-    let request = request(options, rules, (&archive, &tables))?;
+    let request = request(options, rules, (archive, &tables))?;
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let (since, mut counts) = (began(parents.iter().copied()), Counts::default());
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
