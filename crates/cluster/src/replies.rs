@@ -1,6 +1,6 @@
-//! What the object store replied: asked for again while it is lost, and told to a person when it is a
-//! refusal. The kernel uses it, and whoever asks before there is one: who opens a store, and its key
-//! area.
+//! Replies of the object store: a lost one is asked for again, and a refusal becomes a sentence for a
+//! person. The kernel uses this, and so does code that runs before there is a kernel: opening a store,
+//! and its key area.
 
 use std::ops::ControlFlow;
 

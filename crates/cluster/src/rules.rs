@@ -157,6 +157,9 @@ pub enum Rule {
     /// A block that stands in a metadata object is compared with its sum. Otherwise changed bytes pass
     /// for good.
     StandingBlocksCompared,
+    /// A trimmed block of a sealed store reads as zeroes, whatever is stored in its place. Otherwise the
+    /// host writes there what it likes.
+    TrimmedBlocksZeroed,
     /// The operation that writes blocks sets their sums. Otherwise a crash between the two leaves blocks
     /// that nobody can read.
     SumsSetWithTheirBlocks,
@@ -167,7 +170,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 54] = [
+    pub const BUGS: [(&'static str, Rule); 55] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -218,6 +221,7 @@ impl Rule {
         ("plain-block-written", Rule::BlocksSealed),
         ("counter-without-sum", Rule::CountersHaveSum),
         ("standing-block-not-compared", Rule::StandingBlocksCompared),
+        ("trimmed-block-not-zeroed", Rule::TrimmedBlocksZeroed),
         ("sum-in-another-operation", Rule::SumsSetWithTheirBlocks),
         ("chunk-not-filled-up", Rule::ChunksFilledUp),
         ("pending-drops-without-bound", Rule::PendingDropsLimited),

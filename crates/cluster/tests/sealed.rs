@@ -328,6 +328,28 @@ fn rule_29_nobody_changes_anything_of_a_sealed_store_unnoticed() {
     assert_eq!(opened.unwrap_err().kind(), Kind::Corrupt);
 }
 
+/// The block has the sum 0, as no hash is: nothing proves what is stored there.
+#[test]
+fn rule_29_a_trimmed_block_is_zeroes_whatever_the_host_puts_in_its_place() {
+    let store = made(&format(PoolKind::Replicated, Cut::Static));
+    let session = open(&store, "server", &by(7));
+    let mut worker = Worker::new(open(&store, "worker", &by(7)), Watermarks::NONE);
+    session.create_volume("v", 1 << 20).unwrap();
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    volume.write_at(0, &noise(1, 64 << 10)).unwrap();
+    drain(&session, &mut worker);
+    volume.discard(8192, 4096).unwrap();
+    let object = ObjectName::metadata(format!("o.{:010x}.0000000000", volume.id()));
+    for bytes in [noise(2, 64 << 10), Vec::new()] {
+        let changes = vec![Change::Full(bytes)];
+        let op = Write { object: object.clone(), guards: Vec::new(), changes };
+        store.write(&[op]).remove(0).unwrap();
+        let mut read = vec![0xaa; 4096];
+        volume.read_at(8192, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0));
+    }
+}
+
 fn refused(store: &MemoryObjects, settings: &Settings) -> Error {
     let opened = Session::open(Arc::new(store.session("who")), settings.clone()).map(drop);
     opened.unwrap_err()
@@ -425,4 +447,27 @@ fn rule_26_destroyed_keys_open_nothing() {
     erase_keys(&store, &by(7)).unwrap();
     assert_eq!(refused(&store, &by(7)).kind(), Kind::Corrupt);
     assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_err()));
+}
+
+/// The first copy says that the keys are being erased, and the second one still has them: whoever writes
+/// next destroys those too.
+#[test]
+fn rule_26_an_erasure_that_was_cut_off_is_ended_by_who_writes_next() {
+    for erases_again in [false, true] {
+        let store = made(&format(PoolKind::Replicated, Cut::Static));
+        let mut keys = open_keys(&store, &by(7)).unwrap();
+        let erased = keys.erased_area(&Counter(AtomicU64::new(5))).unwrap();
+        let [first, _] = copies(&store);
+        put_back(&store, &(first.0, erased.bytes().to_vec()));
+        // Who only looks, and who has no key, leaves all as it is.
+        let looked = Session::look(Arc::new(store.session("who")), by(7)).map(drop);
+        assert_eq!(looked.unwrap_err().kind(), Kind::Corrupt);
+        refused(&store, &by(8));
+        assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_ok()));
+        match erases_again {
+            true => erase_keys(&store, &by(7)).unwrap(),
+            false => assert_eq!(refused(&store, &by(7)).kind(), Kind::Corrupt),
+        }
+        assert!(copies(&store).iter().all(|(_, bytes)| KeyArea::decode(bytes).is_err()));
+    }
 }

@@ -53,7 +53,7 @@ pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
 /// Makes a store that is sealed at rest, with these keys, which have a slot. Its secret is zero.
 ///
 /// # Errors
-/// As [`create`], and those of the source of chance.
+/// The errors of [`create`] and of the source of chance.
 pub fn create_sealed(
     store: &dyn ObjectStore,
     format: &Format,

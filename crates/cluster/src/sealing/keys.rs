@@ -13,7 +13,9 @@ use onefold_core::{
     Error, Kind, Result,
     object::{Change, Guard, ObjectName, ObjectStore, Read, ReadPart, Refusal, Version, Write},
 };
-use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judge};
+use onefold_seal::{
+    AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, is_being_erased, judge,
+};
 
 use super::Sealing;
 use crate::{
@@ -29,12 +31,12 @@ const KEYS: &[u8] = b"keys";
 const LOCK: &str = "keys";
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Who reads the key area.
+/// What a session that reads the key area does with a copy that is not like the one that counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// One who changes nothing.
+    /// Nothing: the store is only looked at.
     Reads,
-    /// One who makes both copies alike before anything else happens.
+    /// It is written again before anything else happens.
     Writes,
 }
 
@@ -122,6 +124,39 @@ pub(crate) struct Opened {
     seen: (u64, Vec<u8>),
 }
 
+/// Overwrites both copies: the second one first, since the first one says that they are being erased.
+/// Each is durable before the next.
+fn overwrite(
+    store: &dyn ObjectStore,
+    id: &[u8; 16],
+    random: &dyn Random,
+    tries: u32,
+) -> Result<()> {
+    for copy in [1, 0] {
+        let mut noise = vec![0; AREA_BYTES];
+        random.fill(&mut noise)?;
+        let before = read_copy(store, id, copy, tries)?;
+        write_copy(store, (id, copy), &before, &noise, tries)?;
+    }
+    Ok(())
+}
+
+/// Ends an erasure of the keys that was cut off. True when there was one.
+fn end_erasure(
+    store: &dyn ObjectStore,
+    id: &[u8; 16],
+    opener: &dyn Opener,
+    tries: u32,
+) -> Result<bool> {
+    let copies = [read_copy(store, id, 0, tries)?, read_copy(store, id, 1, tries)?];
+    let copies = [&copies[0].bytes[..], &copies[1].bytes[..]];
+    if !is_being_erased(copies, id, &mut |area| opener.root(area))? {
+        return Ok(false);
+    }
+    overwrite(store, id, &*opener.random(), tries)?;
+    Ok(true)
+}
+
 /// Opens the keys of a sealed store.
 fn opened(
     store: &dyn ObjectStore,
@@ -132,6 +167,10 @@ fn opened(
     let (id, tries) = (&format.id, settings.tries);
     let mut copies = [read_copy(store, id, 0, tries)?, read_copy(store, id, 1, tries)?];
     let bytes = [&copies[0].bytes[..], &copies[1].bytes[..]];
+    if access == Access::Writes && is_being_erased(bytes, id, &mut |area| opener.root(area))? {
+        overwrite(store, id, &*opener.random(), tries)?;
+        return Err(Error::new(Kind::Corrupt, "its keys were destroyed: nobody can read it"));
+    }
     let word = (0, opener.accepts_older());
     let Judged { keys, area, differs } =
         judge(bytes, id, word, &mut |area| opener.root(area), Care::default())?;
@@ -186,7 +225,7 @@ fn bear(
     }
 }
 
-/// What seals a store with this format, by the key that its opener is asked for; `None` of a plain one.
+/// The working keys of a store with this format, by the key that its opener is asked for; `None` of a plain one.
 ///
 /// # Errors
 /// `Denied`: there is no key, or it opens no slot, or a key was named and the store is plain; `Corrupt`:
@@ -287,7 +326,7 @@ fn locked<T>(
 /// they are. Durable on return. Servers and workers go on meanwhile, and data stay sealed as they are.
 ///
 /// # Errors
-/// Those of `change`, after which nothing was changed; `InvalidInput`: the store is plain; `Busy`:
+/// The errors of `change`, after which nothing was changed; `InvalidInput`: the store is plain; `Busy`:
 /// somebody else changes them. Errors of the object store: the keys are the old ones or the new ones.
 pub fn change_keys(
     store: &dyn ObjectStore,
@@ -314,7 +353,8 @@ pub fn change_keys(
 
 /// Destroys the keys of a sealed store that nobody serves: a copy of its key area is written that says so
 /// and has no keys, then both are overwritten; each step is durable before the next. Nobody opens the
-/// store by them any more, nor after a crash in between once the first step was durable.
+/// store by them any more, nor after a crash in between once the first step was durable: whoever opens the
+/// store to write by one of its secrets ends the erasure then.
 ///
 /// # Errors
 /// As [`change_keys`].
@@ -326,18 +366,14 @@ pub fn erase_keys(store: &dyn ObjectStore, settings: &Settings) -> Result<()> {
     // By its key: who lacks it may not destroy what others need.
     let opener = settings.keys.of().ok_or_else(no_key)?;
     locked(store, settings, || {
+        let (id, tries, random) = (&format.id, settings.tries, opener.random());
+        if end_erasure(store, id, opener, tries)? {
+            return Ok(());
+        }
         let mut found = opened(store, &format, (settings, Access::Writes), opener)?;
         found.keys.saw(found.seen.0);
-        let (id, tries, random) = (&format.id, settings.tries, opener.random());
         let erased = found.keys.erased_area(&*random)?;
         write_copy(store, (id, 0), &found.copies[0], erased.bytes(), tries)?;
-        // The copy that says so goes last.
-        for copy in [1, 0] {
-            let mut noise = vec![0; AREA_BYTES];
-            random.fill(&mut noise)?;
-            let before = read_copy(store, id, copy, tries)?;
-            write_copy(store, (id, copy), &before, &noise, tries)?;
-        }
-        Ok(())
+        overwrite(store, id, &*random, tries)
     })
 }

@@ -52,7 +52,7 @@ const NONCE_BYTES: usize = 12;
 /// Bytes that the name of a chunk object stands for: hash, length and copy.
 const CHUNK_NAME: usize = 32 + 3 + 1;
 
-/// What seals a store.
+/// The working keys of a sealed store, and what they seal.
 pub struct Sealing {
     values: SivKey,
     names: SivKey,
@@ -379,7 +379,8 @@ impl Sealing {
         Ok(())
     }
 
-    /// Opens one block by its sum; false when it is not what was sealed.
+    /// Opens one block by its sum; false when it is not what was sealed. A trimmed block has the sum 0: it
+    /// is zeroes, whatever is stored in its place.
     pub(crate) fn open_block(
         &self,
         object: ObjectId,
@@ -387,6 +388,12 @@ impl Sealing {
         sum: u64,
         bytes: &mut [u8],
     ) -> Result<bool> {
+        if sum == 0 {
+            if self.keeps(Rule::TrimmedBlocksZeroed) {
+                bytes.fill(0);
+            }
+            return Ok(true);
+        }
         if self.keeps(Rule::BlocksSealed) {
             self.block_key(object)?.open(self.counter(block, sum), bytes)?;
         }

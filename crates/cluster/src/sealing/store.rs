@@ -92,13 +92,13 @@ impl Sealing {
             let blocks = (0..entry.length.div_ceil(BLOCK)).filter(|n| entry.mask >> n & 1 == 1);
             for block in blocks {
                 let (start, sum) = (offset + block * BLOCK, entry.sums.get(block));
-                if sum == 0 || start < at || start >= end {
+                if start < at || start >= end {
                     continue;
                 }
                 let from = (start - at) as usize;
                 let opened = match bytes.get_mut(from..from + BLOCK as usize) {
                     Some(content) => self.open_block(object, start / BLOCK, sum, content)?,
-                    None => false,
+                    None => sum == 0,
                 };
                 if !opened {
                     return Err(corrupt(format_args!(

@@ -12,7 +12,7 @@ use std::{
 
 use onefold_cluster::{
     Format, KeySource, Sealing, Volume,
-    format::{Chunk, ObjectId},
+    format::{Chunk, ObjectId, entry::Entry},
 };
 use onefold_core::{
     Error, Kind, Result,
@@ -247,6 +247,17 @@ impl Inner {
         self.store().put_back(&name, object);
     }
 
+    /// Where a metadata object has the second block of a chunk: trimmed alone, it has an entry.
+    fn second_block(&self, name: &ObjectName) -> Option<usize> {
+        let object = self.objects.get(name)?;
+        let pairs: Vec<(Vec<u8>, Vec<u8>)> =
+            object.omap.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let entries = Sealing::entries(&name.name, &pairs).ok()?;
+        let of_two = |entry: &Entry| entry.base.is_some() && entry.length >= 2 * 4096;
+        let (offset, _) = entries.iter().find(|(_, entry)| of_two(entry))?;
+        Some(*offset as usize + 4096)
+    }
+
     /// Loses an object.
     pub(super) fn lose_stored(&mut self, name: &ObjectName) {
         let stored = self.stored_name(name);
@@ -356,5 +367,23 @@ pub(super) fn tampered(world: &Arc<World>, volumes: &[Volume], actor: usize) -> 
         reads(values, "the host exchanged two values");
     }
     world.inner().reach.hit("the host of a sealed store changes it");
+    let Some(at) = world.inner().second_block(&name) else { return Ok(()) };
+    let tokens = vec![0; 8];
+    world.inner().model.begin(n, actor, at / 512, &tokens);
+    volume.discard(at as u64, 4096)?;
+    world.inner().model.acknowledge(n, actor, at / 512, &tokens);
+    let Some(before) = world.inner().stored(&name) else { return Ok(()) };
+    let mut filled = before.clone();
+    filled.data.resize(filled.data.len().max(at + 4096), 0);
+    filled.data[at..at + 4096].fill(0xee);
+    world.inner().put_stored(&name, filled);
+    let mut block = [0xaa; 4096];
+    let read = volume.read_at(at as u64, &mut block);
+    world.inner().put_stored(&name, before);
+    if read.is_ok() && block.iter().any(|byte| *byte != 0) {
+        let what = "the host filled a trimmed block, and a read gives what it put there";
+        world.inner().fail(Failure::new(Checker::Secrecy, what.to_owned()));
+    }
+    world.inner().reach.hit("the host of a sealed store fills a trimmed block");
     Ok(())
 }
