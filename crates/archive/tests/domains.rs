@@ -16,10 +16,11 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, BackupRequest, Collected, Collection, Compression, Content, Event, FileMap, Format,
-    Gauge, Ingest, KeySource, Known, PutReport, PutRequest, Session, Settings, Shape, SnapshotId,
-    Stat, TreeReader, TreeWhat, Verify, allow_domains, backup, check, create_domain, create_sealed,
-    diff, domains, erase_domain, forget, put as put_stream, rebuild_chunk_index,
+    Archive, BackupRequest, Class, Collected, Collection, Compression, ContainerId, ContainerKind,
+    Content, Event, FileMap, Format, Gauge, Ingest, KeySource, Kinds, Known, Owner, Pieces, Place,
+    PutReport, PutRequest, Record, Session, Settings, Shape, SnapshotId, Stat, Stored, Stream,
+    Tables, TreeReader, TreeWhat, Verify, allow_domains, backup, check, create_domain,
+    create_sealed, diff, domains, erase_domain, forget, put as put_stream, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -526,4 +527,57 @@ fn rule_25_an_archive_of_one_domain_says_nothing_of_domains() {
     assert_eq!(create_domain(&archive, "d5").unwrap_err().kind(), Kind::Exists);
     erase_domain(&archive, 7).unwrap();
     assert_eq!(create_domain(&archive, "one more").unwrap(), 64);
+}
+
+#[test]
+fn rule_26_what_waits_to_be_counted_goes_with_its_domain_also_when_a_merge_moved_it() {
+    let kinds = Kinds { domains: true, ..Kinds::default().upgraded() };
+    let mut tables = Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
+    let stored = |id: u64, domain: u32| Stored {
+        id: ContainerId(id),
+        kind: ContainerKind::Recipes,
+        domain,
+        chunks: 2,
+        raw_bytes: 6_000,
+        place: Place { segment: 1, at: id * 65_536, bytes: 5_000, meta_bytes: 200 },
+    };
+    let put = |id: u64, domain: u32| Record::Put {
+        name: format!("s{id}"),
+        stream: Stream {
+            shape: Shape::Bytes,
+            domain,
+            created: 1,
+            bytes: 6_000,
+            added: 6_000,
+            chunks: 2,
+            recipe: vec![Pieces { container: ContainerId(id), first: 0, count: 2 }],
+            listing: Vec::new(),
+        },
+        containers: vec![stored(id, domain)],
+        finished: Vec::new(),
+    };
+    let reserved = Record::Reserved {
+        owner: Owner::Ingest,
+        first: ContainerId(1),
+        count: 100,
+        segment: Some(1),
+        class: (Class::Plain, 1),
+    };
+    let ids = |all: &[u64]| all.iter().map(|&id| ContainerId(id)).collect::<Vec<_>>();
+    let freed = |number, containers| Record::DomainFreed { number, containers, all: true };
+    let mut apply = |records: Vec<Record>| {
+        let records = Record::decode_all(&Record::encode_all(&records)).unwrap();
+        let sequence = tables.sequence + 1;
+        tables.apply(sequence, records).map(|()| tables.differences.len())
+    };
+    assert_eq!(apply(vec![reserved, put(1, 7), put(2, 7), put(3, 8)]).unwrap(), 3);
+    apply(vec![Record::Merged { from: ids(&[1, 2]), to: stored(4, 7) }]).unwrap();
+    // Neither one that is there, nor containers of another one.
+    assert!(apply(vec![freed(7, ids(&[4]))]).is_err());
+    apply(vec![Record::DomainErased { number: 7 }]).unwrap();
+    assert!(apply(vec![freed(7, ids(&[3]))]).is_err());
+    assert_eq!(apply(vec![freed(7, ids(&[4]))]).unwrap(), 1);
+    assert_eq!(tables.differences.iter().next().unwrap().recipe[0].container, ContainerId(3));
+    assert_eq!(tables.domains.erased.get(&7), Some(&true));
+    assert!(!tables.domains.erased.contains_key(&8));
 }

@@ -238,7 +238,13 @@ impl Tables {
                 if !self.domains.erased.contains_key(&number) {
                     return Err(corrupt("the log frees a domain that was not erased"));
                 }
-                let gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
+                // With the numbers that they had before merges: an older difference names those.
+                let mut gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
+                for id in &containers {
+                    if let Some(container) = self.containers.get(id)? {
+                        gone.extend(&container.merged);
+                    }
+                }
                 let is_of =
                     |one: &Difference| one.recipe.iter().any(|of| gone.contains(&of.container));
                 if self.differences.iter().any(is_of) {
