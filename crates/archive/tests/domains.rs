@@ -188,6 +188,14 @@ fn rule_25_nothing_is_shared_between_domains_and_all_within_one() {
         assert_eq!(read(&archive, 10 + domain as u8, "f").unwrap(), content);
         assert!(containers(&archive, domain) > 2);
     }
+    // Also what is one chunk wherever it is cut.
+    for (domain, name) in [(0, "little-a"), (1, "little-b"), (2, "little-c")] {
+        let report = put_in(&archive, domain, name, &content[..1000]).unwrap();
+        assert_eq!(report.new_bytes, 1000, "domain {domain}");
+        let again = put_in(&archive, domain, &format!("{name}-again"), &content[..1000]).unwrap();
+        assert_eq!(again.new_bytes, 0, "domain {domain}");
+        assert_eq!(get(&archive, name).unwrap(), content[..1000]);
+    }
     // Where streams are cut is another place in each domain.
     let tables = archive.refresh().unwrap();
     let chunks: BTreeSet<u64> =

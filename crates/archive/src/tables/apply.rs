@@ -241,8 +241,11 @@ impl Tables {
                 // With the numbers that they had before merges: an older difference names those.
                 let mut gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
                 for id in &containers {
-                    if let Some(container) = self.containers.get(id)? {
-                        gone.extend(&container.merged);
+                    match self.containers.get(id)? {
+                        Some(container) if container.stored.domain == number => {
+                            gone.extend(&container.merged);
+                        }
+                        _ => return Err(corrupt("the log frees a container of another domain")),
                     }
                 }
                 let is_of =
@@ -253,14 +256,9 @@ impl Tables {
                     left.extend(self.differences.iter().filter(|one| !is_of(one)).cloned());
                     self.differences = left;
                 }
-                for id in containers {
-                    let of = self.containers.get(&id)?.map(|container| container.stored.domain);
-                    if of != Some(number) {
-                        return Err(corrupt("the log frees a container of another domain"));
-                    }
-                    // Readers that began before the erasure may be there.
-                    self.wait_to_be_freed(id, self.epoch)?;
-                }
+                // Readers that began before the erasure may be there.
+                let mut all_of_them = containers.into_iter();
+                all_of_them.try_for_each(|id| self.wait_to_be_freed(id, self.epoch))?;
                 self.domains.erased.insert(number, all);
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
