@@ -120,14 +120,8 @@ fn of_snapshots() -> Vec<Record> {
 fn of_domains(is_freed: bool) -> Vec<Record> {
     let place = Place { segment: 1, at: 0, bytes: 5_000, meta_bytes: 200 };
     let id = ContainerId(1);
-    let stored = Stored {
-        id,
-        kind: ContainerKind::Recipes,
-        domain: 7,
-        chunks: 2,
-        raw_bytes: 6_000,
-        place,
-    };
+    let stored =
+        Stored { id, kind: ContainerKind::Recipes, domain: 7, chunks: 2, raw_bytes: 6_000, place };
     let stream = Stream {
         shape: Shape::Bytes,
         domain: 7,
@@ -146,12 +140,7 @@ fn of_domains(is_freed: bool) -> Vec<Record> {
             segment: Some(1),
             class: (Class::Plain, 1),
         },
-        Record::Put {
-            name: "s".into(),
-            stream,
-            containers: vec![stored],
-            finished: Vec::new(),
-        },
+        Record::Put { name: "s".into(), stream, containers: vec![stored], finished: Vec::new() },
         Record::DomainErased { number: 7 },
     ];
     let freed = Record::DomainFreed { number: 7, containers: vec![id], all: true };
