@@ -188,7 +188,7 @@ fn count_portions(path: &Path) {
     }
     let put_one = |name: &str| {
         let (name, shape) = (name.to_owned(), Shape::Bytes);
-        let request = PutRequest { name, shape, now: 1_800_000_000, wait: true };
+        let request = PutRequest { domain: None, name, shape, now: 1_800_000_000, wait: true };
         let bytes = request.name.clone().into_bytes().repeat(100);
         let one = |feeder: &mut Feeder<'_>| feeder.bytes(&bytes);
         drop(put(&archive, request, &Gauge::default(), one).unwrap());
@@ -292,8 +292,14 @@ fn records(n: u64, streams: u64) -> Vec<Record> {
         bytes: CONTAINER_BYTES,
         meta_bytes: 120 + CHUNKS * 32,
     };
-    let stored =
-        Stored { id, kind: ContainerKind::Data, chunks: CHUNKS, raw_bytes: CHUNKS * 8192, place };
+    let stored = Stored {
+        id,
+        kind: ContainerKind::Data,
+        domain: 0,
+        chunks: CHUNKS,
+        raw_bytes: CHUNKS * 8192,
+        place,
+    };
     let reserved = (at == 0).then_some(Record::Reserved {
         owner: Owner::Ingest,
         first: id,
@@ -304,6 +310,7 @@ fn records(n: u64, streams: u64) -> Vec<Record> {
     let recipe = vec![Pieces { container: id, first: 0, count: 1 }];
     let stream = Stream {
         shape: Shape::Bytes,
+        domain: 0,
         created: 1_700_000_000 + n,
         bytes: u64::from(CHUNKS) * 8192,
         added: u64::from(CONTAINER_BYTES),
@@ -430,7 +437,8 @@ fn put_small(path: &Path) {
     let archive = open(path, true);
     let small = |what: &str, n: usize| {
         let name = format!("machine-{:02}/{what}-{n:08}", n % 50);
-        let request = PutRequest { name, shape: Shape::Bytes, now: 1_800_000_000, wait: true };
+        let request =
+            PutRequest { domain: None, name, shape: Shape::Bytes, now: 1_800_000_000, wait: true };
         (request, format!("{what} {n:08} ").into_bytes().repeat(PUT_BYTES / 16))
     };
     let first = |n: usize| {
@@ -466,8 +474,13 @@ fn put_large(path: &Path) {
     };
     let noise: Vec<u8> =
         std::iter::repeat_with(next).take(LARGE_BYTES / 8).flat_map(u64::to_le_bytes).collect();
-    let request =
-        PutRequest { name: "large".into(), shape: Shape::Bytes, now: 1_800_000_000, wait: true };
+    let request = PutRequest {
+        domain: None,
+        name: "large".into(),
+        shape: Shape::Bytes,
+        now: 1_800_000_000,
+        wait: true,
+    };
     let large = |feeder: &mut Feeder<'_>| feeder.bytes(&noise);
     let (_, taken) = timed(|| put(&archive, request, &Gauge::default(), large).unwrap());
     say("put of 256 MiB, when it is open", &taken);

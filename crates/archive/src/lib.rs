@@ -58,8 +58,8 @@ pub use crate::rules::Rule;
 pub use crate::{
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
-        Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check, check_one,
-        note_scrubbed,
+        ErasedFound, Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check,
+        check_one, note_scrubbed,
     },
     chunk_index::{
         ChunkIndex, IndexMove, PAGE_BYTES as INDEX_PAGE_BYTES, lost_files as lost_index_files,
@@ -92,8 +92,9 @@ pub use crate::{
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
     operations_log::{
-        Archive, EpochGuard, change_keys, create_sealed, erase_keys, features_to_come, key_area,
-        mend_leaves, renew_snapshot, upgrade,
+        Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
+        create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
+        is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
     },
     own_files::is_archive_file,
     repair::{

@@ -222,6 +222,7 @@ mod tests {
             let stored = Stored {
                 id,
                 kind: ContainerKind::Data,
+                domain: 0,
                 chunks: SLOTS_MAX as u32,
                 raw_bytes: 4 << 20,
                 place,
@@ -236,6 +237,7 @@ mod tests {
             let recipe = vec![Pieces { container: id, first: 0, count: 9 }];
             let stream = Stream {
                 shape: Shape::Bytes,
+                domain: 0,
                 created: 1,
                 bytes: 1,
                 added: 1,

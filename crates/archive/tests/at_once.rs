@@ -174,7 +174,8 @@ fn rule_65_streams_at_once_share_the_memory() {
             let (ingest, both) = (&ingest, &both);
             scope.spawn(move || {
                 let name = format!("s{n}");
-                let request = PutRequest { name, shape: Shape::Bytes, now: 1_000, wait: false };
+                let request =
+                    PutRequest { domain: None, name, shape: Shape::Bytes, now: 1_000, wait: false };
                 let put = put_on(ingest, request, &Gauge::default(), |feeder| {
                     both.wait();
                     feeder.bytes(&chunks(1000 * n..1000 * n + 800))
@@ -237,7 +238,8 @@ fn rule_65_a_volume_does_not_wait_for_a_batch() {
     volume.flush().unwrap();
     // As copies, until a collection encodes them by their counts.
     assert_eq!(desk.chunks(), BTreeMap::from([(Class::Replicated, 64)]));
-    let request = PutRequest { name: "s".into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request =
+        PutRequest { domain: None, name: "s".into(), shape: Shape::Bytes, now: 1_000, wait: false };
     let put = put_on(&ingest, request, &Gauge::default(), |feeder| {
         feeder.bytes(&chunks((0..8).chain([70, 71, 72])))
     });

@@ -85,7 +85,13 @@ impl Desk {
 
 /// Stores a stream by the ingesting process.
 fn put(ingest: &Arc<Ingest>, name: &str, bytes: &[u8]) -> Result<PutReport> {
-    let request = PutRequest { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request = PutRequest {
+        domain: None,
+        name: name.into(),
+        shape: Shape::Bytes,
+        now: 1_000,
+        wait: false,
+    };
     put_on(ingest, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
 }
 
@@ -331,7 +337,13 @@ fn nothing_is_counted_between_condemning_and_the_second_look() {
         let options = CollectionOptions { reserve_bytes: 4096, ..support::options(NOW) };
         Collection::begin(&collector, options).unwrap().run(&mut |_| {}).unwrap()
     };
-    let request = PutRequest { name: "again".into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request = PutRequest {
+        domain: None,
+        name: "again".into(),
+        shape: Shape::Bytes,
+        now: 1_000,
+        wait: false,
+    };
     let again = put_on(&ingest, request, &Gauge::default(), |feeder| {
         feeder.bytes(&content(3))?;
         // The stages behind this one have looked all but the last chunks up by then.

@@ -184,7 +184,7 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
     let mut batches: Vec<_> = cutting.advance(bytes.len()).into_iter().collect();
     batches.push(cutting.end());
     for mut batch in batches {
-        batch.fingerprint(&archive);
+        batch.fingerprint(session.domain());
         session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open)).unwrap();
     }
     assert_eq!(session.new_bytes, 0);

@@ -61,7 +61,13 @@ fn put_into(
     name: &str,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<PutReport> {
-    let request = PutRequest { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request = PutRequest {
+        domain: None,
+        name: name.into(),
+        shape: Shape::Bytes,
+        now: 1_000,
+        wait: false,
+    };
     put(archive, request, &Gauge::default(), source)
 }
 

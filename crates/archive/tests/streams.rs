@@ -232,7 +232,13 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
         (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"))
     };
     let put = |name: &str, wanted: fn(u32) -> bool| {
-        let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        let request = Request {
+            domain: None,
+            name: name.into(),
+            shape: Shape::Bytes,
+            now: 1_000,
+            wait: false,
+        };
         let each = |feeder: &mut onefold_archive::Feeder<'_>| {
             files(wanted).try_for_each(|file| {
                 feeder.border()?;

@@ -9,9 +9,9 @@ use onefold_console::{completions, manual};
 use crate::{
     key, operator,
     verbs::{
-        accept, audit, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow,
-        image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore,
-        rm, scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
+        accept, audit, backup, cat, check, create, diff, domain, estimate, find, forget, gc, get,
+        grow, image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate,
+        restore, rm, scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
     },
 };
 
@@ -102,6 +102,7 @@ pub(crate) enum Verb {
     Audit(audit::Options),
     Upgrade(upgrade::Options),
     Key(keys::Options),
+    Domain(domain::Options),
     Tls(tls::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),

@@ -30,9 +30,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    accept, audit, backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image,
-    index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub,
-    serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
+    accept, audit, backup, cat, check, create, diff, domain, estimate, find, forget, gc, get, grow,
+    image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm,
+    scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -113,6 +113,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Audit(options) => audit::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Key(options) => keys::run(&options),
+        Verb::Domain(options) => domain::run(&options),
         Verb::Tls(options) => tls::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),

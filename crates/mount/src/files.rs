@@ -89,7 +89,7 @@ impl Files {
     fn entry(&self, node: &Node) -> Result<Option<(SnapshotId, TreeEntry)>> {
         Ok(match node {
             Node::Sets | Node::Set(_) | Node::Latest(..) => None,
-            Node::Snapshot(id) => Some((*id, self.trees.root(&self.snapshot(*id)?.root)?)),
+            Node::Snapshot(id) => Some((*id, self.trees.root(&self.snapshot(*id)?)?)),
             Node::Entry(id, place) => Some((*id, self.trees.entry(place)?)),
         })
     }

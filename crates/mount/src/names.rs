@@ -8,10 +8,16 @@ use onefold_archive::{Snapshot, SnapshotId, Tables};
 /// The link to the newest snapshot of a set.
 pub(crate) const LATEST: &str = "latest";
 
+/// The snapshots that can be read: those of erased domains are none.
+fn readable(tables: &Tables) -> impl DoubleEndedIterator<Item = &Snapshot> {
+    let is_there = |one: &&Snapshot| !tables.domains.erased.contains_key(&one.domain);
+    tables.snapshots.listed().filter(is_there)
+}
+
 /// The sets, by the names of their directories: a set that is called like a path has `_` for each
 /// slash, and a number where two would have the same name.
 pub(crate) fn sets(tables: &Tables) -> BTreeMap<String, String> {
-    directories(tables.snapshots.listed().map(|one| one.set.as_str()).collect())
+    directories(readable(tables).map(|one| one.set.as_str()).collect())
 }
 
 fn directories(mut sets: Vec<&str>) -> BTreeMap<String, String> {
@@ -51,7 +57,7 @@ fn plain(set: &str) -> String {
 /// id where two are of the same second.
 pub(crate) fn snapshots(tables: &Tables, set: &str) -> BTreeMap<String, SnapshotId> {
     let mut names = BTreeMap::new();
-    for snapshot in tables.snapshots.listed().filter(|snapshot| snapshot.set == set) {
+    for snapshot in readable(tables).filter(|snapshot| snapshot.set == set) {
         let name = time(snapshot);
         let name = match names.contains_key(&name) {
             true => format!("{name}_{}", snapshot.id),
@@ -64,7 +70,7 @@ pub(crate) fn snapshots(tables: &Tables, set: &str) -> BTreeMap<String, Snapshot
 
 /// The newest snapshot of a set.
 pub(crate) fn newest(tables: &Tables, set: &str) -> Option<SnapshotId> {
-    Some(tables.snapshots.listed().rfind(|snapshot| snapshot.set == set)?.id)
+    Some(readable(tables).rfind(|snapshot| snapshot.set == set)?.id)
 }
 
 /// The name of a snapshot of a set.

@@ -6,8 +6,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Address, Archive, Content, FileMap, IndexEntry, Key, Part, Tables, Top, TreeEntry, TreeNode,
-    TreeNodeRef, TreeReader, Verify,
+    Address, Archive, Content, FileMap, IndexEntry, Key, Part, Snapshot, Tables, Top, TreeEntry,
+    TreeNode, TreeNodeRef, TreeReader, Verify,
 };
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -128,8 +128,9 @@ impl Trees {
     }
 
     /// The root directory of a snapshot, and a number that no other one has.
-    pub(crate) fn root(&self, root: &TreeNodeRef) -> Result<TreeEntry> {
-        match &*self.node(root)? {
+    pub(crate) fn root(&self, snapshot: &Snapshot) -> Result<TreeEntry> {
+        self.at(snapshot.root.address, |reader| reader.proves_domain(snapshot))?;
+        match &*self.node(&snapshot.root)? {
             TreeNode::Root(root) => Ok(root.directory.clone()),
             _ => Err(Error::new(Kind::Corrupt, "the root of a snapshot is none")),
         }

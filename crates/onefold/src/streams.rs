@@ -221,8 +221,13 @@ impl OpenArchive {
             Some(work) => work.volumes().ingest().clone(),
             None => Ingest::begin(&self.archive, false, false)?,
         };
-        let request =
-            PutRequest { name: name.to_owned(), shape: Shape::Bytes, now: now(), wait: false };
+        let request = PutRequest {
+            domain: None,
+            name: name.to_owned(),
+            shape: Shape::Bytes,
+            now: now(),
+            wait: false,
+        };
         let report = put_on(&ingest, request, &Gauge::default(), |feeder| {
             while feeder.fill(|room| read_some(source, room))? > 0 {}
             Ok(())

@@ -24,6 +24,19 @@ const DOMAIN_NAME_MAX: usize = 30;
 /// Bytes of a domain that are wrapped.
 pub(crate) const DOMAIN_BYTES: usize = 32 + 32 + 1 + 1 + DOMAIN_NAME_MAX + 8 + 8;
 
+/// A name that a domain can have.
+///
+/// # Errors
+/// `InvalidInput`.
+pub fn valid_domain_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > DOMAIN_NAME_MAX || name.chars().any(char::is_control) {
+        let why =
+            format!("a domain's name has 1 to {DOMAIN_NAME_MAX} bytes and no control characters");
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    Ok(())
+}
+
 /// A domain: what is deduplicated together, with a key of its own.
 pub struct Domain {
     number: u32,
@@ -173,6 +186,17 @@ impl Keys {
         &self.domains
     }
 
+    /// The numbers of the domains that were erased, in their order.
+    pub fn erased_domains(&self) -> impl Iterator<Item = u32> {
+        (0..self.next_domain()).filter(|number| self.domain(*number).is_none())
+    }
+
+    /// Something of the store bears this number of a domain: the next one gets a higher number, also after
+    /// an older copy of the key area was accepted.
+    pub fn saw_domain(&mut self, number: u32) {
+        self.next_domain = self.next_domain.max(number.saturating_add(1));
+    }
+
     /// The slots that are in use, with their numbers.
     pub fn slots(&self) -> impl Iterator<Item = (usize, &Slot)> {
         self.slots.iter().enumerate().filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
@@ -287,14 +311,7 @@ impl Keys {
     /// # Errors
     /// `NoSpace`: there are 64. `Exists`, `InvalidInput`: the name is taken or does not fit.
     pub fn add_domain(&mut self, name: &str, random: &dyn Random) -> Result<u32> {
-        if name.is_empty() || name.len() > DOMAIN_NAME_MAX || name.chars().any(char::is_control) {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!(
-                    "a domain's name has 1 to {DOMAIN_NAME_MAX} bytes and no control characters"
-                ),
-            ));
-        }
+        valid_domain_name(name)?;
         if self.domains.iter().any(|domain| domain.name == name) {
             return Err(Error::new(Kind::Exists, format!("there is a domain '{name}' already")));
         }
@@ -305,7 +322,8 @@ impl Keys {
         let next = number.checked_add(1);
         self.next_domain =
             next.ok_or_else(|| Error::new(Kind::NoSpace, "all numbers of domains were used"))?;
-        let key = Secret::drawn(random)?;
+        // Two machines that repeat their chance make two domains all the same.
+        let key = Secret::drawn(random)?.derive_of(Use::DOMAIN, &number.to_le_bytes());
         self.domains.push(Domain {
             number,
             name: name.to_owned(),
@@ -326,7 +344,8 @@ impl Keys {
         let at = found.ok_or_else(|| {
             Error::new(Kind::NotFound, format!("there is no domain with number {number}"))
         })?;
-        self.domain_root = Secret::drawn(random)?;
+        // Another one than before, also where chance repeats itself.
+        self.domain_root = Secret::drawn(random)?.derive_of(Use::DOMAIN, &number.to_le_bytes());
         self.domains.remove(at);
         Ok(())
     }

@@ -40,7 +40,7 @@ pub use crate::{
     area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, is_being_erased, judge},
-    keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX},
+    keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
     opener::Opener,
     random::Random,
     recovery::{from_words, to_words},

@@ -8,6 +8,8 @@ pub struct Use(&'static str);
 impl Use {
     /// Keys that are wrapped by this one.
     pub const WRAPPING: Use = Use("onefold 2026-11-26 keys wrapped by a key, 1");
+    /// A key of a domain and a domain root, from what was drawn for it, each with the number of the domain.
+    pub const DOMAIN: Use = Use("onefold 2026-11-27 keys drawn for a domain, 1");
     /// The code that proves a key area, from the root key.
     pub const KEY_AREA: Use = Use("onefold 2026-11-26 code of a key area, 1");
     /// A slot's key, from its secret.
@@ -80,6 +82,7 @@ mod tests {
     fn rule_21_no_two_uses_have_one_key() {
         let all = [
             Use::WRAPPING,
+            Use::DOMAIN,
             Use::KEY_AREA,
             Use::SLOT,
             Use::FINGERPRINTS,

@@ -30,8 +30,13 @@ impl Desk {
     }
 
     fn put(&self, name: &str) {
-        let request =
-            PutRequest { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+        let request = PutRequest {
+            domain: None,
+            name: name.into(),
+            shape: Shape::Bytes,
+            now: 1_000,
+            wait: false,
+        };
         let source = |feeder: &mut Feeder<'_>| feeder.bytes(&self.1);
         put(&self.open(None), request, &Gauge::default(), source).unwrap();
     }
@@ -142,7 +147,7 @@ fn a_recount_spares_what_was_condemned_before_it() {
             assert!(cutting.advance(part).is_none());
         }
         let mut batch = cutting.end();
-        batch.fingerprint(&archive);
+        batch.fingerprint(session.domain());
         session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open)).unwrap();
         assert_eq!(session.new_bytes, 0);
         // All else that names them goes, and a collector condemns them and is killed.

@@ -20,7 +20,7 @@ use crate::{
         damage::{bits_of, is_condemned, is_damage},
         record::Stream,
     },
-    operations_log::{Archive, look_at_leaves},
+    operations_log::{Archive, domain_of, is_erased, look_at_leaves},
     stream::Reader,
     tables::{Container, Tables, Volume},
     tree::TreeReader,
@@ -66,6 +66,23 @@ pub struct Report {
     /// The usage counts beside a count from the roots; nothing where there are none yet. Counts that
     /// are too low are problems; those that are too high keep space, and are none.
     pub counts: Option<CountsFound>,
+    /// What nobody can read any more, since its domain was erased; that is no problem.
+    pub erased: ErasedFound,
+}
+
+/// What belongs to domains that were erased.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErasedFound {
+    /// The numbers of the domains.
+    pub domains: BTreeSet<u32>,
+    /// Streams.
+    pub streams: u64,
+    /// Snapshots, forgotten ones too.
+    pub snapshots: u64,
+    /// Containers that a collection frees.
+    pub containers: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Report {
@@ -121,6 +138,9 @@ pub fn check_one(
             Kind::NotFound,
             format!("there is no stream and no volume '{}'", name.escape_debug()),
         ));
+    }
+    if let Some(stream) = tables.streams.get(name) {
+        domain_of(archive, stream.domain)?;
     }
     let needed = checking.needed(tables.streams.get(name), volume)?;
     checking.found.containers(Some(&needed), data, progress)?;
@@ -235,6 +255,11 @@ impl Checking {
         for (name, stream) in
             tables.streams.iter().filter(|(name, _)| only.is_none_or(|only| only == *name))
         {
+            if is_erased(&found.archive, stream.domain) {
+                found.report.erased.streams += 1;
+                found.report.erased.domains.insert(stream.domain);
+                continue;
+            }
             found.report.streams += 1;
             let mut lost = 0;
             for recipe in stream.recipes() {
@@ -399,6 +424,13 @@ impl Found {
             if !is_wanted(&id) {
                 continue;
             }
+            if is_erased(&self.archive, container.stored.domain) {
+                let erased = &mut self.report.erased;
+                erased.containers += 1;
+                erased.bytes += u64::from(container.stored.place.bytes);
+                erased.domains.insert(container.stored.domain);
+                continue;
+            }
             self.report.containers += 1;
             self.report.chunks += u64::from(container.stored.chunks);
             match self.container_reader.metadata(&container) {
@@ -489,6 +521,7 @@ fn scrub_one(
     report: &mut Report,
 ) -> Result<BTreeSet<usize>> {
     let (mut stored, mut raw, mut rotten) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let domain = domain_of(archive, metadata.domain())?;
     let mut chunks = metadata.chunks.iter().enumerate().collect::<Vec<_>>();
     chunks.sort_by_key(|(_, chunk)| chunk.group);
     let mut rest = &chunks[..];
@@ -514,7 +547,7 @@ fn scrub_one(
                     .map(|(_, chunk)| &raw[chunk.at as usize..][..chunk.bytes as usize])
                     .collect();
                 for ((place, chunk), found) in
-                    chunks.iter().zip(archive.fingerprinter.chunks(&bytes))
+                    chunks.iter().zip(domain.fingerprinter.chunks(&bytes))
                 {
                     if found != chunk.fingerprint {
                         rotten.insert(*place);

@@ -22,7 +22,7 @@ use crate::{
         damage::{bits_of, is_damage},
         record::Record,
     },
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, EpochGuard, is_erased},
     repair::record_damage,
     tables::Tables,
 };
@@ -225,6 +225,9 @@ impl ScrubRound {
             found => found?,
         };
         let Some(container) = container else { return Ok(0) };
+        if is_erased(&self.archive, container.stored.domain) {
+            return Ok(0);
+        }
         let mut report = Report::default();
         match self.container_reader.metadata(&container) {
             Ok(metadata) => {

@@ -7,7 +7,6 @@ use onefold_core::{Error, Result};
 use super::{Checking, Progress};
 use crate::{
     format::{
-        Identity,
         bytes::corrupt,
         damage::is_damage,
         tree_node::{
@@ -15,6 +14,7 @@ use crate::{
             TreeNodeRef, TreeWhat, content_bytes,
         },
     },
+    operations_log::is_erased,
     tree::{ends_page, hash_of_name},
 };
 
@@ -87,6 +87,12 @@ impl Checking {
         let tables = self.found.tables.clone();
         let (total, mut trees) = (tables.snapshots.len() as u64, Trees::default());
         for snapshot in tables.snapshots.values() {
+            if is_erased(&self.found.archive, snapshot.domain) {
+                self.found.report.erased.snapshots += 1;
+                self.found.report.erased.domains.insert(snapshot.domain);
+                continue;
+            }
+            self.trees.enter(snapshot)?;
             self.found.report.snapshots += 1;
             let name = format!("snapshot {} of set '{}'", snapshot.id, snapshot.set.escape_debug());
             match self.tree(&mut trees, snapshot.root).and_then(|known| {
@@ -192,12 +198,12 @@ impl Checking {
             }
         });
         looked?;
-        let identity = self.found.archive.identity.clone();
+        let seed = self.trees.borders();
         let judged = if lost > 0 {
             // Sums of what is not there can't be told.
             Known { lost, ends: true, ..Known::default() }
         } else {
-            judge(&identity, &node, &known)?
+            judge(seed, &node, &known)?
         };
         trees.0.insert(at, judged.clone());
         Ok(judged)
@@ -211,7 +217,7 @@ fn descend(frames: &[Frame]) -> Option<TreeNodeRef> {
 }
 
 /// Compares a node with what is known of its children.
-fn judge(identity: &Identity, node: &TreeNode, children: &[Known]) -> Result<Known> {
+fn judge(seed: u64, node: &TreeNode, children: &[Known]) -> Result<Known> {
     let mut children = children.iter();
     match node {
         TreeNode::Directory(entries) => {
@@ -220,7 +226,7 @@ fn judge(identity: &Identity, node: &TreeNode, children: &[Known]) -> Result<Kno
                 let (inner, bytes) = of_entry(entry, &mut children)?;
                 known.entries = known.entries.saturating_add(inner).saturating_add(1);
                 known.bytes = known.bytes.saturating_add(bytes);
-                let ends = ends_page(hash_of_name(identity, &entry.name));
+                let ends = ends_page(hash_of_name(seed, &entry.name));
                 if ends && n + 1 < entries.len() {
                     return Err(corrupt("a page of a directory goes on behind its border"));
                 }

@@ -8,7 +8,7 @@ use super::file::OpenIndex;
 use crate::{
     container::{ContainerReader, Pace},
     format::{Address, container::ContainerKind},
-    operations_log::Archive,
+    operations_log::{Archive, is_erased},
     tables::Tables,
 };
 
@@ -98,7 +98,8 @@ pub fn not_found(archive: &Arc<Archive>) -> Result<u64> {
     for container in &tables.containers {
         let container = container?;
         let is_imported = container.logged <= tables.index.upto;
-        if !is_imported || container.stored.kind != ContainerKind::Data {
+        let is_gone = is_erased(archive, container.stored.domain);
+        if !is_imported || is_gone || container.stored.kind != ContainerKind::Data {
             continue;
         }
         for chunk in reader.metadata(&container)?.chunks {

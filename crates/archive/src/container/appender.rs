@@ -127,6 +127,7 @@ impl Appender {
         Ok(Stored {
             id: packed.id,
             kind: packed.kind,
+            domain: if self.archive.keeps(Rule::ListedInItsDomain) { packed.domain } else { 0 },
             chunks: packed.chunks,
             raw_bytes: packed.raw_bytes,
             place,

@@ -45,6 +45,8 @@ pub(crate) struct ChunkReader {
     group_bytes: usize,
     packer: Packer,
     stored: Vec<u8>,
+    /// The domain that all chunks must be of, for whoever reads what belongs to one.
+    pub(crate) domain: Option<u32>,
     one: Vec<u8>,
 }
 
@@ -149,6 +151,14 @@ impl ChunkReader {
         let mut damaged = None;
         for container in tables.places(address.container) {
             let container = container?;
+            if let Some(domain) = self.domain
+                && domain != container.stored.domain
+            {
+                let (id, other) = (container.stored.id, container.stored.domain);
+                let why =
+                    format!("container {id} is of domain {other}, and domain {domain} names it");
+                return Err(Error::new(Kind::Corrupt, why));
+            }
             match self.metadata(container_reader, &container) {
                 Ok(metadata) => {
                     if let Ok(at) =

@@ -13,7 +13,7 @@ use crate::{
         names::segment_name,
         record::Place,
     },
-    operations_log::Archive,
+    operations_log::{Archive, domain_of, is_erased},
     rules::Rule,
     tables::Container,
 };
@@ -75,6 +75,14 @@ impl ContainerReader {
                 format!("container {}: its metadata can't be so long", stored.id),
             ));
         }
+        if is_erased(&self.archive, stored.domain) {
+            // Nobody who reads a domain comes here: its snapshots and streams are refused before.
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("container {}: its domain {} was erased", stored.id, stored.domain),
+            ));
+        }
+        domain_of(&self.archive, stored.domain)?;
         self.pace.ask(u64::from(stored.place.meta_bytes))?;
         let mut bytes = vec![0; stored.place.meta_bytes as usize];
         let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
@@ -85,6 +93,13 @@ impl ContainerReader {
             return Err(Error::new(
                 Kind::Corrupt,
                 format!("container {} has other chunks than the log says", stored.id),
+            ));
+        }
+        if metadata.domain() != stored.domain {
+            let (found, said) = (metadata.domain(), stored.domain);
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!("container {} is of domain {found}, and the log says {said}", stored.id),
             ));
         }
         Ok(metadata)

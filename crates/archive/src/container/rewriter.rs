@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     format::{bytes::corrupt, container::Chunk, damage::is_condemned, record::Owner},
-    operations_log::Archive,
+    operations_log::{Archive, domain_of},
     rules::Rule,
     tables::{Container, Tables},
 };
@@ -58,6 +58,7 @@ impl Rewriter {
         let id = container.stored.id;
         let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
         let metadata = self.container_reader.metadata(container)?;
+        let domain = domain_of(&self.archive, metadata.domain())?;
         let mut live = Vec::new();
         let chunks = metadata.chunks.iter().enumerate();
         for (_, chunk) in chunks.filter(|(n, _)| !is_condemned(&bits, *n)) {
@@ -72,7 +73,7 @@ impl Rewriter {
             };
             let bytes = read?;
             if self.archive.keeps(Rule::MovedChunksVerified)
-                && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint
+                && domain.fingerprinter.bytes(&bytes) != chunk.fingerprint
             {
                 return Err(corrupt(format!(
                     "chunk {} of container {} is damaged",

@@ -6,6 +6,7 @@ use onefold_core::Result;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
+    domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     tree_node::{Top, TreeNodeRef},
 };
 
@@ -62,6 +63,8 @@ pub struct Snapshot {
     pub id: SnapshotId,
     /// The set that it belongs to: snapshots of the same directories, one after the other.
     pub set: String,
+    /// The number of its domain.
+    pub domain: u32,
     /// The name of the host.
     pub host: String,
     /// The id of the machine; zero for none.
@@ -124,12 +127,16 @@ impl Snapshot {
             }
         }
         w.u64(self.entries).u64(self.bytes).u64(self.added).u64(self.left_out);
-        w.u8(match self.completeness {
+        let completeness = match self.completeness {
             Completeness::Whole => 0,
             Completeness::Partial => 1,
             Completeness::Shrunk => 2,
             Completeness::Checkpoint => 3,
-        });
+        };
+        match self.domain {
+            FIRST_DOMAIN => w.u8(completeness),
+            domain => w.u8(completeness | OF_DOMAIN).u32(domain),
+        };
         match self.forgotten {
             None => w.u8(0),
             Some((at, None)) => w.u8(1).u64(at),
@@ -161,13 +168,15 @@ impl Snapshot {
             _ => return Err(corrupt("a snapshot has stat pages of an unknown form")),
         };
         let (entries, bytes, added, left_out) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-        let completeness = match r.u8()? {
+        let code = r.u8()?;
+        let completeness = match code & !OF_DOMAIN {
             0 => Completeness::Whole,
             1 => Completeness::Partial,
             2 => Completeness::Shrunk,
             3 => Completeness::Checkpoint,
             _ => return Err(corrupt("a snapshot has a state that this version does not know")),
         };
+        let domain = if code & OF_DOMAIN == 0 { FIRST_DOMAIN } else { other_domain(r.u32()?)? };
         let forgotten = match r.u8()? {
             0 => None,
             1 => Some((r.u64()?, None)),
@@ -181,6 +190,7 @@ impl Snapshot {
         Ok(Snapshot {
             id,
             set,
+            domain,
             host,
             machine,
             paths,

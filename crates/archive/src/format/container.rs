@@ -7,15 +7,16 @@
 
 use std::{ops::Range, sync::Arc};
 
-use onefold_core::{Error, Fingerprint, Kind, Result};
+use onefold_core::{Fingerprint, Result};
 use onefold_seal::TAG_BYTES;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
     class::Class,
     content::Content,
+    domain::FIRST_DOMAIN,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
-    sealing::{ContainerSeal, DOMAIN, SALT_BYTES, Sealing, What},
+    sealing::{ContainerSeal, SALT_BYTES, Sealing},
 };
 use crate::{
     format::{Address, ContainerId, Identity},
@@ -121,6 +122,8 @@ pub struct OpenContainer {
     pub id: ContainerId,
     /// The kind of its content.
     pub kind: ContainerKind,
+    /// The number of its domain.
+    domain: u32,
     /// The class that it goes to, when its chunks were sorted; else that of its kind.
     pub(crate) class: Option<Class>,
     chunks: Vec<Chunk>,
@@ -134,6 +137,8 @@ pub struct Packed {
     pub id: ContainerId,
     /// The kind of its content.
     pub kind: ContainerKind,
+    /// The number of its domain.
+    pub(crate) domain: u32,
     /// The class that it goes to, when its chunks were sorted; else that of its kind.
     pub(crate) class: Option<Class>,
     /// Header and metadata.
@@ -161,7 +166,14 @@ impl OpenContainer {
         capacity: usize,
     ) -> OpenContainer {
         let content = Content::over(buffer, capacity);
-        OpenContainer { id, kind, class: None, chunks: Vec::new(), groups: Vec::new(), content }
+        let (chunks, groups, domain) = (Vec::new(), Vec::new(), FIRST_DOMAIN);
+        OpenContainer { id, kind, domain, class: None, chunks, groups, content }
+    }
+
+    /// The same of another domain than the first one.
+    #[must_use]
+    pub(crate) fn of_domain(self, domain: u32) -> OpenContainer {
+        OpenContainer { domain, ..self }
     }
 
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
@@ -258,7 +270,7 @@ impl OpenContainer {
         packer: &mut Packer,
         buffers: &BufferPool,
     ) -> Result<Packed> {
-        let OpenContainer { id, kind, class, chunks, groups: lengths, content } = self;
+        let OpenContainer { id, kind, domain, class, chunks, groups: lengths, content } = self;
         let meta_bytes = meta_bytes(identity, lengths.len(), chunks.len());
         let mut groups = Vec::with_capacity(lengths.len());
         // Sealed bytes are a copy: others read what is shared.
@@ -301,7 +313,7 @@ impl OpenContainer {
             Some(sealing) => {
                 let made = (id, kind, epoch, compression);
                 Some(Arc::new(seal_groups(
-                    sealing,
+                    (sealing, domain),
                     identity.id,
                     made,
                     &chunks,
@@ -322,7 +334,7 @@ impl OpenContainer {
         let meta_bytes = meta_bytes as u32;
         let meta = Metadata { id, epoch, kind, groups, chunks, meta_bytes, bytes, seal }
             .encode(identity)?;
-        Ok(Packed { id, kind, class, meta, body, chunks: count, raw_bytes })
+        Ok(Packed { id, kind, domain, class, meta, body, chunks: count, raw_bytes })
     }
 }
 
@@ -338,7 +350,7 @@ fn meta_bytes(identity: &Identity, groups: usize, chunks: usize) -> usize {
 /// Seals groups that lie one behind the other in `packed`, each with its tag behind it, and hides
 /// where the last one ends.
 fn seal_groups(
-    sealing: &Sealing,
+    (sealing, domain): (&Sealing, u32),
     archive: [u8; 16],
     (id, kind, epoch, compression): (ContainerId, ContainerKind, u32, Compression),
     chunks: &[Chunk],
@@ -347,15 +359,17 @@ fn seal_groups(
 ) -> Result<ContainerSeal> {
     let fingerprints: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.fingerprint.0).collect();
     let checksums: Vec<u8> = groups.iter().flat_map(|group| group.checksum.to_le_bytes()).collect();
-    let salt = sealing.salt(&[
-        &archive,
+    let domain = sealing.domain(domain)?;
+    let content = [
+        &archive[..],
         &id.0.to_le_bytes(),
         &epoch.to_le_bytes(),
         &[kind.code(), compression.code()],
         &fingerprints,
         &checksums,
-    ])?;
-    let seal = sealing.container(archive, id.0, kind.code(), salt)?;
+    ];
+    let salt = sealing.salt(&domain, &content)?;
+    let seal = domain.container(archive, id.0, kind.code(), salt)?;
     let mut sealed = Vec::with_capacity(packed.len() + groups.len() * TAG_BYTES + STEP_BYTES);
     let first = groups.first().map_or(0, |group| group.at);
     let mut from = 0;
@@ -421,7 +435,7 @@ impl Metadata {
         };
         w.u32(self.meta_bytes).u32(self.bytes);
         if let Some(seal) = &self.seal {
-            w.raw(seal.salt()).raw(&seal.proof()).u32(DOMAIN);
+            w.raw(seal.salt()).raw(&seal.proof()).u32(seal.domain());
         }
         w.0.resize(HEADER_BYTES, 0);
         if self.seal.is_some() {
@@ -443,10 +457,11 @@ impl Metadata {
                 .u8(chunk.group);
             w.u32(chunk.at).u32(chunk.bytes);
         }
-        if let (Some(sealing), Some(_)) = (identity.sealing(), &self.seal) {
+        if let (Some(sealing), Some(seal)) = (identity.sealing(), &self.seal) {
             w.0.resize(self.meta_bytes as usize, 0);
             let (header, body) = w.0.split_at_mut(HEADER_BYTES);
-            let tag = sealing.seal(What::Metadata, (self.id.0, 0), &header[..TAG_AT], body)?;
+            let domain = sealing.domain(seal.domain())?;
+            let tag = domain.seal_metadata(self.id.0, &header[..TAG_AT], body)?;
             header[TAG_AT..].copy_from_slice(&tag);
         } else {
             let checksum = identity.checksum(&w.0);
@@ -562,6 +577,12 @@ impl Metadata {
         Ok(read)
     }
 
+    /// The number of the domain that it belongs to, as its header says it.
+    #[must_use]
+    pub fn domain(&self) -> u32 {
+        self.seal.as_ref().map_or(FIRST_DOMAIN, |seal| seal.domain())
+    }
+
     /// The cipher that opens a group.
     #[must_use]
     pub fn group_seal(&self, group: usize) -> GroupSeal<'_> {
@@ -647,17 +668,15 @@ fn open_metadata(
     let mut r = Reader(&header[SALT_AT..], None);
     let (salt, proof, domain): ([u8; SALT_BYTES], [u8; KEY_PROOF_BYTES], u32) =
         (r.array()?, r.array()?, r.u32()?);
-    if domain != DOMAIN {
-        let why = format!("container {id} belongs to domain {domain}, whose key is not there");
-        return Err(Error::new(Kind::Denied, why));
-    }
-    let seal = sealing.container(archive, id.0, kind, salt)?;
+    let domain =
+        sealing.domain(domain).map_err(|error| error.context(format!("container {id}")))?;
+    let seal = domain.container(archive, id.0, kind, salt)?;
     if seal.proof() != proof {
         return Err(what("it was sealed with another key"));
     }
     let (mut body, mut tag) = (body.to_vec(), [0; TAG_BYTES]);
     tag.copy_from_slice(&header[TAG_AT..]);
-    if !sealing.open(What::Metadata, (id.0, 0), &header[..TAG_AT], &mut body, &tag) {
+    if !domain.open_metadata(id.0, &header[..TAG_AT], &mut body, &tag) {
         return Err(what("its metadata fails the checksum"));
     }
     Ok((body, seal))

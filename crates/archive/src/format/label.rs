@@ -56,6 +56,9 @@ const FEATURE_CLONES: u64 = 16;
 /// what else would be found by reading all of them, and which pages wait for readers.
 const FEATURE_ON_DEMAND: u64 = 32;
 
+/// Needed to read: there may be domains beside the first one, which containers, streams and snapshots name.
+const FEATURE_DOMAINS: u64 = 64;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -97,6 +100,8 @@ pub struct Label {
     pub clones: bool,
     /// Counting writes the pages of usage counts that changed.
     pub counts_in_pages: bool,
+    /// There may be domains beside the first one.
+    pub domains: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -118,6 +123,8 @@ pub struct Kinds {
     pub clones: bool,
     /// Counting writes the pages of usage counts that changed.
     pub counts_in_pages: bool,
+    /// There may be domains beside the first one.
+    pub domains: bool,
 }
 
 impl Kinds {
@@ -131,6 +138,7 @@ impl Kinds {
             on_demand: true,
             clones: true,
             counts_in_pages: true,
+            domains: self.domains,
         }
     }
 }
@@ -174,6 +182,7 @@ impl Label {
             on_demand: self.on_demand,
             clones: self.clones,
             counts_in_pages: self.counts_in_pages,
+            domains: self.domains,
         }
     }
 
@@ -257,6 +266,7 @@ impl Label {
                 (self.on_demand, FEATURE_ON_DEMAND),
                 (named, FEATURE_FINGERPRINT),
                 (self.clones, FEATURE_CLONES),
+                (self.domains, FEATURE_DOMAINS),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(write).u64(0);
@@ -322,6 +332,7 @@ impl Label {
             on_demand: false,
             clones: false,
             counts_in_pages: false,
+            domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
         };
@@ -338,6 +349,10 @@ impl Label {
         }
         label.clones = features & FEATURE_CLONES != 0;
         label.counts_in_pages = to_write & FEATURE_COUNTS_IN_PAGES != 0;
+        label.domains = features & FEATURE_DOMAINS != 0;
+        if label.domains && label.sealed.is_none() {
+            return Err(corrupt("the label's features can't be true"));
+        }
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
                 .filter(|algorithm| !algorithm.needs_bytes())
@@ -378,7 +393,8 @@ fn features(bytes: &[u8]) -> Result<(u64, u64)> {
         | FEATURE_LEAVES
         | FEATURE_FINGERPRINT
         | FEATURE_CLONES
-        | FEATURE_ON_DEMAND;
+        | FEATURE_ON_DEMAND
+        | FEATURE_DOMAINS;
     unknown(read, known, "to read it")?;
     unknown(write, FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES, "to change it")?;
     Ok((read, write))
@@ -507,6 +523,7 @@ mod tests {
             on_demand: false,
             clones: false,
             counts_in_pages: false,
+            domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
         }

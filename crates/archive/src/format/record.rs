@@ -8,6 +8,7 @@ use super::{
     care::CareNote,
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
+    domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     parameters::SLOTS_MAX,
 };
 use crate::{
@@ -53,6 +54,8 @@ pub struct Stored {
     pub id: ContainerId,
     /// The kind of its content.
     pub kind: ContainerKind,
+    /// The number of its domain.
+    pub domain: u32,
     /// How many chunks.
     pub chunks: u32,
     /// Bytes of its chunks.
@@ -100,6 +103,8 @@ pub enum Shape {
 pub struct Stream {
     /// Bytes or a tree.
     pub shape: Shape,
+    /// The number of its domain.
+    pub domain: u32,
     /// Seconds since 1970.
     pub created: u64,
     /// Bytes of content.
@@ -330,6 +335,20 @@ pub enum Record {
         /// The nodes.
         nodes: Vec<Address>,
     },
+    /// A domain was erased: nobody has its key any more.
+    DomainErased {
+        /// Its number.
+        number: u32,
+    },
+    /// Containers of a domain that was erased are gone. Their places are to be freed.
+    DomainFreed {
+        /// The domain's number.
+        number: u32,
+        /// The containers.
+        containers: Vec<ContainerId>,
+        /// Nothing of it is left.
+        all: bool,
+    },
     /// Containers that mappings of the same frame name.
     Finished {
         /// New ones.
@@ -392,28 +411,33 @@ impl Stored {
     pub(crate) const BYTES: usize = 39;
 
     pub(crate) fn encode(&self, w: &mut Writer) {
-        // One data shard, no parity.
-        w.u64(self.id.0)
-            .u8(if self.kind == ContainerKind::Data { 1 } else { 2 })
-            .u8(1)
-            .u8(0)
-            .u32(self.chunks)
-            .u32(self.raw_bytes);
+        let kind = if self.kind == ContainerKind::Data { 1 } else { 2 };
+        match self.domain {
+            // One data shard, no parity.
+            FIRST_DOMAIN => w.u64(self.id.0).u8(kind).u8(1).u8(0),
+            domain => w.u64(self.id.0).u8(kind | OF_DOMAIN).u16(domain as u16),
+        };
+        w.u32(self.chunks).u32(self.raw_bytes);
         self.place.encode(w);
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stored> {
         let id = id(r)?;
-        let kind = match r.u8()? {
+        let code = r.u8()?;
+        let kind = match code & !OF_DOMAIN {
             1 => ContainerKind::Data,
             2 => ContainerKind::Recipes,
             _ => return Err(corrupt("a container holds something unknown")),
         };
-        if [r.u8()?, r.u8()?] != [1, 0] {
-            return Err(corrupt("a container has shards that this version does not know"));
-        }
-        Stored { id, kind, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? }
-            .checked()
+        let domain = match code & OF_DOMAIN {
+            0 if [r.u8()?, r.u8()?] != [1, 0] => {
+                return Err(corrupt("a container has shards that this version does not know"));
+            }
+            0 => FIRST_DOMAIN,
+            _ => other_domain(r.u16()?.into())?,
+        };
+        let (chunks, raw_bytes, place) = (r.u32()?, r.u32()?, Place::decode(r)?);
+        Stored { id, kind, domain, chunks, raw_bytes, place }.checked()
     }
 
     /// Errors unless it can be true.
@@ -430,24 +454,28 @@ impl Stored {
 
 impl Stream {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u8(if self.shape == Shape::Bytes { 1 } else { 2 })
-            .u64(self.created)
-            .u64(self.bytes)
-            .u64(self.added)
-            .u64(self.chunks);
+        let shape = if self.shape == Shape::Bytes { 1 } else { 2 };
+        match self.domain {
+            FIRST_DOMAIN => w.u8(shape),
+            domain => w.u8(shape | OF_DOMAIN).u32(domain),
+        };
+        w.u64(self.created).u64(self.bytes).u64(self.added).u64(self.chunks);
         pieces(w, &self.recipe);
         pieces(w, &self.listing);
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stream> {
-        let shape = match r.u8()? {
+        let code = r.u8()?;
+        let shape = match code & !OF_DOMAIN {
             1 => Shape::Bytes,
             2 => Shape::Tree,
             _ => return Err(corrupt("a stream is something unknown")),
         };
+        let domain = if code & OF_DOMAIN == 0 { FIRST_DOMAIN } else { other_domain(r.u32()?)? };
         let (created, bytes, added, chunks) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
         Ok(Stream {
             shape,
+            domain,
             created,
             bytes,
             added,
@@ -733,6 +761,12 @@ impl Record {
             Record::ForgottenSeen { ids, at } => snapshot_ids(w.u8(28).u64(*at), ids),
             Record::Expired { ids } => snapshot_ids(w.u8(29), ids),
             Record::CountsDue { nodes } => addresses(w.u8(30), nodes),
+            Record::DomainErased { number } => {
+                w.u8(33).u32(*number);
+            }
+            Record::DomainFreed { number, containers, all } => {
+                ids(w.u8(34).u32(*number).u8(u8::from(*all)), containers);
+            }
         }
     }
 
@@ -831,6 +865,11 @@ impl Record {
                 created: r.u64()?,
                 read_only: r.u8()? != 0,
             },
+            33 => Record::DomainErased { number: other_domain(r.u32()?)? },
+            34 => {
+                let (number, all) = (other_domain(r.u32()?)?, r.u8()? != 0);
+                Record::DomainFreed { number, containers: ids_of(r)?, all }
+            }
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),
         })
     }

@@ -9,6 +9,7 @@
 //! its container, which is made of chance and of all that the container holds.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc,
@@ -18,12 +19,15 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{GcmKey, Keys, Place, Random, Secret, SivKey, TAG_BYTES, Use, digest};
+use parking_lot::RwLock;
 
-/// The domain that all chunks of an archive belong to.
-pub(crate) const DOMAIN: u32 = 0;
+use super::domain::FIRST_DOMAIN;
 
 /// Bytes of a salt.
 pub(crate) const SALT_BYTES: usize = 32;
+
+/// Where the header of a sealed container has the number of its domain.
+pub(crate) const DOMAIN_AT: usize = 104;
 
 /// The kind of what is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +76,7 @@ impl What {
         }
     }
 
-    /// True when the key comes from the domain of the chunks.
+    /// True when the key comes from a domain.
     fn is_of_domain(self) -> bool {
         matches!(self, What::Metadata | What::IndexPage)
     }
@@ -85,16 +89,18 @@ pub(crate) struct Flaws {
     pub(crate) salt_by_chance: bool,
     /// Groups are written as they are.
     pub(crate) plain_groups: bool,
+    /// Fingerprints of all domains have the key of the first one.
+    pub(crate) one_fingerprint_key: bool,
+    /// Tags don't prove the number of the domain.
+    pub(crate) number_unproven: bool,
 }
 
 /// The working keys of an archive.
 pub(crate) struct Sealing {
     archive: SivKey,
-    domain: SivKey,
-    containers: Secret,
-    salts: Secret,
-    fingerprints: Secret,
-    cuts: Secret,
+    first: Arc<DomainSealing>,
+    /// Of the other domains.
+    domains: RwLock<Domains>,
     random: Arc<dyn Random>,
     flaws: Flaws,
     /// The highest number of a key area that this process knows of.
@@ -103,37 +109,111 @@ pub(crate) struct Sealing {
     checksums: u64,
 }
 
+/// The domains that this process knows of, but for the first one.
+#[derive(Default)]
+struct Domains {
+    /// The number of the key area that they come from.
+    from: u64,
+    there: BTreeMap<u32, Arc<DomainSealing>>,
+    /// Those that were erased.
+    gone: BTreeSet<u32>,
+}
+
+impl Domains {
+    fn new(keys: &Keys, flaws: Flaws) -> Result<Domains> {
+        let mut there = BTreeMap::new();
+        for number in keys.domains().iter().map(onefold_seal::Domain::number) {
+            if let Some(key) = keys.domain(number).filter(|_| number != FIRST_DOMAIN) {
+                there.insert(number, Arc::new(DomainSealing::new(keys, (number, key), flaws)?));
+            }
+        }
+        Ok(Domains { from: keys.sequence(), there, gone: keys.erased_domains().collect() })
+    }
+}
+
+/// The working keys of a domain.
+pub(crate) struct DomainSealing {
+    number: u32,
+    metadata: SivKey,
+    containers: Secret,
+    salts: Secret,
+    fingerprints: Secret,
+    cuts: Secret,
+    /// Seeds the checksums by which tree nodes end; those of the first domain are the archive's.
+    borders: Option<u64>,
+    flaws: Flaws,
+}
+
 impl Sealing {
     /// By the open keys of the archive.
     pub(crate) fn new(keys: &Keys, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
-        let domain = keys.domain(DOMAIN).ok_or_else(|| {
+        let first = keys.domain(FIRST_DOMAIN).ok_or_else(|| {
             let why = "the domain of the archive was erased: nothing in it can be read any more";
             Error::new(Kind::Denied, why)
         })?;
-        let mut seed = [0; 8];
-        seed.copy_from_slice(&keys.store_key(Use::ARCHIVE_CHECKSUMS).expose()[..8]);
         Ok(Sealing {
             archive: SivKey::new(&keys.store_key(Use::ARCHIVE))?,
-            domain: SivKey::new(&domain.derive(Use::ARCHIVE_DOMAIN))?,
-            containers: domain.derive(Use::CONTAINERS),
-            salts: domain.derive(Use::SALTS),
-            fingerprints: domain.derive(Use::FINGERPRINTS),
-            cuts: domain.derive(Use::CUTS),
+            first: Arc::new(DomainSealing::new(keys, (FIRST_DOMAIN, first), flaws)?),
+            domains: RwLock::new(Domains::new(keys, flaws)?),
             random,
             flaws,
             keys: AtomicU64::new(keys.sequence()),
-            checksums: u64::from_le_bytes(seed),
+            checksums: seed(&keys.store_key(Use::ARCHIVE_CHECKSUMS)),
         })
     }
 
-    /// The key of fingerprints.
-    pub(crate) fn fingerprints(&self) -> &Secret {
-        &self.fingerprints
+    /// The working keys of a domain.
+    ///
+    /// # Errors
+    /// `Denied`: it was erased, or this process does not have its key.
+    pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
+        if number == FIRST_DOMAIN {
+            return Ok(self.first.clone());
+        }
+        let domains = self.domains.read();
+        if domains.gone.contains(&number) {
+            return Err(erased(number));
+        }
+        domains.there.get(&number).cloned().ok_or_else(|| {
+            let why = format!("the key area has no key of domain {number}");
+            Error::new(Kind::Denied, why)
+        })
     }
 
-    /// The key of where streams are cut.
-    pub(crate) fn cuts(&self) -> &Secret {
-        &self.cuts
+    /// True when a domain was erased.
+    pub(crate) fn is_erased(&self, number: u32) -> bool {
+        number != FIRST_DOMAIN && self.domains.read().gone.contains(&number)
+    }
+
+    /// The domains that were erased.
+    pub(crate) fn erased_domains(&self) -> Vec<u32> {
+        self.domains.read().gone.iter().copied().collect()
+    }
+
+    /// Takes over the domains of a newer key area. Those that are erased stay so.
+    pub(crate) fn renew_domains(&self, keys: &Keys) -> Result<()> {
+        let mut new = Domains::new(keys, self.flaws)?;
+        let mut domains = self.domains.write();
+        if new.from > domains.from {
+            new.gone.extend(&domains.gone);
+            new.there.retain(|number, _| !new.gone.contains(number));
+            *domains = new;
+        }
+        Ok(())
+    }
+
+    /// True when other processes changed the keys since this one looked at the domains.
+    pub(crate) fn are_domains_old(&self) -> bool {
+        self.domains.read().from < self.keys()
+    }
+
+    /// The log says that a domain was erased: its key is forgotten.
+    pub(crate) fn erase(&self, number: u32) {
+        if number != FIRST_DOMAIN && !self.is_erased(number) {
+            let mut domains = self.domains.write();
+            domains.there.remove(&number);
+            domains.gone.insert(number);
+        }
     }
 
     /// The highest number of a key area that this process knows of.
@@ -146,32 +226,14 @@ impl Sealing {
         self.keys.fetch_max(number, Relaxed);
     }
 
-    /// A new salt for a container, from chance and from all that tells it from others: where chance
-    /// repeats itself, another content still has another salt.
-    pub(crate) fn salt(&self, of: &[&[u8]]) -> Result<[u8; SALT_BYTES]> {
+    /// A new salt for a container of a domain, from chance and from all that tells it from others: where
+    /// chance repeats itself, another content still has another salt.
+    pub(crate) fn salt(&self, domain: &DomainSealing, of: &[&[u8]]) -> Result<[u8; SALT_BYTES]> {
         let mut chance = [0; SALT_BYTES];
         self.random.fill(&mut chance)?;
         let of = if self.flaws.salt_by_chance { &[] } else { of };
         let parts: Vec<&[u8]> = std::iter::once(&chance[..]).chain(of.iter().copied()).collect();
-        Ok(digest(&self.salts, &parts))
-    }
-
-    /// What seals the groups of the container with this salt.
-    pub(crate) fn container(
-        &self,
-        archive: [u8; 16],
-        id: u64,
-        kind: u8,
-        salt: [u8; SALT_BYTES],
-    ) -> Result<ContainerSeal> {
-        let key = self.containers.derive_of(Use::CONTAINERS, &salt);
-        let mut place = archive.to_vec();
-        place.extend_from_slice(&id.to_le_bytes());
-        place.push(kind);
-        let mut proof = [0; 16];
-        proof.copy_from_slice(&digest(&key, &[b"proof"])[..16]);
-        let is_plain = self.flaws.plain_groups;
-        Ok(ContainerSeal { key: GcmKey::new(&key)?, salt, proof, place, is_plain })
+        Ok(digest(&domain.salts, &parts))
     }
 
     /// The seed of checksums.
@@ -203,7 +265,114 @@ impl Sealing {
     }
 
     fn key(&self, what: What) -> &SivKey {
-        if what.is_of_domain() { &self.domain } else { &self.archive }
+        if what.is_of_domain() { &self.first.metadata } else { &self.archive }
+    }
+}
+
+/// The error of whoever wants something of a domain that was erased.
+pub(crate) fn erased(number: u32) -> Error {
+    let why = format!("domain {number} was erased: nobody can read what was in it any more");
+    Error::new(Kind::Denied, why)
+}
+
+/// The first bytes of a key as the seed of checksums.
+fn seed(key: &Secret) -> u64 {
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&key.expose()[..8]);
+    u64::from_le_bytes(seed)
+}
+
+impl DomainSealing {
+    fn new(keys: &Keys, (number, key): (u32, &Secret), flaws: Flaws) -> Result<DomainSealing> {
+        let first = keys.domain(FIRST_DOMAIN).filter(|_| flaws.one_fingerprint_key);
+        Ok(DomainSealing {
+            number,
+            metadata: SivKey::new(&key.derive(Use::ARCHIVE_DOMAIN))?,
+            containers: key.derive(Use::CONTAINERS),
+            salts: key.derive(Use::SALTS),
+            fingerprints: first.unwrap_or(key).derive(Use::FINGERPRINTS),
+            cuts: key.derive(Use::CUTS),
+            borders: (number != FIRST_DOMAIN).then(|| seed(&key.derive(Use::BORDERS))),
+            flaws,
+        })
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The key of fingerprints.
+    pub(crate) fn fingerprints(&self) -> &Secret {
+        &self.fingerprints
+    }
+
+    /// The key of where streams are cut.
+    pub(crate) fn cuts(&self) -> &Secret {
+        &self.cuts
+    }
+
+    /// The seed of the checksums by which tree nodes end; `None` for those of the archive.
+    pub(crate) fn borders(&self) -> Option<u64> {
+        self.borders
+    }
+
+    /// What seals the groups of the container with this salt. Of the first domain the place has no number:
+    /// archives from before domains have none.
+    pub(crate) fn container(
+        &self,
+        archive: [u8; 16],
+        id: u64,
+        kind: u8,
+        salt: [u8; SALT_BYTES],
+    ) -> Result<ContainerSeal> {
+        let key = self.containers.derive_of(Use::CONTAINERS, &salt);
+        let mut place = archive.to_vec();
+        place.extend_from_slice(&id.to_le_bytes());
+        place.push(kind);
+        if self.number != FIRST_DOMAIN && !self.flaws.number_unproven {
+            place.extend_from_slice(&self.number.to_le_bytes());
+        }
+        let mut proof = [0; 16];
+        proof.copy_from_slice(&digest(&key, &[b"proof"])[..16]);
+        let is_plain = self.flaws.plain_groups;
+        let domain = self.number;
+        Ok(ContainerSeal { key: GcmKey::new(&key)?, salt, proof, place, domain, is_plain })
+    }
+
+    /// Seals the metadata of a container; gives their tag, which proves the header before it, too, with the
+    /// number of the domain.
+    pub(crate) fn seal_metadata(
+        &self,
+        id: u64,
+        header: &[u8],
+        bytes: &mut [u8],
+    ) -> Result<[u8; TAG_BYTES]> {
+        let place = Place { kind: What::Metadata.code(), file: id, number: 0 };
+        self.metadata.seal(place, &self.proven(header), bytes)
+    }
+
+    /// Opens metadata that were sealed so; false when they are others, and then of no use.
+    pub(crate) fn open_metadata(
+        &self,
+        id: u64,
+        header: &[u8],
+        bytes: &mut [u8],
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
+        let place = Place { kind: What::Metadata.code(), file: id, number: 0 };
+        self.metadata.open(place, &self.proven(header), bytes, tag)
+    }
+
+    /// What the tag of metadata proves of the header: all of it.
+    fn proven(&self, header: &[u8]) -> Vec<u8> {
+        let mut proven = header.to_vec();
+        if self.flaws.number_unproven
+            && let Some(number) = proven.get_mut(DOMAIN_AT..DOMAIN_AT + 4)
+        {
+            number.fill(0);
+        }
+        proven
     }
 }
 
@@ -212,12 +381,18 @@ pub(crate) struct ContainerSeal {
     key: GcmKey,
     salt: [u8; SALT_BYTES],
     proof: [u8; 16],
-    /// Archive, container and kind.
+    /// Archive, container, kind, and the number of a domain that is not the first one.
     place: Vec<u8>,
+    domain: u32,
     is_plain: bool,
 }
 
 impl ContainerSeal {
+    /// The number of the domain that the container belongs to.
+    pub(crate) fn domain(&self) -> u32 {
+        self.domain
+    }
+
     pub(crate) fn salt(&self) -> &[u8; SALT_BYTES] {
         &self.salt
     }
@@ -301,7 +476,8 @@ mod tests {
         Sealing::new(&keys, repeated(), Flaws::default()).unwrap()
     }
 
-    const KINDS: [What; 12] = [
+    /// Metadata of containers are sealed by their domain: see below.
+    const KINDS: [What; 11] = [
         What::Label,
         What::Frame,
         What::Snapshot,
@@ -309,7 +485,6 @@ mod tests {
         What::Leaf,
         What::MapPage,
         What::Counts,
-        What::Metadata,
         What::IndexPage,
         What::CountsPage,
         What::CountsDirectory,
@@ -340,7 +515,8 @@ mod tests {
     #[test]
     fn rule_29_a_group_opens_in_its_place_of_its_container_only() {
         let sealing = sealing();
-        let seal = |archive, id, kind, salt| sealing.container([archive; 16], id, kind, [salt; 32]);
+        let domain = sealing.domain(FIRST_DOMAIN).unwrap();
+        let seal = |archive, id, kind, salt| domain.container([archive; 16], id, kind, [salt; 32]);
         let mut stored = b"a group of a container".to_vec();
         let tag = seal(1, 2, 1, 3).unwrap().seal(4, 100, &mut stored).unwrap();
         stored.extend_from_slice(&tag);
@@ -363,12 +539,90 @@ mod tests {
 
     #[test]
     fn rule_29_no_two_containers_have_one_salt_though_chance_repeats_itself() {
-        let salt = |of: &[&[u8]]| sealing().salt(of).unwrap();
+        let salt = |of: &[&[u8]]| {
+            let sealing = sealing();
+            sealing.salt(&sealing.domain(FIRST_DOMAIN).unwrap(), of).unwrap()
+        };
         assert_eq!(salt(&[b"one", b"content"]), salt(&[b"one", b"content"]));
         assert_ne!(salt(&[b"one", b"content"]), salt(&[b"another", b"content"]));
         assert_ne!(salt(&[b"one", b"content"]), salt(&[b"onec", b"ontent"]));
         let sealing = sealing();
-        let one = sealing.salt(&[b"one"]).unwrap();
-        assert_ne!(one, sealing.salt(&[b"one"]).unwrap(), "chance has its part, too");
+        let domain = sealing.domain(FIRST_DOMAIN).unwrap();
+        let one = sealing.salt(&domain, &[b"one"]).unwrap();
+        assert_ne!(one, sealing.salt(&domain, &[b"one"]).unwrap(), "chance has its part, too");
+    }
+
+    /// Two domains that have one key, as a mistake would give them.
+    fn of_one_key(flaws: Flaws) -> [DomainSealing; 2] {
+        let keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let key = keys.domain(FIRST_DOMAIN).unwrap();
+        [1, 2].map(|number| DomainSealing::new(&keys, (number, key), flaws).unwrap())
+    }
+
+    #[test]
+    fn rule_25_the_number_of_a_domain_is_proven_by_each_tag_of_its_containers() {
+        let opens = |flaws: Flaws| {
+            let [one, other] = of_one_key(flaws);
+            let header = |domain: &DomainSealing| {
+                let mut header = vec![7; 112];
+                header[DOMAIN_AT..DOMAIN_AT + 4].copy_from_slice(&domain.number().to_le_bytes());
+                header
+            };
+            let mut metadata = *b"metadata of a container";
+            let tag = one.seal_metadata(5, &header(&one), &mut metadata).unwrap();
+            let opened = |domain: &DomainSealing, number: &DomainSealing| {
+                domain.open_metadata(5, &header(number), &mut metadata.clone(), &tag)
+            };
+            assert!(opened(&one, &one));
+            let of_metadata = opened(&one, &other) || opened(&other, &other);
+            let group = |domain: &DomainSealing| domain.container([1; 16], 2, 1, [3; 32]).unwrap();
+            let mut stored = b"a group of a container".to_vec();
+            let tag = group(&one).seal(4, 100, &mut stored).unwrap();
+            stored.extend_from_slice(&tag);
+            let opened =
+                |domain: &DomainSealing| group(domain).open(4, 100, &mut stored.clone()).is_some();
+            assert!(opened(&one));
+            of_metadata || opened(&other)
+        };
+        assert!(!opens(Flaws::default()));
+        assert!(opens(Flaws { number_unproven: true, ..Flaws::default() }));
+    }
+
+    #[test]
+    fn rule_25_no_two_domains_share_a_working_key() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let other = keys.add_domain("a customer", &*repeated()).unwrap();
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        let [one, other] = [FIRST_DOMAIN, other].map(|number| sealing.domain(number).unwrap());
+        let all = |domain: &DomainSealing| {
+            [&domain.containers, &domain.salts, &domain.fingerprints, &domain.cuts]
+                .map(|key| *key.expose())
+        };
+        assert!(all(&one).iter().zip(all(&other)).all(|(one, other)| *one != other));
+        assert!(one.borders().is_none() && other.borders().is_some());
+        let mut bytes = *b"metadata";
+        let tag = one.seal_metadata(1, &[0; 112], &mut bytes).unwrap();
+        assert!(!other.open_metadata(1, &[0; 112], &mut bytes, &tag));
+    }
+
+    #[test]
+    fn rule_26_an_erased_domain_is_told_from_one_that_never_was() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let number = keys.add_domain("a customer", &*repeated()).unwrap();
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        assert!(sealing.domain(number).is_ok() && !sealing.is_erased(number));
+        keys.erase_domain(number, &*repeated()).unwrap();
+        keys.saw(9);
+        sealing.renew_domains(&keys).unwrap();
+        assert!(sealing.is_erased(number) && !sealing.is_erased(number + 1));
+        for number in [number, number + 1] {
+            assert_eq!(sealing.domain(number).err().unwrap().kind(), Kind::Denied);
+        }
+        // A key area that has the domain still does not bring it back.
+        let mut older = Keys::create([1; 16], &*repeated()).unwrap();
+        older.add_domain("a customer", &*repeated()).unwrap();
+        older.saw(10);
+        sealing.renew_domains(&older).unwrap();
+        assert!(sealing.is_erased(number) && sealing.domain(number).is_err());
     }
 }

@@ -45,6 +45,10 @@ pub struct Options {
 pub struct Collected {
     /// Forgotten snapshots that are gone for good.
     pub expired: u64,
+    /// Containers of domains that were erased.
+    pub erased: u64,
+    /// Bytes of space that they took.
+    pub erased_bytes: u64,
     /// Containers without a live chunk that were dropped.
     pub dropped: u64,
     /// Bytes of space that they took.
@@ -118,6 +122,7 @@ pub struct Collection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Free,
+    Erased,
     Recheck,
     Merge,
     Count,
@@ -198,7 +203,7 @@ impl Collection {
     #[must_use]
     pub fn doing(&self) -> &'static str {
         match self.step {
-            Step::Free | Step::Last | Step::Over => "freeing space",
+            Step::Free | Step::Erased | Step::Last | Step::Over => "freeing space",
             Step::Recheck => "rechecking candidates, after older puts and readers",
             Step::Count => "counting references",
             Step::Recount => "counting all references anew",
@@ -217,7 +222,9 @@ impl Collection {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
             Step::LateEncoding => Some(tables.replicated().1),
-            Step::Free | Step::Recount | Step::Condemn | Step::Last | Step::Over => None,
+            Step::Free | Step::Erased | Step::Recount | Step::Condemn | Step::Last | Step::Over => {
+                None
+            }
         }
     }
 
@@ -252,6 +259,10 @@ impl Collection {
             // Space that an earlier collector left to be freed comes first.
             Step::Free => {
                 self.free()?;
+                Step::Erased
+            }
+            Step::Erased => {
+                self.drop_erased()?;
                 if self.recounts && self.archive.keeps(Rule::CondemnedSparedFirst) {
                     self.spare_condemned()?;
                 }

@@ -12,7 +12,7 @@ use crate::{
     },
     rules::Rule,
     tables::Tables,
-    usage_counts::{CountsReader, InMemory},
+    usage_counts::{CountsReader, InMemory, is_gone},
 };
 
 /// Bytes of a condemned container in the log, beside a bit for each chunk.
@@ -105,6 +105,9 @@ impl Collection {
             for difference in
                 tables.differences.iter().filter(|difference| difference.added && looks)
             {
+                if is_gone(&self.archive, &tables, &difference.recipe)? {
+                    continue;
+                }
                 let mut runs = Vec::new();
                 let each = &mut |first, count| runs.push((first, count));
                 if difference.nodes {
@@ -119,6 +122,9 @@ impl Collection {
             // memory only. The next counting reads its recipe again, so the chunks that hold the
             // recipe are spared.
             for difference in tables.differences.iter().filter(|difference| !difference.added) {
+                if is_gone(&self.archive, &tables, &difference.recipe)? {
+                    continue;
+                }
                 let own = |pieces: &Pieces| {
                     (
                         Address { container: pieces.container, slot: pieces.first },

@@ -10,9 +10,11 @@ use crate::{
         ContainerId,
         class::Class,
         container::{ContainerKind, OpenContainer, Packer},
+        domain::FIRST_DOMAIN,
         parameters::SLOTS_MAX,
         record::Record,
     },
+    rules::Rule,
 };
 
 impl Collection {
@@ -28,22 +30,26 @@ impl Collection {
                 return Ok(None);
             };
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
+            let of = container.stored.domain;
             let kind = (
                 container.stored.kind == ContainerKind::Recipes,
                 tables.class(&container.stored.place).0,
+                if self.archive.keeps(Rule::MergedInOneDomain) { of } else { FIRST_DOMAIN },
             );
             Ok(Some((kind, container.stored.chunks.saturating_sub(dead), *id)))
         };
         let candidates =
             tables.condemned.iter().filter_map(|(id, bits)| live(id, bits).transpose());
-        let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
+        let mut candidates: Vec<((bool, Class, u32), u32, ContainerId)> =
             candidates.collect::<Result<_>>()?;
         // The emptiest containers free the most space for each copied chunk.
         candidates.sort_unstable();
         let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
-        let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut from, mut chunks, mut bytes, mut domain) =
+            (Vec::new(), Vec::new(), 0, FIRST_DOMAIN);
         for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
             let Some(container) = tables.containers.get(&id)? else { continue };
+            domain = container.stored.domain;
             match self.rewriter.live_chunks(&tables, &container) {
                 Ok(live) => {
                     let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
@@ -69,11 +75,12 @@ impl Collection {
         }
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
         let id = self.rewriter.ids.next()?;
-        let mut open = OpenContainer::new(
+        let open = OpenContainer::new(
             id,
             if kind.0 { ContainerKind::Recipes } else { ContainerKind::Data },
             bytes,
         );
+        let mut open = open.of_domain(domain);
         chunks
             .iter()
             .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));

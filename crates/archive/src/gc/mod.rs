@@ -15,6 +15,7 @@
 mod collection;
 mod condemn;
 mod dead_chunks;
+mod erased_domains;
 mod merge;
 mod survey;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use onefold_core::Result;
 
-use super::{collection::Options, dead_chunks::DeadChunks};
+use super::{collection::Options, dead_chunks::DeadChunks, erased_domains::containers_of_erased};
 use crate::{
     container::{Pace, Rewriter},
     format::record::Record,
@@ -32,6 +32,8 @@ pub struct Survey {
     /// Containers of puts that run or were killed and that are kept whole for a repeated put. Chunks
     /// that something names count too.
     pub unfinished_bytes: u64,
+    /// Containers of domains that were erased.
+    pub erased_bytes: u64,
     /// Chunks that only forgotten snapshots name.
     pub trash: Trash,
 }
@@ -70,6 +72,11 @@ pub fn survey(archive: &Arc<Archive>, options: Options) -> Result<Survey> {
         {
             found.unfinished_bytes += tables.taken(&container.stored.place);
         }
+    }
+    for id in containers_of_erased(&tables)?.0.into_values().flatten() {
+        let container = tables.containers.get(&id)?;
+        found.erased_bytes +=
+            container.map_or(0, |container| tables.taken(&container.stored.place));
     }
     kept.sort_unstable_by_key(|(until, _)| *until);
     if let (Some(first), Some(last)) = (kept.first(), kept.last()) {

@@ -1,15 +1,15 @@
 //! The archive: what is opened once, and how it is made.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, File, Files, Fingerprinter, Hold, Kind, Lock, PendingSync, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use onefold_seal::{Keys, Random};
 
-use super::{key_area, position::LogPosition, snapshot::write_snapshot};
+use super::{domain::Domain, key_area, position::LogPosition, snapshot::write_snapshot};
 use crate::{
-    chunking::{Cuts, Gear},
+    chunking::Cuts,
     erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
     format::{
         Identity,
@@ -19,6 +19,7 @@ use crate::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
         },
         parameters::Chunking,
+        record::Record,
         sealing::{Flaws, Sealing},
     },
     memory::{Budget, BufferPool, Drawn},
@@ -35,9 +36,10 @@ pub struct Archive {
     pub(crate) files: Arc<dyn Redundancy>,
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
-    pub(crate) fingerprinter: Fingerprinter,
+    /// The domain that it began with, and others that were looked at.
+    pub(crate) first: Arc<Domain>,
+    pub(super) others: Mutex<BTreeMap<u32, Arc<Domain>>>,
     pub(crate) label: Label,
-    cuts: Cuts,
     pub(super) writes: bool,
     position: Mutex<LogPosition>,
     /// The budget for structures whose sizes the medium states.
@@ -233,9 +235,9 @@ pub fn create_sealed(
 }
 
 impl From<&Archive> for Cuts {
-    /// As the archive's streams are cut.
+    /// As the streams of the archive's first domain are cut.
     fn from(archive: &Archive) -> Cuts {
-        archive.cuts.clone()
+        Cuts::from(&*archive.first)
     }
 }
 
@@ -290,6 +292,7 @@ fn create_in(
         leaves: format.leaves,
         on_demand: format.leaves && format.on_demand,
         counts_in_pages: format.counts_in_pages,
+        domains: false,
         sealed: is_sealed.then_some(1),
     };
     let identity = match keys {
@@ -337,6 +340,10 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
         match try_open(&files, writes, &settings) {
             // Data that is damaged in one copy may be whole in another.
             Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
+            Ok(archive) if writes => {
+                end_erasures(&archive)?;
+                return Ok(archive);
+            }
             opened => return opened,
         }
     }
@@ -379,14 +386,8 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         files.begin(true)?;
     }
     let archive = Archive {
-        fingerprinter: Fingerprinter::new(
-            label.fingerprint,
-            identity.sealing().map_or(&label.secret, |sealing| sealing.fingerprints().expose()),
-        ),
-        cuts: match identity.sealing() {
-            Some(sealing) => Cuts::keyed(label.chunking, Gear::new(sealing.cuts())),
-            None => label.chunking.into(),
-        },
+        first: Arc::new(Domain::first(&label, &identity)?),
+        others: Mutex::default(),
         identity,
         label,
         writes,
@@ -406,6 +407,23 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         }
     }
     Ok(archive)
+}
+
+/// Ends erasures of domains that a crash cut off: both copies of the key area are as they should be, and the
+/// log says which domains the key area has no more.
+fn end_erasures(archive: &Archive) -> Result<()> {
+    let Some(sealing) = archive.identity.sealing().filter(|_| archive.label.domains) else {
+        return Ok(());
+    };
+    let unsaid = |tables: &Tables| -> Vec<Record> {
+        let gone = sealing.erased_domains().into_iter();
+        let unsaid = gone.filter(|number| !tables.domains.erased.contains_key(number));
+        unsaid.map(|number| Record::DomainErased { number }).collect()
+    };
+    if unsaid(&archive.tables()).is_empty() {
+        return Ok(());
+    }
+    archive.commit(true, |tables| Ok(unsaid(tables))).map(|_| ())
 }
 
 /// Draws from the memory for structures whose sizes the medium states.

@@ -6,6 +6,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::{Archive, label_now},
+    domains::forget_erased,
     frames::{Replayed, changes_lost, fits, later_changes, locks_fail, log_full, replay},
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
@@ -126,6 +127,7 @@ impl Archive {
         }
         position.end += bytes.len() as u64;
         position.tables = Arc::new(next);
+        forget_erased(self, &position.tables);
         record_synced(self, sequence, position.snapshot)
     }
 
@@ -153,7 +155,10 @@ impl Archive {
         loop {
             match replay_copy(self, position) {
                 Err(error) if error.kind() == Kind::Corrupt && self.files.leave_damaged_copy() => {}
-                replayed => return replayed,
+                replayed => {
+                    forget_erased(self, &position.tables);
+                    return replayed;
+                }
             }
         }
     }
@@ -309,15 +314,22 @@ impl Archive {
     }
 }
 
-/// Does something while nobody else changes the archive, and appends a frame without records.
-pub(super) fn append_nothing(archive: &Archive, does: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Does something while nobody else changes the archive, and appends a frame with these records, or with
+/// none.
+pub(super) fn append_behind(
+    archive: &Archive,
+    records: Vec<Record>,
+    does: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let (mut position, _lock) = archive.locked()?;
     if let Some(reason) = &position.stopped {
         return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
     }
     archive.replay_new_frames(&mut position)?;
     does()?;
-    archive.append(&mut position, Vec::new(), false)
+    // An erasure gives space back.
+    let may_use_reserve = !records.is_empty();
+    archive.append(&mut position, records, may_use_reserve)
 }
 
 /// A file that is not there need not be removed; one that a full disk does not let go of stays.

@@ -159,6 +159,8 @@ pub(super) fn unlock(
     let flaws = Flaws {
         salt_by_chance: !settings.keeps(Rule::SaltFromContent),
         plain_groups: !settings.keeps(Rule::GroupsSealed),
+        one_fingerprint_key: !settings.keeps(Rule::FingerprintsOfDomain),
+        number_unproven: !settings.keeps(Rule::DomainNumberProven),
     };
     let sealing = Sealing::new(&judged.keys, opener.random(), flaws)?;
     Ok(Some((sealing, judged.area.sequence())))

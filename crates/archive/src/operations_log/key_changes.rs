@@ -5,10 +5,10 @@ use onefold_seal::{Keys, Random};
 
 use super::{
     archive::Archive,
-    commit::append_nothing,
+    commit::append_behind,
     key_area::{judged, no_key, open_file, overwrite, write_copies},
 };
-use crate::rules::Rule;
+use crate::{format::record::Record, rules::Rule};
 
 /// Destroys the keys of a sealed archive: a copy of its key area is written that says so and has no
 /// keys, then both are overwritten; each step is durable before the next. Nobody opens the archive by
@@ -41,6 +41,16 @@ pub fn change_keys(
     archive: &Archive,
     change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
 ) -> Result<()> {
+    change_and_append(archive, Vec::new(), archive.keeps(Rule::BothKeyAreasWritten), change)
+}
+
+/// The same with records that the frame behind the change has; `both` copies of the key area are written.
+pub(super) fn change_and_append(
+    archive: &Archive,
+    records: Vec<Record>,
+    both: bool,
+    change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
+) -> Result<()> {
     let refused = |why: &str| Err(Error::new(Kind::InvalidInput, why));
     if !archive.is_writable() {
         return refused("the archive was opened for reading only");
@@ -50,7 +60,7 @@ pub fn change_keys(
             "the archive is not encrypted, and an archive can't become so: make another one",
         );
     };
-    append_nothing(archive, || {
+    append_behind(archive, records, || {
         let opener = archive.settings.opener.of().ok_or_else(no_key)?;
         let file = open_file(&*archive.files)?;
         let mut keys = judged(&*file, &archive.label, true, &archive.settings, opener)?.keys;
@@ -58,7 +68,7 @@ pub fn change_keys(
         change(&mut keys, &*random)?;
         keys.saw(sealing.keys());
         let area = keys.next_area(&*random)?;
-        write_copies(&*file, &area, [true, archive.keeps(Rule::BothKeyAreasWritten)])?;
+        write_copies(&*file, &area, [true, both])?;
         archive.files.confirm()?;
         sealing.saw_keys(area.sequence());
         Ok(())

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | [`archive`] | the archive, opened: what all of its users share |
 //! | [`key_area`], [`key_changes`] | the keys of a sealed archive, and how they change |
+//! | [`domain`], [`domains`], [`domain_changes`] | a domain, which ones there are, and how they are made and erased |
 //! | [`label`] | the label made durable, and the record of what is synced |
 //! | [`frames`] | frames replayed over tables |
 //! | [`snapshot`] | snapshots, written and read |
@@ -34,6 +35,9 @@ mod archive;
 mod broken;
 mod checkpoint;
 mod commit;
+mod domain;
+mod domain_changes;
+mod domains;
 mod epochs;
 mod frames;
 mod key_area;
@@ -48,10 +52,14 @@ mod upgrade;
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
+    domains::{domain_of, is_there},
     leaf_check::look_at_leaves,
 };
 pub use self::{
     archive::{Archive, create_sealed},
+    domain::Domain,
+    domain_changes::{allow_domains, create_domain, erase_domain},
+    domains::{DomainListed, domain_called, domains, is_erased},
     epochs::EpochGuard,
     key_area::key_area,
     key_changes::{change_keys, erase_keys},

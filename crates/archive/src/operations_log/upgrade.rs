@@ -69,10 +69,15 @@ pub fn features_to_come(label: &Label) -> Vec<&'static str> {
 /// the archive is as before. `InvalidInput` when it was opened for reading. Otherwise the errors of a
 /// change, and after these the archive is the old one or the new one.
 pub fn upgrade(archive: &Archive) -> Result<bool> {
+    upgrade_to(archive, archive.label.kinds().upgraded())
+}
+
+/// The same for these kinds of tables.
+pub(super) fn upgrade_to(archive: &Archive, kinds: Kinds) -> Result<bool> {
     if !archive.writes {
         return Err(Error::new(Kind::InvalidInput, "the archive was opened for reading only"));
     }
-    let is_new = features_to_come(&archive.label).is_empty();
+    let is_new = archive.label.kinds() == kinds;
     let _locks = if is_new { Vec::new() } else { alone(archive)? };
     let (mut position, _lock) = archive.locked()?;
     if let Some(reason) = &position.stopped {
@@ -86,7 +91,6 @@ pub fn upgrade(archive: &Archive) -> Result<bool> {
         return Ok(false);
     }
     let is_unknown = archive.await_unknown_snapshot(&mut position)?;
-    let kinds = archive.label.kinds().upgraded();
     match write_tables(archive, &position, kinds) {
         Err(error) if error.kind() == Kind::NoSpace => {
             give_up(archive, &position, is_unknown)?;
@@ -130,9 +134,9 @@ fn alone(archive: &Archive) -> Result<Vec<Box<dyn Lock>>> {
 /// Durable on return, and named by nothing.
 fn write_tables(archive: &Archive, position: &LogPosition, kinds: Kinds) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
-    let Kinds { trees, leaves, on_demand, clones, late: _, counts_in_pages: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, domains, late: _, counts_in_pages: _ } = kinds;
     let tables = Tables::clone(&position.tables);
-    let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
+    let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
     write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables)?;
     for number in [number, number + 1] {
@@ -153,7 +157,7 @@ fn write_labels(
     snapshot: u64,
     kinds: Kinds,
 ) -> Result<()> {
-    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, late: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, domains, late: _ } = kinds;
     let file = archive.files.open(LABEL)?;
     let places = if archive.keeps(Rule::BothPlacesUpgraded) { 2 } else { 1 };
     for place in 1..=places {
@@ -166,6 +170,7 @@ fn write_labels(
             on_demand,
             clones,
             counts_in_pages,
+            domains,
             ..label_now(archive)
         };
         file.write_at(label.place(), &label.encode(&archive.identity)?)?;

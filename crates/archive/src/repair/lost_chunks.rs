@@ -30,7 +30,7 @@ use crate::{
         parameters::SLOTS_MAX,
         record::Record,
     },
-    operations_log::Archive,
+    operations_log::{Archive, domain_of, is_erased},
     rules::Rule,
     tables::{Container, Tables},
 };
@@ -133,6 +133,9 @@ impl Restoration<'_> {
         }
         for (home, chunks) in &by_home {
             let Some(container) = self.tables.containers.get(home)? else { continue };
+            if is_erased(self.archive, container.stored.domain) {
+                continue;
+            }
             let chunks = self.rewrite(&container, chunks, &copies)?;
             restored.chunks += chunks;
             restored.containers += u64::from(chunks > 0);
@@ -202,14 +205,18 @@ impl Restoration<'_> {
 
     /// The bytes of a chunk, when they are what they were.
     fn whole(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<Option<Vec<u8>>> {
+        let home = self.tables.places(address.container).next().transpose()?;
+        let Some(home) = home.filter(|home| !is_erased(self.archive, home.stored.domain)) else {
+            return Ok(None);
+        };
+        let domain = domain_of(self.archive, home.stored.domain)?;
         match self.rewriter.chunk_reader.chunk(
             self.tables,
             &self.rewriter.container_reader,
             address,
         ) {
             Ok(bytes) => {
-                Ok((self.archive.fingerprinter.bytes(bytes) == *fingerprint)
-                    .then(|| bytes.to_vec()))
+                Ok((domain.fingerprinter.bytes(bytes) == *fingerprint).then(|| bytes.to_vec()))
             }
             Err(error) if error.kind() == Kind::Corrupt => Ok(None),
             // Perhaps it can be read another time.
@@ -282,7 +289,8 @@ impl Restoration<'_> {
         {
             return Ok(0);
         }
-        let mut open = OpenContainer::new(self.rewriter.ids.next()?, old.kind, filled);
+        let open = OpenContainer::new(self.rewriter.ids.next()?, old.kind, filled);
+        let mut open = open.of_domain(old.domain);
         all.iter().for_each(|(first, (fingerprint, bytes))| {
             open.push_as(*fingerprint, *first, bytes);
         });

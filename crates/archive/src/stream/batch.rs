@@ -9,7 +9,7 @@ use crate::{
     chunking::{Chunker, Cuts, Piece},
     filter_chain::BATCH_CHUNKS,
     memory::{BufferPool, Pooled},
-    operations_log::Archive,
+    operations_log::Domain,
 };
 
 /// Buffers that are kept for use again: those of the containers on their way share batches, two of
@@ -214,11 +214,11 @@ impl Cutting {
 }
 
 impl Batch {
-    /// Computes the fingerprints. Hashing is slow; any thread may do it.
-    pub fn fingerprint(&mut self, archive: &Archive) {
+    /// Computes the fingerprints of a domain. Hashing is slow; any thread may do it.
+    pub fn fingerprint(&mut self, domain: &Domain) {
         let bytes = self.bytes.bytes();
         let chunks: Vec<&[u8]> = self.chunks().map(|chunk| &bytes[chunk]).collect();
-        self.fingerprints = archive.fingerprinter.chunks(&chunks);
+        self.fingerprints = domain.fingerprinter.chunks(&chunks);
     }
 
     /// Where each chunk is among the bytes.

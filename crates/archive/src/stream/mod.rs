@@ -47,6 +47,6 @@ pub(crate) use self::{
     in_order::{Given, Results},
     pipeline::{Blocks, Item, Staged, buffers, cut_beside, staged},
     session::{PieceWriter, Sink, Target},
-    stream_writer::{Remap, Remaps},
+    stream_writer::{Remap, Remaps, in_another},
     trial::Trial,
 };

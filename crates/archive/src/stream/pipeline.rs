@@ -33,12 +33,13 @@ use crate::{
     filter_chain::Counts,
     format::{
         container::{OpenContainer, Packer},
+        domain::FIRST_DOMAIN,
         parameters::Compression,
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
     memory::BufferPool,
-    operations_log::Archive,
+    operations_log::{Archive, Domain, domain_of},
     tables::valid_name,
 };
 
@@ -67,6 +68,8 @@ pub struct Request {
     pub name: String,
     /// Bytes or a tree.
     pub shape: Shape,
+    /// The number of its domain; without one that of the stream that it replaces, or the first one.
+    pub domain: Option<u32>,
     /// Seconds since 1970.
     pub now: u64,
     /// Waits for another ingesting process.
@@ -190,7 +193,7 @@ pub(crate) fn buffers() -> Arc<BufferPool> {
 /// Runs `source` on a thread, which fills blocks ahead; this one cuts them. The source's error comes
 /// first: the cutter only knows that a later stage is gone.
 pub(crate) fn cut_beside<T: Send>(
-    archive: &Archive,
+    (archive, domain): (&Archive, &Domain),
     out: &Given<Item<T>>,
     source: impl FnOnce(Filling<T>, Blocks<T>) -> Result<()> + Send,
 ) -> Result<()> {
@@ -199,7 +202,7 @@ pub(crate) fn cut_beside<T: Send>(
     let (blocks, filled) = sync_channel(QUEUE);
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| source(filling, Blocks(blocks)));
-        let mut cutting = Cutting::of_blocks(&*archive, buffers);
+        let mut cutting = Cutting::of_blocks(domain, buffers);
         // The source hears of a failure when the queue is dropped with this.
         let cut = filled.into_iter().try_for_each(|block| {
             let (batch, told) = cutting.block(block);
@@ -235,7 +238,9 @@ pub fn put_on(
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Report> {
     valid_name(&request.name)?;
-    let mut session = Session::on(ingest)?;
+    let before = ingest.archive.tables().streams.get(&request.name).map(|before| before.domain);
+    let domain = request.domain.or(before).unwrap_or(FIRST_DOMAIN);
+    let mut session = Session::in_domain(ingest, domain)?;
     let mut writer = StreamWriter::new(&session, request.now);
     let recipes = run(ingest, &mut session, &mut writer, gauge, source);
     let done = recipes.and_then(|(mut recipes, incomplete)| {
@@ -278,9 +283,9 @@ fn run(
     gauge: &Gauge,
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Recipes> {
-    let archive = &*ingest.archive;
+    let (archive, domain) = (&*ingest.archive, session.domain.clone());
     let feed = |out: Given<_>| {
-        cut_beside(archive, &out, |filling, out| {
+        cut_beside((archive, &domain), &out, |filling, out| {
             let mut feeder = Feeder { filling, out, gauge };
             source(&mut feeder)?;
             feeder.end_recipe()
@@ -313,6 +318,7 @@ pub(crate) fn staged<I: Staged, T>(
     mut written: impl FnMut(&mut StreamWriter) -> Result<()> + Send,
 ) -> Result<T> {
     let archive = &*ingest.archive;
+    let domain = &*domain_of(archive, writer.domain())?;
     let (fingerprinters, packers) = threads(archive);
     let (cut, cuts, items) = in_order(QUEUE + fingerprinters);
     let (opens, opened, packed) = in_order(QUEUE + packers);
@@ -321,7 +327,7 @@ pub(crate) fn staged<I: Staged, T>(
         let fingerprint = || {
             |mut item: I| {
                 if let Some(batch) = item.batch() {
-                    batch.fingerprint(archive);
+                    batch.fingerprint(domain);
                 }
                 item
             }

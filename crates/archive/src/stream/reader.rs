@@ -14,10 +14,12 @@ use crate::{
     container::{ChunkReader, ContainerReader, addresses},
     format::{
         Address,
+        damage::is_damage,
+        domain::FIRST_DOMAIN,
         recipe::{Part, Summary, parts},
         record::{Pieces, Stream},
     },
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, Domain, EpochGuard, domain_of, is_there},
     tables::Tables,
 };
 
@@ -46,6 +48,8 @@ pub struct Reader {
     guard: EpochGuard,
     container_reader: ContainerReader,
     reader: ChunkReader,
+    /// The domain of what is read, once that is known.
+    domain: Option<Arc<Domain>>,
 }
 
 impl Reader {
@@ -60,6 +64,7 @@ impl Reader {
             guard,
             container_reader: ContainerReader::new(archive.clone()),
             reader: ChunkReader::default(),
+            domain: None,
         })
     }
 
@@ -72,9 +77,52 @@ impl Reader {
     /// A stream of the catalogue.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `Denied`: its domain was erased.
     pub fn stream(&self, name: &str) -> Result<Stream> {
-        self.guard.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
+        let stream = self.guard.tables.streams.get(name).cloned();
+        let stream = stream.ok_or_else(|| no_stream(name))?;
+        is_there(&self.guard.tables, stream.domain)?;
+        domain_of(&self.archive, stream.domain)?;
+        Ok(stream)
+    }
+
+    /// From now on all that is read must be of this domain.
+    ///
+    /// # Errors
+    /// `Denied`: it was erased, or its key is not there.
+    pub(crate) fn enter(&mut self, domain: u32) -> Result<()> {
+        if self.domain.as_ref().is_none_or(|before| before.number() != domain) {
+            is_there(&self.guard.tables, domain)?;
+            self.domain = Some(domain_of(&self.archive, domain)?);
+            self.reader.domain = Some(domain);
+        }
+        Ok(())
+    }
+
+    /// The domain that was entered last; else the first one.
+    pub(crate) fn domain(&self) -> Arc<Domain> {
+        self.domain.clone().unwrap_or_else(|| self.archive.first.clone())
+    }
+
+    /// The domain by which what lies at an address is proven.
+    pub(crate) fn domain_at(&self, address: Address) -> Result<Arc<Domain>> {
+        if let Some(domain) = &self.domain {
+            return Ok(domain.clone());
+        }
+        let home = self.guard.tables.places(address.container).next().transpose()?;
+        domain_of(&self.archive, home.map_or(FIRST_DOMAIN, |home| home.stored.domain))
+    }
+
+    /// Enters the domain of a recipe, which all of its pieces are of.
+    fn enter_recipe(&mut self, recipe: &[Pieces]) -> Result<()> {
+        let first = recipe.first().map(|pieces| self.guard.tables.places(pieces.container).next());
+        match first.flatten().transpose() {
+            Ok(Some(home)) => self.enter(home.stored.domain),
+            // It is told of where the piece is read.
+            Ok(None) => Ok(()),
+            Err(error) if is_damage(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The bytes of a piece, or of a node.
@@ -124,6 +172,7 @@ impl Reader {
         recipe: &[Pieces],
         each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>,
     ) -> Result<()> {
+        self.enter_recipe(recipe)?;
         let tables = self.guard.tables.clone();
         let (mut summary, mut ended) = (Summary::default(), None);
         for pieces in recipe {
@@ -196,7 +245,8 @@ impl Reader {
         verify: Verify,
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (tables, printer) = (self.guard.tables.clone(), &self.archive.fingerprinter);
+        let (tables, domain) = (self.guard.tables.clone(), self.domain_at(first)?);
+        let printer = &domain.fingerprinter;
         let (mut expected, mut found) = (fingerprints.iter(), 0);
         let read = self.reader.run(
             &tables,

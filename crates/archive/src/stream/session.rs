@@ -16,11 +16,12 @@ use crate::{
     format::{
         Address,
         container::{ContainerKind, OpenContainer},
+        domain::FIRST_DOMAIN,
         recipe::{End, RecipeWriter},
         record::Pieces,
     },
     memory::Pooled,
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, Domain, EpochGuard, domain_of},
     settings::FilterName,
     tables::Tables,
 };
@@ -107,6 +108,8 @@ pub struct Session {
     pub(crate) ingest: Arc<Ingest>,
     pub(super) number: u64,
     pub(super) failures: u64,
+    /// All that the stream stores belongs to it.
+    pub(crate) domain: Arc<Domain>,
     guard: EpochGuard,
     data: Option<OpenContainer>,
     recipes: Option<OpenContainer>,
@@ -137,14 +140,23 @@ impl Session {
         Session::on(&Ingest::begin(archive, wait, false)?)
     }
 
-    /// Another stream of the ingesting process.
+    /// Another stream of the ingesting process, in the archive's first domain.
     ///
     /// # Errors
     /// Errors of the system.
     pub fn on(ingest: &Arc<Ingest>) -> Result<Session> {
+        Session::in_domain(ingest, FIRST_DOMAIN)
+    }
+
+    /// The same in a domain.
+    ///
+    /// # Errors
+    /// `Denied`: the domain was erased, or is not there. Errors of the system.
+    pub fn in_domain(ingest: &Arc<Ingest>, domain: u32) -> Result<Session> {
+        let domain = domain_of(&ingest.archive, domain)?;
         let limit = ingest.archive.label().late.and_then(|rad| rad.gathered_bytes());
         let gathered = limit.map(|limit| Gathered::new(&ingest.gathered, limit));
-        Session::with(ingest, gathered)
+        Session::with(ingest, gathered, domain)
     }
 
     /// A stream whose chunks have places as they come, whatever the archive does with others: who
@@ -153,16 +165,21 @@ impl Session {
     /// # Errors
     /// Errors of the system.
     pub(crate) fn of_volumes(ingest: &Arc<Ingest>) -> Result<Session> {
-        Session::with(ingest, None)
+        Session::with(ingest, None, ingest.archive.first.clone())
     }
 
-    fn with(ingest: &Arc<Ingest>, gathered: Option<Gathered>) -> Result<Session> {
+    fn with(
+        ingest: &Arc<Ingest>,
+        gathered: Option<Gathered>,
+        domain: Arc<Domain>,
+    ) -> Result<Session> {
         let guard = ingest.archive.guard_epoch()?;
         Ok(Session {
             number: ingest.next_session(),
             failures: ingest.pending.lock().failures,
             compares: ingest.archive.settings.filters.contains(&FilterName::ByteCompare),
             ingest: ingest.clone(),
+            domain,
             guard,
             data: None,
             recipes: None,
@@ -184,6 +201,12 @@ impl Session {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// The domain of the stream, by which it is cut and fingerprinted.
+    #[must_use]
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
     }
 
     fn archive(&self) -> &Archive {
@@ -314,12 +337,11 @@ impl Session {
         }
         let open = match &mut self.data {
             Some(open) => open,
-            none => none.insert(OpenContainer::over(
-                lookup.ids.next()?,
-                ContainerKind::Data,
-                self.ingest.archive.buffers.take(),
-                capacity,
-            )),
+            none => {
+                let (id, buffer) = (lookup.ids.next()?, self.ingest.archive.buffers.take());
+                let open = OpenContainer::over(id, ContainerKind::Data, buffer, capacity);
+                none.insert(open.of_domain(self.domain.number()))
+            }
         };
         let address = match shared {
             Some((of, range)) => open.share(query.fingerprint, of, range),
@@ -356,10 +378,13 @@ impl Session {
         {
             sink(open)?;
         }
-        let fingerprint = self.archive().fingerprinter.bytes(piece);
+        let fingerprint = self.domain.fingerprinter.bytes(piece);
         let open = match &mut self.recipes {
             Some(open) => open,
-            none => none.insert(OpenContainer::new(lookup.ids.next()?, ContainerKind::Recipes, 0)),
+            none => {
+                let open = OpenContainer::new(lookup.ids.next()?, ContainerKind::Recipes, 0);
+                none.insert(open.of_domain(self.domain.number()))
+            }
         };
         Ok(open.push(fingerprint, piece))
     }

@@ -14,7 +14,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Record, Remapped, Shape, Stored, Stream},
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_there},
     rules::Rule,
     tables::{Tables, Volume, valid_name},
 };
@@ -23,6 +23,8 @@ use crate::{
 pub struct StreamWriter {
     ingest: Arc<Ingest>,
     session: u64,
+    /// The number of the session's domain.
+    domain: u32,
     failures: u64,
     packer: Packer,
     added: u64,
@@ -65,7 +67,8 @@ impl StreamWriter {
     pub fn new(session: &Session, now: u64) -> StreamWriter {
         let (ingest, failures) = (session.ingest.clone(), session.failures);
         let packer = Packer::new(ingest.archive.settings.level);
-        StreamWriter { ingest, session: session.number, failures, packer, added: 0, now }
+        let (number, domain) = (session.number, session.domain.number());
+        StreamWriter { ingest, session: number, domain, failures, packer, added: 0, now }
     }
 
     /// Packs a container and writes it. Now and then all are made durable and listed.
@@ -116,6 +119,7 @@ impl StreamWriter {
         let (recipe, end) = ended.data;
         let stream = Stream {
             shape: ended.shape,
+            domain: self.domain,
             created: ended.created,
             bytes: end.bytes,
             added: self.added,
@@ -124,7 +128,13 @@ impl StreamWriter {
             listing: ended.listing,
         };
         let only_adds = self.archive().settings.append_only;
+        let domain = self.domain;
         self.commit_with(&mut |tables, own, finished| {
+            let before = tables.streams.get(&ended.name).filter(|before| before.domain != domain);
+            if let Some(before) = before {
+                let what = format!("stream '{}'", ended.name.escape_debug());
+                return Err(in_another(&what, before.domain, domain));
+            }
             if only_adds && tables.streams.contains_key(&ended.name) {
                 return Err(Error::new(
                     Kind::Exists,
@@ -155,9 +165,19 @@ impl StreamWriter {
         let mut pending = self.ingest.pending.lock();
         pending.since(self.failures)?;
         pending.sync(&self.ingest)?;
-        pending.commit(&self.ingest, self.session, self.now, decide)?;
+        let domain = self.domain;
+        let mut in_domain = |tables: &Tables, own: &[Stored], finished: &[ContainerId]| {
+            is_there(tables, domain)?;
+            decide(tables, own, finished)
+        };
+        pending.commit(&self.ingest, self.session, self.now, &mut in_domain)?;
         self.added = 0;
         Ok(())
+    }
+
+    /// The number of the domain that all of it belongs to.
+    pub(crate) fn domain(&self) -> u32 {
+        self.domain
     }
 
     /// Makes mappings durable, all of them at once: they count when this returns. The session has
@@ -263,6 +283,15 @@ impl StreamWriter {
     pub fn close(&mut self) -> Result<()> {
         if self.ingest.lasting { Ok(()) } else { self.ingest.pending.lock().appender.trim() }
     }
+}
+
+/// The error of whoever stores something in another domain than before.
+pub(crate) fn in_another(what: &str, before: u32, now: u32) -> Error {
+    let why = format!(
+        "{what} belongs to domain {before}, and would go on in domain {now}: choose another name, or leave \
+         out --domain"
+    );
+    Error::new(Kind::InvalidInput, why)
 }
 
 /// The records of a volume's changes, as the volume now is.

@@ -18,7 +18,7 @@ use crate::{
         container::{ContainerKind, OpenContainer, Packer},
         damage::is_damage,
     },
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, Domain, EpochGuard},
 };
 
 /// New chunks that are remembered. Of more, one that comes twice counts twice.
@@ -36,6 +36,7 @@ pub struct Growth {
 /// A stream that is looked up, packed, and not written.
 pub(crate) struct Trial {
     archive: Arc<Archive>,
+    domain: Arc<Domain>,
     guard: EpochGuard,
     index: ChunkIndex,
     recent: Auxiliary,
@@ -48,6 +49,7 @@ pub(crate) struct Trial {
 /// Containers on their way to nowhere.
 struct Packing {
     archive: Arc<Archive>,
+    domain: Arc<Domain>,
     data: OpenContainer,
     pieces: OpenContainer,
     /// Numbers that no container has yet are given from the end.
@@ -57,11 +59,11 @@ struct Packing {
 }
 
 impl Trial {
-    /// By the archive as of now.
+    /// By the archive as of now, in a domain.
     ///
     /// # Errors
     /// Errors of the system.
-    pub(crate) fn new(archive: &Arc<Archive>) -> Result<Trial> {
+    pub(crate) fn new(archive: &Arc<Archive>, domain: &Arc<Domain>) -> Result<Trial> {
         let guard = archive.guard_epoch()?;
         let containers = Arc::new(ContainerReader::new(archive.clone()));
         let mut recent = Auxiliary::default();
@@ -70,14 +72,16 @@ impl Trial {
         let (data, pieces) = (ContainerId::END - 1, ContainerId::END - 2);
         let packing = Packing {
             archive: archive.clone(),
-            data: OpenContainer::new(ContainerId(data), ContainerKind::Data, 0),
-            pieces: OpenContainer::new(ContainerId(pieces), ContainerKind::Recipes, 0),
+            domain: domain.clone(),
+            data: open(ContainerId(data), ContainerKind::Data, domain),
+            pieces: open(ContainerId(pieces), ContainerKind::Recipes, domain),
             last: pieces,
             packer: Packer::default(),
             growth: Growth::default(),
         };
         Ok(Trial {
             archive: archive.clone(),
+            domain: domain.clone(),
             guard,
             index,
             recent,
@@ -93,7 +97,7 @@ impl Trial {
     /// # Errors
     /// Errors of the target and of the system.
     pub(crate) fn place(&mut self, batch: &mut Batch, target: &mut dyn Target) -> Result<()> {
-        batch.fingerprint(&self.archive);
+        batch.fingerprint(&self.domain);
         let mut chunks = batch.fingerprints.iter().zip(batch.chunks());
         for piece in &batch.pieces {
             match piece {
@@ -162,13 +166,17 @@ impl Trial {
     }
 }
 
+fn open(id: ContainerId, kind: ContainerKind, domain: &Domain) -> OpenContainer {
+    OpenContainer::new(id, kind, 0).of_domain(domain.number())
+}
+
 impl Packing {
     /// A piece of a recipe, or a node.
     fn piece(&mut self, piece: &[u8]) -> Result<Address> {
         if self.pieces.is_full(piece.len(), self.archive.settings.container_bytes) {
             self.seal(ContainerKind::Recipes)?;
         }
-        Ok(self.pieces.push(self.archive.fingerprinter.bytes(piece), piece))
+        Ok(self.pieces.push(self.domain.fingerprinter.bytes(piece), piece))
     }
 
     /// Packs what there is, and begins anew.
@@ -181,7 +189,7 @@ impl Packing {
             return Ok(());
         }
         self.last -= 1;
-        let next = OpenContainer::new(ContainerId(self.last), kind, 0);
+        let next = self::open(ContainerId(self.last), kind, &self.domain);
         let packed = pack(&self.archive, std::mem::replace(open, next), &mut self.packer)?;
         self.growth.bytes += packed.bytes();
         packed.give_back(&self.archive.buffers);

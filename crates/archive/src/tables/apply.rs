@@ -1,9 +1,12 @@
 //! The records of the log, applied.
 
+use std::collections::BTreeSet;
+
 use onefold_core::Result;
 
 use super::{
     container::Container,
+    persistent::List,
     snapshots::roots,
     state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables},
 };
@@ -12,6 +15,7 @@ use crate::format::{
     backup::Snapshot,
     bytes::corrupt,
     class::Class,
+    domain::FIRST_DOMAIN,
     record::{Record, Stored, Stream},
 };
 
@@ -58,6 +62,7 @@ impl Tables {
             }
             Record::CareNoted(note) => self.care.note(note),
             Record::Put { name, stream, containers, finished } => {
+                saw_domain(self, stream.domain)?;
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 finish(self, containers, &finished, sequence)?;
                 let at = self.versions;
@@ -205,6 +210,7 @@ impl Tables {
                 if !self.trees {
                     return Err(corrupt("the log has a snapshot, and the archive has none"));
                 }
+                saw_domain(self, snapshot.domain)?;
                 tree_root(self, true, &snapshot);
                 self.snapshots.made(*snapshot)?;
             }
@@ -214,7 +220,46 @@ impl Tables {
             | Record::Expired { .. }
             | Record::CountsDue { .. }) => {
                 let gone = self.snapshots.apply(of_snapshot)?;
-                gone.iter().for_each(|gone| tree_root(self, false, gone));
+                for gone in gone {
+                    // Nobody reads its tree any more, and its containers go as they are.
+                    if !self.domains.erased.contains_key(&gone.domain) {
+                        tree_root(self, false, &gone);
+                    }
+                }
+            }
+            Record::DomainErased { number } => {
+                if !self.has_domains {
+                    return Err(no_domains());
+                }
+                self.domains.last = self.domains.last.max(number);
+                self.domains.erased.insert(number, false);
+            }
+            Record::DomainFreed { number, containers, all } => {
+                if !self.domains.erased.contains_key(&number) {
+                    return Err(corrupt("the log frees a domain that was not erased"));
+                }
+                // With the numbers that they had before merges: an older difference names those.
+                let mut gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
+                for id in &containers {
+                    match self.containers.get(id)? {
+                        Some(container) if container.stored.domain == number => {
+                            gone.extend(&container.merged);
+                        }
+                        _ => return Err(corrupt("the log frees a container of another domain")),
+                    }
+                }
+                let is_of =
+                    |one: &Difference| one.recipe.iter().any(|of| gone.contains(&of.container));
+                if self.differences.iter().any(is_of) {
+                    // Nobody could count them.
+                    let mut left = List::default();
+                    left.extend(self.differences.iter().filter(|one| !is_of(one)).cloned());
+                    self.differences = left;
+                }
+                // Readers that began before the erasure may be there.
+                let mut all_of_them = containers.into_iter();
+                all_of_them.try_for_each(|id| self.wait_to_be_freed(id, self.epoch))?;
+                self.domains.erased.insert(number, all);
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
@@ -260,6 +305,7 @@ impl Tables {
             self.derived.empty.remove(&stored.place.segment);
         }
         self.next_id = self.next_id.max(stored.id.0 + 1);
+        saw_domain(self, stored.domain)?;
         let id = stored.id;
         if logged > self.index.upto
             && let Some(known) = &mut self.derived.not_imported.0
@@ -300,6 +346,10 @@ impl Tables {
     }
 
     pub(crate) fn gone(&mut self, stream: &Stream) {
+        // Nobody reads its recipe any more, and its containers go as they are.
+        if self.domains.erased.contains_key(&stream.domain) {
+            return;
+        }
         let at = self.versions;
         self.differences.extend(stream.recipes().map(|recipe| Difference {
             added: false,
@@ -308,6 +358,19 @@ impl Tables {
             nodes: false,
         }));
     }
+}
+
+/// Something in the log belongs to this domain.
+fn saw_domain(tables: &mut Tables, number: u32) -> Result<()> {
+    if number != FIRST_DOMAIN && !tables.has_domains {
+        return Err(no_domains());
+    }
+    tables.domains.last = tables.domains.last.max(number);
+    Ok(())
+}
+
+fn no_domains() -> onefold_core::Error {
+    corrupt("the log names a domain, and the archive has one only")
 }
 
 /// Takes over an import into the chunk index.

@@ -13,6 +13,7 @@ use crate::{
     format::{
         bytes::{Reader, Writer, corrupt},
         class::Class,
+        domain::other_domain,
         label::Kinds,
         record::{
             CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, id, index_files,
@@ -75,6 +76,12 @@ impl Tables {
         self.encode_late(&mut w);
         if self.trees {
             self.snapshots.encode(&mut w, self.leaves);
+        }
+        if self.has_domains {
+            w.u32(self.domains.last).u32(self.domains.erased.len() as u32);
+            for (number, is_free) in &self.domains.erased {
+                w.u32(*number).u8(u8::from(*is_free));
+            }
         }
         // A program that does not know of damage must not put: it would take damaged chunks for
         // duplicates.
@@ -166,6 +173,12 @@ impl Tables {
         tables.decode_late(r)?;
         if tables.trees {
             tables.snapshots = Snapshots::decode(r, snapshots)?;
+        }
+        if tables.has_domains {
+            tables.domains.last = r.u32()?;
+            for _ in 0..r.count(5, ID_MEMORY)? {
+                tables.domains.erased.insert(other_domain(r.u32()?)?, r.u8()? != 0);
+            }
         }
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {

@@ -159,6 +159,7 @@ mod tests {
         Stored {
             id: ContainerId(id),
             kind: ContainerKind::Data,
+            domain: 0,
             chunks: 2,
             raw_bytes: 6_000,
             place,

@@ -8,6 +8,7 @@ use crate::format::{
     ContainerId,
     bytes::{Reader, Writer, corrupt},
     container::ContainerKind,
+    domain::{FIRST_DOMAIN, other_domain},
     record::{Place, Stored, Stream, id},
 };
 
@@ -32,6 +33,10 @@ const MERGED: u8 = 2;
 /// Its fields are as in the log, since one is larger than fits here.
 const WIDE: u8 = 4;
 
+/// The number of its domain lies behind its fields, since it is not the first one; those as in the log have
+/// it themselves.
+const DOMAIN: u8 = 8;
+
 /// Bytes of a container begin at multiples of this.
 const UNIT: u64 = 4096;
 
@@ -42,7 +47,7 @@ pub(super) fn encode_container<const LATE: bool>(
     container: &Container,
 ) {
     let Container { stored, merged, logged, born, changed } = container;
-    let Stored { kind, chunks, raw_bytes, place, .. } = stored;
+    let Stored { kind, domain, chunks, raw_bytes, place, .. } = stored;
     let fits = place.at % UNIT == 0
         && [
             (id.0, 40),
@@ -58,6 +63,7 @@ pub(super) fn encode_container<const LATE: bool>(
     let flag = |is: bool, flag: u8| if is { flag } else { 0 };
     w.u8(flag(*kind == ContainerKind::Recipes, RECIPES)
         | flag(!merged.is_empty(), MERGED)
+        | flag(fits && *domain != FIRST_DOMAIN, DOMAIN)
         | flag(!fits, WIDE));
     if fits {
         w.uint(id.0, 5)
@@ -68,6 +74,9 @@ pub(super) fn encode_container<const LATE: bool>(
             .uint(u64::from(place.bytes), 3)
             .uint(u64::from(place.meta_bytes), 3)
             .uint(*logged, 5);
+        if *domain != FIRST_DOMAIN {
+            w.u16(*domain as u16);
+        }
     } else {
         stored.encode(w);
         w.u64(*logged);
@@ -87,7 +96,8 @@ pub(super) fn decode_container<const LATE: bool>(
     r: &mut Reader<'_>,
 ) -> Result<(ContainerId, Container)> {
     let flags = r.u8()?;
-    if flags & !(RECIPES | MERGED | WIDE) != 0 {
+    if flags & !(RECIPES | MERGED | WIDE | DOMAIN) != 0 || flags & (WIDE | DOMAIN) == WIDE | DOMAIN
+    {
         return Err(corrupt("a container has marks that this version does not know"));
     }
     let (stored, logged) = if flags & WIDE != 0 {
@@ -99,7 +109,10 @@ pub(super) fn decode_container<const LATE: bool>(
         let (segment, at) = (r.u32()?, r.uint(5)? * UNIT);
         let (bytes, meta_bytes) = (r.uint(3)? as u32, r.uint(3)? as u32);
         let place = Place { segment, at, bytes, meta_bytes }.checked()?;
-        (Stored { id, kind, chunks, raw_bytes, place }.checked()?, r.uint(5)?)
+        let logged = r.uint(5)?;
+        let domain =
+            if flags & DOMAIN == 0 { FIRST_DOMAIN } else { other_domain(r.u16()?.into())? };
+        (Stored { id, kind, domain, chunks, raw_bytes, place }.checked()?, logged)
     };
     let mut merged = Vec::new();
     if flags & MERGED != 0 {
@@ -132,6 +145,7 @@ mod tests {
         let stored = Stored {
             id: ContainerId((1 << 40) - 2),
             kind: ContainerKind::Recipes,
+            domain: 0,
             chunks: 512,
             raw_bytes: 4 << 20,
             place,
@@ -150,6 +164,9 @@ mod tests {
             with(&|one| one.stored.place.at = 4097),
             with(&|one| (one.stored.place.at, one.merged) = (1 << 48, vec![ContainerId(7)])),
             with(&|one| one.stored.place.bytes = 1 << 24),
+            with(&|one| one.stored.domain = 65_535),
+            with(&|one| (one.stored.domain, one.merged) = (1, vec![ContainerId(7)])),
+            with(&|one| (one.stored.domain, one.logged) = (258, 1 << 40)),
         ];
         for container in &all {
             let mut w = Writer::default();
@@ -159,7 +176,8 @@ mod tests {
                 || container.stored.place.bytes >> 24 > 0;
             let merged =
                 if container.merged.is_empty() { 0 } else { 4 + 8 * container.merged.len() };
-            assert_eq!(w.0.len(), if wide { 48 } else { COMPACT_BYTES } + merged);
+            let domain = if wide || container.stored.domain == 0 { 0 } else { 2 };
+            assert_eq!(w.0.len(), if wide { 48 } else { COMPACT_BYTES } + domain + merged);
             let r = &mut Reader(&w.0, None);
             assert_eq!(decode_container::<false>(r).unwrap().1, *container);
             r.end().unwrap();
@@ -173,7 +191,7 @@ mod tests {
         }
         let mut w = Writer::default();
         encode_container::<false>(&mut w, &plain.stored.id, &plain);
-        w.0[0] = 8;
+        w.0[0] = 16;
         assert!(decode_container::<false>(&mut Reader(&w.0, None)).is_err());
     }
 }

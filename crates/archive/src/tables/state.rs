@@ -143,6 +143,10 @@ pub struct Tables {
     pub leaf_file: LeafFile,
     /// Volumes may be clones of others.
     pub clones: bool,
+    /// There may be domains beside the first one.
+    pub has_domains: bool,
+    /// Those that were erased, and the highest number of one.
+    pub domains: DomainsKnown,
     /// The snapshots of directories.
     pub snapshots: Snapshots,
     /// The volumes by their numbers.
@@ -153,6 +157,15 @@ pub struct Tables {
     pub pages: Pages,
     /// What follows from the rest.
     pub derived: Derived,
+}
+
+/// What the log knows of domains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DomainsKnown {
+    /// The highest number of a domain that the log names.
+    pub last: u32,
+    /// Those that were erased, and whether nothing of them is left to be freed.
+    pub erased: Map<u32, bool>,
 }
 
 /// What follows from other tables, kept so that no record costs more than what it names, whoever
@@ -204,9 +217,19 @@ impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages: _ } = kinds;
-        let align = PLACE_ALIGN * u64::from(data);
-        Tables { align, parity, late, trees, leaves, on_demand, clones, ..Tables::default() }
+        let Kinds { late, trees, leaves, on_demand, clones, domains, counts_in_pages: _ } = kinds;
+        let (align, has_domains) = (PLACE_ALIGN * u64::from(data), domains);
+        Tables {
+            align,
+            parity,
+            late,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            has_domains,
+            ..Tables::default()
+        }
     }
 
     /// The usage counts that the last frame of counts names.

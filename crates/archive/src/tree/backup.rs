@@ -20,10 +20,11 @@ use crate::{
     chunk_index::ByFingerprint,
     format::{
         backup::{Completeness, Snapshot, SnapshotId},
+        domain::FIRST_DOMAIN,
         tree_node::{Stat, TreeEntry},
     },
     memory::BufferPool,
-    operations_log::Archive,
+    operations_log::{Archive, domain_of},
     stream::{
         Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
         Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
@@ -42,6 +43,8 @@ pub struct BackupRequest {
     pub id: SnapshotId,
     /// Its set.
     pub set: String,
+    /// The number of its domain; without one that of its set, or the first one.
+    pub domain: Option<u32>,
     /// The name of the host.
     pub host: String,
     /// The id of the machine; zero for none.
@@ -115,6 +118,8 @@ pub struct TreeFeeder<'a> {
     gauge: &'a Gauge,
     /// Looks at what other processes tell, from the first event of one on.
     judge: Option<Judge>,
+    /// The number of the domain that it goes to.
+    domain: u32,
     /// The archive, and its tables when the walk began.
     begun: (Arc<Archive>, Arc<Tables>),
     /// What the parent of this number has of the file that is read.
@@ -138,6 +143,7 @@ impl<'a> TreeFeeder<'a> {
             out,
             gauge,
             judge: None,
+            domain: FIRST_DOMAIN,
             begun: (archive.clone(), archive.tables()),
             comparison: None,
             parents: Parents::new(archive, parents)?,
@@ -248,7 +254,8 @@ impl TreeFeeder<'_> {
     /// As [`event`](Self::event), and `InvalidInput` when something is not there.
     pub fn event_of_another(&mut self, event: Event) -> Result<()> {
         let (archive, tables) = &self.begun;
-        self.judge.get_or_insert_with(|| Judge::new(archive, tables)).look(&event)?;
+        let judge = || Judge::new(archive, tables, self.domain);
+        self.judge.get_or_insert_with(judge).look(&event)?;
         match event {
             Event::Checkpoint(id) => self.checkpoint(id),
             event => self.event(event),
@@ -315,21 +322,24 @@ pub fn backup_on(
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()> + Send,
 ) -> Result<BackupReport> {
-    let mut session = Session::on(ingest)?;
+    let domain = request.domain_in(&ingest.archive.tables())?;
+    let mut session = Session::in_domain(ingest, domain)?;
     let mut writer = StreamWriter::new(&session, request.now);
     let of = |id: Option<SnapshotId>| session.tables().snapshots.get(id?).ok();
     let parents: Vec<_> = [request.checkpoint, request.parent].into_iter().filter_map(of).collect();
     // Opened by the session's epoch: what the parents name is not freed before the session ends.
     let parents = Parents::new(&ingest.archive, &parents)?;
     let (archive, tables) = (&*ingest.archive, session.tables().clone());
+    let in_domain = session.domain.clone();
     let feed = |out: Given<_>| {
-        cut_beside(archive, &out, |filling, blocks| {
+        cut_beside((archive, &in_domain), &out, |filling, blocks| {
             let mut feeder = TreeFeeder {
                 filling,
                 events_bytes: 0,
                 out: Out::Here(blocks),
                 gauge,
                 judge: None,
+                domain,
                 begun: (ingest.archive.clone(), tables),
                 comparison: None,
                 parents,
@@ -389,13 +399,16 @@ pub fn backup_elsewhere<'a>(
 /// The errors of the source, and of the system.
 pub fn backup_trial(
     archive: &Arc<Archive>,
+    request: &BackupRequest,
     parents: &[&Snapshot],
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
     let buffers = buffers();
-    let cutting = Cutting::of_blocks(archive, buffers.clone());
-    let trial = Box::new((cutting, Trial::new(archive)?, TreeBuilder::new(archive)));
+    let domain = &domain_of(archive, request.domain_in(&archive.tables())?)?;
+    let cutting = Cutting::of_blocks(&**domain, buffers.clone());
+    let builder = TreeBuilder::new(archive, domain);
+    let trial = Box::new((cutting, Trial::new(archive, domain)?, builder));
     let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial), buffers)?;
     source(&mut feeder)?;
     feeder.end()?;
@@ -430,7 +443,7 @@ fn place(
     gauge: &Gauge,
     so_far: &SoFar,
 ) -> Result<Built> {
-    let mut builder = TreeBuilder::new(&session.ingest.archive.clone());
+    let mut builder = TreeBuilder::new(&session.ingest.archive, &session.domain);
     let mut sealed = 0;
     for item in items {
         let mut counted = |open| {
@@ -515,6 +528,8 @@ impl BackupRequest {
         Snapshot {
             id: self.id,
             set: self.set.clone(),
+            // The stream that commits it knows better.
+            domain: FIRST_DOMAIN,
             host: self.host.clone(),
             machine: self.machine,
             paths: self.paths.clone(),

@@ -7,7 +7,7 @@
 
 use onefold_core::Fingerprint;
 
-use crate::format::{Identity, tree_node::NODE_BYTES};
+use crate::format::tree_node::NODE_BYTES;
 
 /// Bits of a hash that are zero at a border: pages have 128 entries in the mean.
 const BITS: u32 = 7;
@@ -15,9 +15,9 @@ const BITS: u32 = 7;
 /// Levels above which hashes have no bits left: pages end when they are full.
 const LEVELS: u8 = 8;
 
-/// The hash of a name in a directory.
-pub(crate) fn of_name(identity: &Identity, name: &[u8]) -> u64 {
-    identity.checksum_of(&[b"name", name])
+/// The hash of a name in a directory, by the seed of its domain.
+pub(crate) fn of_name(seed: u64, name: &[u8]) -> u64 {
+    onefold_core::checksum::fast_of(seed, &[b"name", name])
 }
 
 /// The hash of a chunk in a file: its fingerprint is keyed already. The index is ordered by the

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Error, Fingerprint, Fingerprinter, Kind, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use super::{
     borders,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     format::{
-        Address, Identity,
+        Address,
         backup::SnapshotId,
         bytes::Writer,
         listing::LEVELS_MAX,
@@ -26,7 +26,7 @@ use crate::{
             TreeNode, TreeNodeRef, TreeWhat, fits, is_name,
         },
     },
-    operations_log::Archive,
+    operations_log::{Archive, Domain},
     rules::Rule,
     stream::{PieceWriter, Target},
 };
@@ -132,8 +132,7 @@ struct Open {
 
 /// Builds the tree. Feed it with chunks as a target of a session, and with an event for each mark.
 pub struct TreeBuilder {
-    identity: Identity,
-    fingerprinter: Fingerprinter,
+    domain: Arc<Domain>,
     by_content: bool,
     events: VecDeque<Event>,
     /// Bytes of memory of the events.
@@ -158,12 +157,11 @@ pub struct TreeBuilder {
 }
 
 impl TreeBuilder {
-    /// A builder for a tree of this archive.
+    /// A builder for a tree in a domain of this archive.
     #[must_use]
-    pub fn new(archive: &Archive) -> TreeBuilder {
+    pub fn new(archive: &Archive, domain: &Arc<Domain>) -> TreeBuilder {
         TreeBuilder {
-            identity: archive.identity.clone(),
-            fingerprinter: archive.fingerprinter.clone(),
+            domain: domain.clone(),
             by_content: archive.keeps(Rule::PagesEndByContent),
             events: VecDeque::new(),
             events_bytes: 0,
@@ -346,7 +344,7 @@ impl TreeBuilder {
         if is_full {
             self.close_page(open, write_piece)?;
         }
-        let hash = borders::of_name(&self.identity, &entry.name);
+        let hash = borders::of_name(self.domain.borders, &entry.name);
         open.first.get_or_insert_with(|| (entry.name.clone(), hash));
         open.last.clone_from(&entry.name);
         open.page.raw(&bytes.0);
@@ -447,7 +445,7 @@ impl TreeBuilder {
         known: &Known,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<TreeNodeRef> {
-        let fingerprint = self.fingerprinter.bytes(&page);
+        let fingerprint = self.domain.fingerprinter.bytes(&page);
         if let Some(&address) = known.get(&fingerprint) {
             self.pages_taken += 1;
             return Ok(TreeNodeRef { address, fingerprint });

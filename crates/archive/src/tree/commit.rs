@@ -12,10 +12,12 @@ use crate::{
     format::{
         backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_IN_ALL, TEXTS_MAX},
         damage::is_damage,
+        domain::FIRST_DOMAIN,
         record::Record,
     },
+    operations_log::is_there,
     rules::Rule,
-    stream::StreamWriter,
+    stream::{StreamWriter, in_another},
     tables::Tables,
 };
 
@@ -80,8 +82,9 @@ impl StreamWriter {
     ) -> Result<Snapshot> {
         request.check()?;
         let mut made = None;
-        let only_adds = self.archive().settings.append_only;
+        let (only_adds, domain) = (self.archive().settings.append_only, self.domain());
         self.commit_with(&mut |tables, own, finished| {
+            BackupRequest { domain: Some(domain), ..request.clone() }.domain_in(tables)?;
             if !tables.trees {
                 return Err(Error::new(
                     Kind::Unsupported,
@@ -89,7 +92,7 @@ impl StreamWriter {
                      upgrade` gives it these",
                 ));
             }
-            let snapshot = decide(tables);
+            let snapshot = Snapshot { domain, ..decide(tables) };
             if tables.snapshots.get(snapshot.id).is_ok() {
                 return Err(Error::new(Kind::Exists, "there is a snapshot with this id"));
             }
@@ -131,6 +134,23 @@ impl BackupRequest {
     #[must_use]
     pub fn goes_on_from(&self, checkpoint: &Snapshot) -> bool {
         checkpoint.set == self.set && checkpoint.host == self.host
+    }
+
+    /// The number of the domain that the snapshot belongs to: that of its set, if the archive has a snapshot
+    /// of that, also a forgotten one.
+    ///
+    /// # Errors
+    /// `InvalidInput`: its set belongs to another one. `Denied`: it was erased.
+    pub fn domain_in(&self, tables: &Tables) -> Result<u32> {
+        let of_set = tables.snapshots.values().find(|one| one.set == self.set);
+        let domain = match (of_set.map(|one| one.domain), self.domain) {
+            (Some(before), Some(now)) if before != now => {
+                let what = format!("set '{}'", self.set.escape_debug());
+                return Err(in_another(&what, before, now));
+            }
+            (before, now) => before.or(now).unwrap_or(FIRST_DOMAIN),
+        };
+        is_there(tables, domain).map(|()| domain)
     }
 
     /// Texts that a snapshot can have.

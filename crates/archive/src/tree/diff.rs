@@ -86,6 +86,11 @@ pub fn diff(
     other: &Snapshot,
     each: &mut dyn FnMut(&[u8], Change) -> Result<()>,
 ) -> Result<()> {
+    if one.domain != other.domain {
+        let why = "the snapshots are of two domains, which have nothing in common by which they could be \
+                   compared";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     let roots = [reader.root(one)?.directory, reader.root(other)?.directory];
     let mut open = vec![Level { path: 0, sides: roots.map(|root| Side::new(top(&root))) }];
     let mut path = Vec::new();

@@ -30,13 +30,12 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// By the tables as they are now: what is named later was there before.
-    pub(super) fn new(archive: &Arc<Archive>, tables: &Arc<Tables>) -> Judge {
-        Judge {
-            tables: tables.clone(),
-            containers: ContainerReader::new(archive.clone()),
-            chunks: ChunkReader::default(),
-        }
+    /// By the tables as they are now: what is named later was there before, in the domain of this number.
+    pub(super) fn new(archive: &Arc<Archive>, tables: &Arc<Tables>, domain: u32) -> Judge {
+        let mut chunks = ChunkReader::default();
+        chunks.domain = Some(domain);
+        let containers = ContainerReader::new(archive.clone());
+        Judge { tables: tables.clone(), containers, chunks }
     }
 
     /// Looks at all that an event names.

@@ -145,7 +145,7 @@ impl Parents {
         all.into_iter().find_map(|(n, (parent, found))| {
             let (entry, stat) = (found.entry.as_ref()?, found.stat.as_ref()?);
             let TreeWhat::File(_, map) = &entry.what else { return None };
-            let fingerprinter = parent.reader.archive().fingerprinter.clone();
+            let fingerprinter = parent.reader.domain().fingerprinter.clone();
             let is_same = !entry.is_in_part && is(entry, stat);
             is_same.then(|| (n, Comparison::new(fingerprinter, map)))
         })

@@ -21,7 +21,7 @@ use crate::{
             TreeNode, TreeNodeRef, TreeWhat, content_bytes,
         },
     },
-    operations_log::Archive,
+    operations_log::{Archive, Domain, is_there},
     stream::{Content, Reader, Verify},
     tables::Tables,
 };
@@ -57,9 +57,9 @@ impl TreeReader {
     /// # Errors
     /// `Corrupt`, and errors of the system.
     pub fn node(&mut self, node: &TreeNodeRef) -> Result<TreeNode> {
-        let fingerprinter = self.reader.archive().fingerprinter.clone();
+        let domain = self.reader.domain_at(node.address)?;
         let bytes = self.reader.piece(node.address)?;
-        if fingerprinter.bytes(bytes) != node.fingerprint {
+        if domain.fingerprinter.bytes(bytes) != node.fingerprint {
             let (slot, container) = (node.address.slot, node.address.container);
             return Err(corrupt(format!(
                 "node {slot} of container {container} is not the one that was stored"
@@ -80,16 +80,54 @@ impl TreeReader {
         self.reader.chunks_of(first, fingerprints)
     }
 
+    /// The domain of the snapshot whose root was read last.
+    #[must_use]
+    pub fn domain(&self) -> Arc<Domain> {
+        self.reader.domain()
+    }
+
+    /// The seed of the checksums by which the nodes of its trees end.
+    pub(crate) fn borders(&self) -> u64 {
+        self.domain().borders
+    }
+
     /// The archive that it reads.
     pub(super) fn archive(&self) -> &Archive {
         self.reader.archive()
     }
 
-    /// The root of a snapshot.
+    /// From now on all that is read must be of the snapshot's domain.
     ///
     /// # Errors
-    /// As [`node`](Self::node).
+    /// `Denied`: the domain was erased, or its key is not there.
+    pub fn enter(&mut self, snapshot: &Snapshot) -> Result<()> {
+        self.reader.enter(snapshot.domain).map_err(|error| {
+            error.context(format!("a snapshot of set '{}'", snapshot.set.escape_debug()))
+        })
+    }
+
+    /// Looks whether the root of a snapshot lies in the snapshot's domain, and enters none: for whoever
+    /// reads snapshots of several domains at once.
+    ///
+    /// # Errors
+    /// `Denied`: the domain was erased. `Corrupt`: the root lies in another one.
+    pub fn proves_domain(&self, snapshot: &Snapshot) -> Result<()> {
+        is_there(self.tables(), snapshot.domain)?;
+        let home = self.tables().places(snapshot.root.address.container).next().transpose()?;
+        match home {
+            Some(home) if home.stored.domain != snapshot.domain => {
+                Err(corrupt("the root of a snapshot lies in another domain"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The root of a snapshot. From now on all that is read must be of its domain.
+    ///
+    /// # Errors
+    /// `Denied`: its domain was erased, or the key of that is not there. As [`node`](Self::node).
     pub fn root(&mut self, snapshot: &Snapshot) -> Result<Root> {
+        self.enter(snapshot)?;
         match self.node(&snapshot.root)? {
             TreeNode::Root(root) => Ok(*root),
             _ => Err(corrupt("the root of a snapshot is none")),
@@ -227,7 +265,8 @@ impl TreeReader {
     /// Adds parts to a content's fingerprint. `run` is the stretch of zeroes or of a hole before
     /// them, which may go on in another page; no parts are the end.
     fn fold(&self, parts: &[Part], id: &mut Fingerprint, run: &mut (u8, u64)) {
-        let fingerprinter = &self.reader.archive().fingerprinter;
+        let domain = self.reader.domain();
+        let fingerprinter = &domain.fingerprinter;
         let mut add = |kind: u8, bytes: &[u8]| {
             *id = fingerprinter.bytes(&[&id.0[..], &[kind], bytes].concat());
         };

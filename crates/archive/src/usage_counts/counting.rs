@@ -12,6 +12,7 @@ use onefold_core::{Error, File, Kind, Result};
 
 use super::{
     counts_file::{CountsReader, CountsWriter, files_of_counts, pages},
+    gone::is_gone,
     memory_file::MemoryFile,
     names::{MOST, counts_name, highest_counts},
     pages::PagesWriter,
@@ -27,7 +28,7 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_erased},
     rules::Rule,
     tables::{Difference, NamedCounts, Tables},
 };
@@ -374,6 +375,9 @@ impl Rewriter {
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
             (Vec::new(), Vec::new());
         for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
+            if is_gone(&self.archive, tables, &difference.recipe)? {
+                continue;
+            }
             if difference.added {
                 added.push(&difference.recipe)
             } else {
@@ -427,6 +431,9 @@ impl Rewriter {
     ) -> Result<()> {
         let mut one_more = |first, count| change(range, first, count, |n| n.saturating_add(1));
         for (name, stream) in &tables.streams {
+            if is_erased(&self.archive, stream.domain) {
+                continue;
+            }
             for recipe in stream.recipes() {
                 match self.walk(tables, recipe, &mut one_more) {
                     Err(error) if is_damage(&error) => {

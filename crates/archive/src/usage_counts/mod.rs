@@ -4,6 +4,7 @@ mod changed_pages;
 mod counting;
 mod counts_file;
 mod directory;
+mod gone;
 mod list;
 mod memory_file;
 mod names;
@@ -16,6 +17,7 @@ pub use self::recount::{CountsFound, Miscounted};
 pub(crate) use self::{
     counting::{Counted, InMemory, counts_refused, weight},
     counts_file::{CountsReader, files_of_counts},
+    gone::is_gone,
     names::{counts_number, highest_counts},
     tree_nodes::NodeChanges,
 };

@@ -17,12 +17,18 @@ use onefold_core::{Error, Kind, Result};
 use super::{
     counting::{Range, Ranges},
     counts_file::CountsWriter,
+    gone::is_gone,
     names::{MOST, counts_name},
     tree_nodes::NodeChanges,
 };
 use crate::{
     container::Rewriter,
-    format::{Address, ContainerId, damage::is_damage, names::whole_or_gone, record::Record},
+    format::{
+        Address, ContainerId,
+        damage::is_damage,
+        names::whole_or_gone,
+        record::{Pieces, Record},
+    },
     rules::Rule,
     tables::Tables,
 };
@@ -220,7 +226,8 @@ impl Rewriter {
         found: &mut CountsFound,
     ) -> Result<bool> {
         found.compared += counts.len() as u64;
-        if counts == named {
+        let own = Pieces { container: id, first: 0, count: 1 };
+        if counts == named || is_gone(&self.archive, tables, &[own])? {
             return Ok(true);
         }
         let (mut low, mut high) = (0, 0);

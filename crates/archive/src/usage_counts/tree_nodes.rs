@@ -23,6 +23,7 @@ use onefold_core::{Kind, Result};
 
 use super::{
     counts_file::{CountsReader, pages},
+    gone::is_gone,
     names::MOST,
     pages::PagesReader,
 };
@@ -30,10 +31,12 @@ use crate::{
     container::Rewriter,
     format::{
         Address, ContainerId,
+        backup::Snapshot,
         container::ContainerKind,
         record::Pieces,
         tree_node::{Named, TreeNode},
     },
+    operations_log::is_erased,
     rules::Rule,
     tables::{Tables, roots},
 };
@@ -139,6 +142,9 @@ impl Rewriter {
         let mut changes = NodeChanges { room, ..NodeChanges::default() };
         if on {
             for difference in tables.differences.iter().filter(|difference| difference.nodes) {
+                if is_gone(&self.archive, tables, &difference.recipe)? {
+                    continue;
+                }
                 let roots = difference.recipe.iter().map(root);
                 match difference.added {
                     true => changes.added.extend(roots),
@@ -146,10 +152,16 @@ impl Rewriter {
                 }
             }
             if self.archive.keeps(Rule::DueCountsKept) {
-                changes.due.extend(tables.snapshots.due());
+                for node in tables.snapshots.due() {
+                    let piece = Pieces { container: node.container, first: node.slot, count: 1 };
+                    if !is_gone(&self.archive, tables, &[piece])? {
+                        changes.due.push(*node);
+                    }
+                }
             }
         } else {
-            let all = tables.snapshots.values().flat_map(roots);
+            let there = |one: &&Snapshot| !is_erased(&self.archive, one.domain);
+            let all = tables.snapshots.values().filter(there).flat_map(roots);
             changes.added.extend(all.map(|pieces| root(&pieces)));
         }
         if changes.is_empty() {

@@ -228,7 +228,7 @@ impl Volumes {
             let one_by_one = |emit: &mut Emit<'_>| {
                 cut(&mut |mut item: Item| {
                     if let Some(batch) = item.batch() {
-                        batch.fingerprint(&self.archive);
+                        batch.fingerprint(&self.archive.first);
                     }
                     emit(item)
                 })

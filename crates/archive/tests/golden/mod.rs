@@ -13,12 +13,13 @@ use std::{
 
 use onefold_archive::{
     Archive, ArchiveExports, BackupRequest, Collection, CollectionOptions, Content, Event, FileMap,
-    Format, Gauge, Ingest, KeySource, Kinds, Known, Nodes, Rad, Settings, SnapshotId, Spread, Stat,
-    TreeReader, TreeWhat, Verify, Volumes, backup, check, create_sealed,
+    Format, Gauge, Ingest, KeySource, Kinds, Known, Nodes, PutRequest, Rad, Settings, Shape,
+    SnapshotId, Spread, Stat, TreeReader, TreeWhat, Verify, Volumes, allow_domains, backup, check,
+    create_domain, create_sealed, domains, erase_domain,
 };
 use onefold_backend::Directory;
 use onefold_core::{
-    Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Lba, block::bytes_mut,
+    Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Kind, Lba, block::bytes_mut,
 };
 
 use onefold_seal::{Argon, Keys, SlotKind};
@@ -33,6 +34,13 @@ pub(crate) const NODES: usize = 3;
 
 /// Streams, of which some came and went.
 const STREAMS: std::ops::Range<usize> = 0..24;
+
+/// Domains of an archive that has others than the first one.
+const DOMAINS: std::ops::RangeInclusive<u32> = 1..=3;
+
+/// The one that was erased before a collection, and the one that was erased after all of them.
+const COLLECTED: u32 = 2;
+const ERASED: u32 = 3;
 
 /// A form of archives.
 #[derive(Clone, Copy, Debug)]
@@ -69,13 +77,14 @@ pub(crate) fn forms() -> Vec<Form> {
     }
     all.push(Form { nodes: true, ..plain(first) });
     all.push(Form { sealed: true, ..plain(counts) });
+    all.push(Form { sealed: true, ..plain(Kinds { domains: true, ..counts }) });
     all
 }
 
 impl Form {
     /// The name of its golden archive.
     pub(crate) fn name(self) -> String {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
         let words = [
             (trees, "trees"),
             (clones, "clones"),
@@ -87,6 +96,7 @@ impl Form {
             (self.sha256, "sha256"),
             (self.nodes && !late, "nodes"),
             (self.sealed, "sealed"),
+            (domains, "domains"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -94,8 +104,8 @@ impl Form {
 
     /// The version of its label, and the features that are needed to read and to write.
     pub(crate) fn label(self) -> (u8, u64, u64) {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
-        let bits = [late, trees, leaves, self.sha256, clones, on_demand];
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
+        let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write = u64::from(self.gathers) | u64::from(counts_in_pages) << 1;
         match read {
@@ -114,7 +124,7 @@ impl Form {
     pub(crate) fn create_by(self, at: &Path, chance: u64) {
         let rad = Rad { delay: 1, batch: 1, classes: [2, 2, 2], gathers: 0 };
         let gathered = Rad { delay: 0, gathers: 16, ..rad };
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 256 << 10,
@@ -133,7 +143,12 @@ impl Form {
             let file = (SlotKind::File, "published");
             keys.add_slot(file, &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
             let files = Directory::create(at).unwrap();
-            return create_sealed(&files, &format, &mut keys, random).unwrap();
+            create_sealed(&files, &format, &mut keys, random).unwrap();
+            drop(files);
+            if domains {
+                assert!(allow_domains(&self.open(at, 2000)).unwrap());
+            }
+            return;
         }
         if !self.nodes {
             return Archive::create(&Directory::create(at).unwrap(), &format).unwrap();
@@ -205,6 +220,10 @@ impl Form {
             back_up(&archive, 1);
             back_up(&archive, 2);
         }
+        if self.kinds.domains {
+            DOMAINS.for_each(|number| fill_domain(&archive, number));
+            erase_domain(&archive, COLLECTED).unwrap();
+        }
         for _ in 0..3 {
             collect(&archive);
         }
@@ -212,6 +231,9 @@ impl Form {
         let archive = self.open(at, u64::MAX);
         archive.rename(&stream(1), "renamed").unwrap();
         put(&archive, "last", &text(100)).unwrap();
+        if self.kinds.domains {
+            erase_domain(&archive, ERASED).unwrap();
+        }
     }
 
     /// All that [`fill`](Self::fill) stored is there, and whole.
@@ -233,9 +255,53 @@ impl Form {
             assert!(read_file(archive, 1) == text(1), "{name}");
             assert!(read_file(archive, 2) == text(2), "{name}");
         }
+        if self.kinds.domains {
+            DOMAINS.for_each(|number| domain_is_whole(archive, number));
+        }
         let report = check(archive, true, &mut |_, _, _| {}).unwrap();
         assert!(report.is_well(), "{name}: {:?}", report.problems);
     }
+}
+
+/// Stores what domain 0 has too, once more, in a new domain.
+fn fill_domain(archive: &Arc<Archive>, number: u32) {
+    assert_eq!(create_domain(archive, &format!("domain-{number}")).unwrap(), number);
+    for n in [1, 2] {
+        let request = PutRequest {
+            name: format!("stream-{n}-of-{number}"),
+            shape: Shape::Bytes,
+            domain: Some(number),
+            now: 1_000,
+            wait: false,
+        };
+        let fed =
+            onefold_archive::put(archive, request, &Gauge::default(), |to| to.bytes(&text(n)));
+        assert_eq!(fed.unwrap().new_bytes, text(n).len() as u64, "something is shared");
+    }
+    back_up_in(archive, number as u8 * 16, &format!("s{number}"), Some(number));
+}
+
+/// What [`fill_domain`] stored is there, or the domain was erased.
+fn domain_is_whole(archive: &Arc<Archive>, number: u32) {
+    let tables = archive.tables();
+    let id = SnapshotId([number as u8 * 16; 16]);
+    assert_eq!(tables.snapshots.get(id).unwrap().domain, number);
+    let is_erased = [COLLECTED, ERASED].contains(&number);
+    assert_eq!(tables.domains.erased.contains_key(&number), is_erased);
+    for n in [1, 2] {
+        let name = format!("stream-{n}-of-{number}");
+        assert_eq!(tables.streams.get(&name).unwrap().domain, number);
+        match is_erased {
+            true => assert_eq!(get(archive, &name).unwrap_err().kind(), Kind::Denied),
+            false => assert!(get(archive, &name).unwrap() == text(n)),
+        }
+    }
+    if !is_erased {
+        assert!(read_file(archive, number as u8 * 16) == text(number as usize * 16));
+    }
+    let all = domains(archive).unwrap();
+    let name = all.iter().find(|one| one.number == number).unwrap().name.clone();
+    assert_eq!(name, (!is_erased).then(|| format!("domain-{number}")));
 }
 
 fn stream(n: usize) -> String {
@@ -283,9 +349,15 @@ fn read_volume(archive: &Arc<Archive>, name: &str) -> Vec<u8> {
 
 /// A snapshot of a directory with one file.
 pub(crate) fn back_up(archive: &Arc<Archive>, id: u8) {
+    back_up_in(archive, id, "s", None);
+}
+
+/// The same in a domain.
+fn back_up_in(archive: &Arc<Archive>, id: u8, set: &str, domain: Option<u32>) {
     let request = BackupRequest {
         id: SnapshotId([id; 16]),
-        set: "s".into(),
+        set: set.into(),
+        domain,
         now: 1_000,
         ..BackupRequest::default()
     };

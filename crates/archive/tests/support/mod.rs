@@ -64,7 +64,8 @@ pub(crate) fn secret(byte: u8) -> SlotSecret {
 
 /// Stores a stream.
 pub(crate) fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<Report> {
-    let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request =
+        Request { domain: None, name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
     onefold_archive::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
 }
 

@@ -12,7 +12,7 @@ use clap::Args;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use onefold_archive::{
     DirectoryPages, Identity, LEVELS_MAX, PAGES_HELD, Snapshot, Top, TreeEntry, TreeReader,
-    TreeWhat,
+    TreeWhat, is_domain_erased,
 };
 use onefold_core::{Error, Fingerprint, Kind, Result};
 use serde_json::json;
@@ -84,6 +84,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut unread = 0;
     for snapshot in tables.snapshots.listed().rev() {
         if !is(&options.set, &snapshot.set) || !is(&options.host, &snapshot.host) {
+            continue;
+        }
+        if is_domain_erased(&archive, snapshot.domain) {
             continue;
         }
         match finding.look(&mut reader, snapshot) {

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{Reader, Shape};
+use onefold_archive::{Reader, Shape, is_domain_erased};
 use onefold_cluster::What;
 use serde::Serialize;
 
-use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused, restore};
+use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused, restore, snapshots::domain_mark};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -62,6 +62,10 @@ struct Line {
     created: u64,
     /// Something of the tree could not be read when it was stored.
     incomplete: bool,
+    /// The number of its domain.
+    domain: u32,
+    /// That was erased: nobody can read it any more.
+    erased: bool,
 }
 
 /// Lists.
@@ -105,6 +109,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             added_bytes: stream.added,
             created: stream.created,
             incomplete: stream.is_incomplete(),
+            domain: stream.domain,
+            erased: is_domain_erased(&archive, stream.domain),
         })
         .collect();
     if options.json {
@@ -122,9 +128,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
             let mark = if line.incomplete { "  incomplete" } else { "" };
             output::line(format_args!(
-                "{bytes:>9}  {added:>9} added  {:<5}  {}{mark}",
+                "{bytes:>9}  {added:>9} added  {:<5}  {}{mark}{}",
                 line.shape,
-                line.name.escape_debug()
+                line.name.escape_debug(),
+                domain_mark(&archive, line.domain)
             ));
         }
     }

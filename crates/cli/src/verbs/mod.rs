@@ -9,6 +9,7 @@ pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod create;
 pub(crate) mod diff;
+pub(crate) mod domain;
 pub(crate) mod estimate;
 mod exclude;
 pub(crate) mod find;

@@ -8,7 +8,7 @@ use jiff::{
     civil::{Date, Time},
     tz::TimeZone,
 };
-use onefold_archive::{Completeness, Snapshot, SnapshotId, Tables};
+use onefold_archive::{Archive, Completeness, Snapshot, SnapshotId, Tables, is_domain_erased};
 use onefold_core::{Error, Kind, Result};
 use serde_json::{Value, json};
 
@@ -91,7 +91,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| snapshot.tags.contains(tag)))
         .collect();
     if options.json {
-        return output::json(&all.iter().copied().map(json).collect::<Vec<_>>());
+        let line = |snapshot: &Snapshot| {
+            let mut line = json(snapshot);
+            line["erased"] = is_domain_erased(&archive, snapshot.domain).into();
+            line
+        };
+        return output::json(&all.iter().copied().map(line).collect::<Vec<_>>());
     }
     if all.is_empty() {
         output::line("no snapshots");
@@ -105,7 +110,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             Completeness::Checkpoint => "  unfinished",
         };
         output::line(format_args!(
-            "{}  {}  {age:>8} ago  {:>9}  {:>9} added  {}  {}{}{mark}",
+            "{}  {}  {age:>8} ago  {:>9}  {:>9} added  {}  {}{}{mark}{}",
             short(snapshot.id),
             shown(snapshot.ended),
             Size(snapshot.bytes).to_string(),
@@ -117,9 +122,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                 .iter()
                 .map(|tag| format!("  #{}", tag.escape_debug()))
                 .collect::<String>(),
+            domain_mark(&archive, snapshot.domain),
         ));
     }
     Ok(())
+}
+
+/// Names the domain that something belongs to, unless it is the one that each archive begins with, and
+/// tells when it was erased.
+pub(super) fn domain_mark(archive: &Archive, domain: u32) -> String {
+    match domain {
+        0 => String::new(),
+        domain if is_domain_erased(archive, domain) => format!("  domain {domain}, erased"),
+        domain => format!("  domain {domain}"),
+    }
 }
 
 /// Lists read-only clones of volumes.
@@ -175,6 +191,7 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
     json!({
         "id": snapshot.id.to_string(),
         "set": snapshot.set,
+        "domain": snapshot.domain,
         "host": snapshot.host,
         "machine": (snapshot.machine != [0; 16]).then(|| SnapshotId(snapshot.machine).to_string()),
         "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),

@@ -135,7 +135,7 @@ impl Forged {
             };
             let raw_bytes = groups.iter().map(|group| group.raw).sum();
             let chunks = groups.iter().map(|group| group.chunks.len() as u32).sum();
-            all.push(Stored { id: ContainerId(id), kind, chunks, raw_bytes, place });
+            all.push(Stored { id: ContainerId(id), kind, domain: 0, chunks, raw_bytes, place });
             segment.extend(bytes);
             segment.resize(segment.len().next_multiple_of(4096), 0);
         }
@@ -262,7 +262,16 @@ fn groups_of(pieces: &[Vec<u8>]) -> Vec<Group> {
 }
 
 fn stream(shape: Shape, bytes: u64, chunks: u64) -> Stream {
-    Stream { shape, created: 0, bytes, added: 0, chunks, recipe: Vec::new(), listing: Vec::new() }
+    Stream {
+        shape,
+        domain: 0,
+        created: 0,
+        bytes,
+        added: 0,
+        chunks,
+        recipe: Vec::new(),
+        listing: Vec::new(),
+    }
 }
 
 #[test]
@@ -368,6 +377,7 @@ fn snapshot(n: u64) -> Snapshot {
     Snapshot {
         id: SnapshotId(id),
         set: "s".into(),
+        domain: 0,
         host: "h".into(),
         machine: [0; 16],
         paths: Vec::new(),
@@ -394,6 +404,7 @@ fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
     let listed = || {
         let stored = |n| Stored {
             id: ContainerId(10_000 + n),
+            domain: 0,
             kind: ContainerKind::Data,
             chunks: 1,
             raw_bytes: 1,
@@ -480,6 +491,7 @@ fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
 fn rule_09_merges_of_merges_are_damage_beyond_a_limit() {
     let stored = |n: u64| Stored {
         id: ContainerId(10_000 + n),
+        domain: 0,
         kind: ContainerKind::Data,
         chunks: 1,
         raw_bytes: 1,

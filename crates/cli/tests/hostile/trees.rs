@@ -50,7 +50,8 @@ fn forge(archive: &Path, name: &str, entries: &[Entry], data: &[u8]) {
     let archive = Arc::new(Archive::open(files, true, Settings::default()).unwrap());
     let mut names = Vec::new();
     entries.iter().for_each(|entry| encode_entry(entry, &mut names));
-    let request = Request { name: name.into(), shape: Shape::Tree, now: 1, wait: true };
+    let request =
+        Request { domain: None, name: name.into(), shape: Shape::Tree, now: 1, wait: true };
     let stored = put(&archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(data)?;
         feeder.end_recipe()?;

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use onefold_archive::{
-    Address, Attributes, Completeness, ContainerId, Event, FileMap, FoundLabel as Found,
-    IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order, Packer, Part, Record,
-    Root, Snapshot, SnapshotId, Stat, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef,
-    TreeWhat, decode_frame, decode_leaf, decode_listing, encode_entry, recipe_parts,
+    Address, Attributes, Class, Completeness, ContainerId, ContainerKind, Event, FileMap,
+    FoundLabel as Found, IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order,
+    Owner, Packer, Part, Pieces, Place, Record, Root, Shape, Snapshot, SnapshotId, Stat, Stored,
+    Stream, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat, decode_frame,
+    decode_leaf, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
 
@@ -31,6 +32,7 @@ const LATE: Kinds = Kinds {
     on_demand: false,
     clones: false,
     counts_in_pages: false,
+    domains: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -39,6 +41,7 @@ const TREES: Kinds = Kinds {
     on_demand: false,
     clones: false,
     counts_in_pages: false,
+    domains: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -47,6 +50,7 @@ const CLONES: Kinds = Kinds {
     on_demand: false,
     clones: true,
     counts_in_pages: false,
+    domains: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -57,6 +61,18 @@ const LEAVES: Kinds = Kinds {
     on_demand: false,
     clones: true,
     counts_in_pages: false,
+    domains: false,
+};
+
+/// Tables of an archive that has domains.
+const DOMAINS: Kinds = Kinds {
+    late: false,
+    trees: true,
+    leaves: false,
+    on_demand: false,
+    clones: true,
+    counts_in_pages: false,
+    domains: true,
 };
 
 fn node_ref(n: u8) -> TreeNodeRef {
@@ -70,6 +86,7 @@ fn of_snapshots() -> Vec<Record> {
     let snapshot = Snapshot {
         id,
         set: "web1".into(),
+        domain: 7,
         host: "web1".into(),
         machine: [6; 16],
         paths: vec![b"/etc".to_vec(), b"/home".to_vec()],
@@ -97,6 +114,46 @@ fn of_snapshots() -> Vec<Record> {
         Record::ForgottenSeen { ids: vec![id], at: 13 },
         Record::CountsDue { nodes: vec![node_ref(3).address] },
     ]
+}
+
+/// Records about a domain: what is stored in it, that it was erased, and that its containers are gone.
+fn of_domains(is_freed: bool) -> Vec<Record> {
+    let place = Place { segment: 1, at: 0, bytes: 5_000, meta_bytes: 200 };
+    let id = ContainerId(1);
+    let stored =
+        Stored { id, kind: ContainerKind::Recipes, domain: 7, chunks: 2, raw_bytes: 6_000, place };
+    let stream = Stream {
+        shape: Shape::Bytes,
+        domain: 7,
+        created: 1,
+        bytes: 6_000,
+        added: 6_000,
+        chunks: 2,
+        recipe: vec![Pieces { container: id, first: 0, count: 2 }],
+        listing: Vec::new(),
+    };
+    let mut records = vec![
+        Record::Reserved {
+            owner: Owner::Ingest,
+            first: id,
+            count: 100,
+            segment: Some(1),
+            class: (Class::Plain, 1),
+        },
+        Record::Put { name: "s".into(), stream, containers: vec![stored], finished: Vec::new() },
+        Record::DomainErased { number: 7 },
+    ];
+    let freed = Record::DomainFreed { number: 7, containers: vec![id], all: true };
+    records.extend(is_freed.then_some(freed));
+    records
+}
+
+/// Tables that have a domain; one of which nothing is left, or not.
+fn with_domains(is_freed: bool) -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], DOMAINS) };
+    assert!(tables.apply(1, of_domains(is_freed)).is_ok(), "good records are refused");
+    tables
 }
 
 fn with_snapshots() -> Tables {
@@ -305,10 +362,16 @@ fn records_of(payload: &[u8]) {
     if let Some(records) = reach::noted(Record::decode_all(payload)) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
-        // Applying any records gives tables or an error.
-        let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], TREES) };
-        let _ = reach::noted(tables.apply(1, records));
+        // Applying any records gives tables, which can be written and read, or an error.
+        for kinds in [TREES, DOMAINS] {
+            let mut tables =
+                Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
+            if reach::noted(tables.apply(1, records.clone())).is_some() && kinds.domains {
+                let again = Tables::decode(&tables.encode(), [1, 1, 0], kinds);
+                let same = again.is_ok_and(|again| again.domains == tables.domains);
+                assert!(same, "tables that records made lose their domains");
+            }
+        }
     }
 }
 
@@ -335,6 +398,7 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     );
     examples.push([&[23, 1, 0, 0, 0][..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat());
     examples.push(Record::encode_all(&of_snapshots()));
+    examples.extend([false, true].map(|is_freed| Record::encode_all(&of_domains(is_freed))));
     examples
 }
 
@@ -349,10 +413,14 @@ pub fn snapshot(data: &[u8]) {
         (one, CLONES),
         (one, LEAVES),
         (one, Kinds { on_demand: true, ..LEAVES }),
+        (one, DOMAINS),
     ] {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
-            assert!(again.is_ok(), "tables that were read can't be written");
+            assert!(
+                again.is_ok_and(|again| again.domains == tables.domains),
+                "tables that were read can't be written"
+            );
         }
     }
 }
@@ -365,6 +433,7 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], LATE) }
             .encode()])
         .chain([with_snapshots().encode()])
+        .chain([false, true].map(|is_freed| with_domains(is_freed).encode()))
         .chain([LEAVES, Kinds { on_demand: true, ..LEAVES }].map(|kinds| {
             Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) }
                 .encode()
@@ -374,7 +443,7 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
 
 /// A leaf of a table: its entries are written as they were read.
 pub fn leaf(data: &[u8]) {
-    for kinds in [Kinds::default(), LATE] {
+    for kinds in [Kinds::default(), LATE, DOMAINS] {
         let Some(entries) = reach::noted(decode_leaf(data, kinds)) else { continue };
         let again = decode_leaf(&[&data[..LEAF_HEADER_BYTES], &entries].concat(), kinds);
         assert!(again.is_ok_and(|again| again == entries), "a leaf changes by being written");

@@ -154,7 +154,8 @@ fn fill(
 }
 
 fn put_bytes(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
-    let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let request =
+        Request { domain: None, name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
     onefold_archive::put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(bytes)?;
         feeder.zeroes(8192)?;
@@ -164,7 +165,8 @@ fn put_bytes(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
 }
 
 fn put_tree(archive: &Arc<Archive>, name: &str) -> Result<()> {
-    let request = Request { name: name.into(), shape: Shape::Tree, now: 1_000, wait: false };
+    let request =
+        Request { domain: None, name: name.into(), shape: Shape::Tree, now: 1_000, wait: false };
     let (data, mut entries) = (content(5, 6_000), Vec::new());
     tree().iter().for_each(|entry| encode_entry(entry, &mut entries));
     onefold_archive::put(archive, request, &Gauge::default(), |feeder| {

@@ -75,7 +75,7 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
         at += n as u64;
         cutting.advance(n);
         let mut batch = if at < stream.bytes() { cutting.some() } else { cutting.end() };
-        batch.fingerprint(&archive);
+        batch.fingerprint(session.domain());
         session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))?;
         if writer.must_import() {
             writer.import(true)?;

@@ -187,7 +187,7 @@ pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles>
         cutting.advance(FILLER_BYTES);
         cutting.border();
         if n % 1024 == 1023 || n + 1 == chunks {
-            take(&archive, &mut session, &mut writer, &mut writing, cutting.some())?;
+            take(&mut session, &mut writer, &mut writing, cutting.some())?;
         }
     }
     finish(&mut session, &mut writer, "filler", writing)?;
@@ -204,13 +204,12 @@ fn settings(filters: &[FilterName]) -> Settings {
 }
 
 fn take(
-    archive: &Archive,
     session: &mut Session,
     writer: &mut StreamWriter,
     writing: &mut Writing,
     mut batch: onefold_archive::Batch,
 ) -> Result<()> {
-    batch.fingerprint(archive);
+    batch.fingerprint(session.domain());
     session.add(&batch, writing, &mut |open| writer.pack_and_write(open))
 }
 
@@ -279,7 +278,7 @@ fn put(
             client.cutting.advance(n);
             let last = client.at >= client.stream.bytes();
             let batch = if last { client.cutting.end() } else { client.cutting.some() };
-            take(&archive, &mut session, &mut writer, &mut client.writing, batch)?;
+            take(&mut session, &mut writer, &mut client.writing, batch)?;
             let spilling = files.asked("index");
             if writer.must_import() {
                 writer.import(true)?;

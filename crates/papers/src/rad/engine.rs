@@ -232,7 +232,7 @@ fn put(archive: &Arc<Archive>, name: &str, versions: &[Version]) -> Result<()> {
     let mut writer = StreamWriter::new(&session, 0);
     let (mut writing, mut cutting) = (Writing::default(), Cutting::new(archive));
     let mut add = |mut batch: Batch| {
-        batch.fingerprint(archive);
+        batch.fingerprint(session.domain());
         session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))
     };
     for &hash in versions.iter().flat_map(|version| &version.chunks) {

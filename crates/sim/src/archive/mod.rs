@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 105] = [
+const MARKS: [&str; 109] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -30,6 +30,7 @@ const MARKS: [&str; 105] = [
     "a copy of a leaf was written again",
     "a damaged archive was looked at",
     "a damaged container stayed",
+    "a domain was erased",
     "a drain lost a damaged block",
     "a forged key area was refused",
     "a forgotten snapshot expired",
@@ -57,11 +58,13 @@ const MARKS: [&str; 105] = [
     "a slot was removed",
     "a snapshot of the tables was written anew",
     "a snapshot was undeleted",
+    "a stream of an erased domain was removed",
     "a volume was cloned",
     "all references were counted anew",
     "all unflushed writes were there",
     "an empty disk of the index",
     "an empty mount point",
+    "an erasure of a domain that was cut off was ended",
     "an old key area was refused",
     "an older disk of the index",
     "an open process was told of an upgrade",
@@ -122,6 +125,7 @@ const MARKS: [&str; 105] = [
     "usage counts in pages compared with the roots",
     "volumes flushed",
     "volumes met a full disk",
+    "what was on its way into an erased domain was refused",
     "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",

@@ -80,6 +80,9 @@ const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encode
 /// than disks of a sealed chunk index.
 const NEWER_THAN_PUT_BACK: &str = "# The seeds below draw files that are put back.";
 
+/// The line behind the kept seeds that are older than domains.
+const NEWER_THAN_DOMAINS: &str = "# The seeds below draw domains.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -183,6 +186,8 @@ pub struct Params {
     pub old_condemnation: bool,
     /// The archive is sealed; drawn from a source of its own.
     pub sealed: bool,
+    /// Domains of a sealed archive beside the first one; drawn from a source of its own.
+    pub domains: u8,
     /// Whoever holds the files of a sealed archive puts older ones back; drawn from a source of its own.
     pub puts_back: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
@@ -280,7 +285,9 @@ impl Params {
     /// nor of those that found a planted bug which has nothing to do with it.
     fn sealed(seed: u64) -> bool {
         let rng = &mut Rng::new(seed ^ 0x7365_616c_6564_5f3f);
-        rng.percent(20) && !is_older(seed, NEWER_THAN_SEALED) && !found_another_bug(seed)
+        rng.percent(20)
+            && !is_older(seed, NEWER_THAN_SEALED)
+            && !found_another_bug(seed, &SEALED_BUGS)
     }
 
     /// Four sealed archives of five, where nothing rots, and no frame comes late; none of the kept seeds
@@ -289,6 +296,18 @@ impl Params {
         let rng = &mut Rng::new(self.seed ^ 0x7075_745f_6261_636b);
         let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
         rng.percent(80) && !is_older(self.seed, NEWER_THAN_PUT_BACK) && is_plain && self.sealed
+    }
+
+    /// Nine of ten sealed archives have one to three domains more, where nothing rots and no disk is full;
+    /// none of the kept seeds that are older than that, nor of those that found a planted bug which has
+    /// nothing to do with it.
+    fn domains(&self) -> u8 {
+        let rng = &mut Rng::new(self.seed ^ 0x646f_6d61_696e_733f);
+        let (is_drawn, count) = (rng.percent(90), 1 + rng.below(3) as u8);
+        let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
+        let is_new =
+            !is_older(self.seed, NEWER_THAN_DOMAINS) && !found_another_bug(self.seed, &DOMAIN_BUGS);
+        if is_drawn && is_plain && is_new && self.sealed { count } else { 0 }
     }
 
     /// One sealed archive in three has its chunk index on a disk of its own; none of the kept seeds that
@@ -350,6 +369,7 @@ impl Params {
             on_demand: self.leaves.is_some() && self.on_demand.is_some(),
             clones: self.clones,
             counts_in_pages: self.count_pages.is_some(),
+            domains: false,
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }
@@ -387,7 +407,12 @@ impl Params {
             all.push(with(&|params| params.index_disk = false));
         }
         if self.sealed {
-            all.push(with(&|params| (params.sealed, params.puts_back) = (false, false)));
+            all.push(with(&|params| {
+                (params.sealed, params.puts_back, params.domains) = (false, false, 0);
+            }));
+        }
+        if self.domains > 0 {
+            all.push(with(&|params| params.domains -= 1));
         }
         if self.puts_back {
             all.push(with(&|params| params.puts_back = false));
@@ -476,6 +501,7 @@ impl Params {
             older,
             index_disk: Params::index_disk(seed),
             sealed: Params::sealed(seed),
+            domains: 0,
             puts_back: false,
         };
         if many_snapshots {
@@ -505,6 +531,7 @@ impl Params {
             params.index_disk = Params::sealed_index_disk(seed);
         }
         params.puts_back = params.puts_back();
+        params.domains = params.domains();
         params.late_counts = params.late_counts() && !params.puts_back;
         params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
@@ -551,7 +578,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 9] = [
+const SEALED_BUGS: [&str; 12] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -561,14 +588,21 @@ const SEALED_BUGS: [&str; 9] = [
     "plaintext-written",
     "other-counts-believed",
     "sealed-read-exactly",
+    "erased-in-one-copy",
+    "fingerprints-of-another-domain",
+    "listed-in-another-domain",
 ];
 
-/// True for a kept seed that found another planted bug.
-fn found_another_bug(seed: u64) -> bool {
+/// Planted bugs that only archives with domains meet.
+const DOMAIN_BUGS: [&str; 3] =
+    ["erased-in-one-copy", "fingerprints-of-another-domain", "listed-in-another-domain"];
+
+/// True for a kept seed that found another planted bug than these.
+fn found_another_bug(seed: u64, these: &[&str]) -> bool {
     let kept = include_str!("../../seeds/archive-bugs.txt").lines();
     let mut lines = kept.map(str::split_whitespace);
     lines.any(|mut words| {
-        let is_other = words.next().is_some_and(|name| !SEALED_BUGS.contains(&name));
+        let is_other = words.next().is_some_and(|name| !these.contains(&name));
         is_other && words.any(|word| word.parse() == Ok(seed))
     })
 }

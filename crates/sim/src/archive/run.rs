@@ -14,6 +14,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
     actors::{
+        domains::Places,
         index_disk::IndexDisk,
         keys::Sealed,
         put_back::Taken,
@@ -127,6 +128,8 @@ pub(super) struct Sim {
     pub(super) upgraded: Upgraded,
     /// The keys of a sealed archive.
     pub(super) sealed: Option<Sealed>,
+    /// The domains beside the first one of a sealed archive.
+    pub(super) places: Option<Places>,
     /// What whoever holds its files took, to put it back later.
     pub(super) taken: Option<Taken>,
     /// For what the medium does, likewise.
@@ -162,6 +165,7 @@ impl Sim {
         let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
         let upgraded = Upgraded::of(params.kinds());
         let sealed = params.sealed.then(|| Sealed::new(params.seed));
+        let places = (params.domains > 0).then(|| Places::new(params.seed, params.domains));
         let taken = params.puts_back.then(|| Taken::new(params.seed));
         if params.sealed {
             files.watch_steps("segment-", 4096);
@@ -193,6 +197,7 @@ impl Sim {
             upgrade_rng,
             upgraded,
             sealed,
+            places,
             taken,
             changes: 0,
             unsure: None,
@@ -404,6 +409,11 @@ impl Sim {
             }
         };
         created.map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;
+        match self.make_domains() {
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Down) => return Err(Failure::new(Checker::Progress, "no domain is made")),
+            Ok(()) => {}
+        }
         for round in 0..self.params.rounds {
             self.say(|| format!("life {round}"));
             match self.life() {
@@ -527,7 +537,7 @@ impl Sim {
             self.now += self.rng.below(3);
             self.index_disk_move();
             let upgraded = self.upgrade_move(n == 0);
-            let moved = upgraded.and_then(|()| self.key_move());
+            let moved = upgraded.and_then(|()| self.key_move()).and_then(|()| self.domain_move());
             match moved.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
@@ -677,6 +687,7 @@ impl Sim {
         if self.upgraded.kinds.trees {
             self.forget_all()?;
         }
+        self.remove_erased()?;
         for name in self.streams.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.remove(&name).map_err(|e| self.judge("remove", &e))?;

@@ -32,6 +32,7 @@ const KINDS: Kinds = Kinds {
     on_demand: true,
     clones: false,
     counts_in_pages: false,
+    domains: false,
 };
 
 /// An archive's files, and the snapshot that was written last.
@@ -92,7 +93,8 @@ impl Desk {
 fn container(id: u64, logged: u64) -> Container {
     let place = Place { segment: 1, at: id * 4096, bytes: 4096, meta_bytes: 200 };
     let id = ContainerId(id);
-    let stored = Stored { id, kind: ContainerKind::Data, chunks: 1, raw_bytes: 9, place };
+    let stored =
+        Stored { id, kind: ContainerKind::Data, domain: 0, chunks: 1, raw_bytes: 9, place };
     Container { stored, merged: Vec::new(), logged, born: 0, changed: 0 }
 }
 

@@ -10,7 +10,10 @@ use super::{
     target::RestoreTarget,
     threads,
 };
-use crate::{operations_log::Archive, rules::Rule};
+use crate::{
+    operations_log::{Archive, Domain},
+    rules::Rule,
+};
 
 /// Bytes of a file that one thread compares at a time.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -20,14 +23,14 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Removes the ranges from a plan that are in their files already.
 pub(super) fn keep_equal(
-    archive: &Archive,
+    (archive, domain): (&Archive, &Domain),
     plan: &mut Plan,
     ledger: &Ledger,
     threads: usize,
     target: &dyn RestoreTarget,
 ) -> Result<()> {
     // Without a key, chunks can be chosen that have one fingerprint.
-    if archive.fingerprinter.algorithm().needs_bytes() {
+    if domain.fingerprinter.algorithm().needs_bytes() {
         return Ok(());
     }
     let mut ranges = std::mem::take(&mut plan.ranges);
@@ -44,7 +47,7 @@ pub(super) fn keep_equal(
     let kept = Mutex::new(vec![false; ranges.len()]);
     threads::each(threads, pieces.len() - 1, &|own: &mut Comparing, n| {
         let (from, to) = (pieces[n], pieces[n + 1]);
-        own.compare(archive, &ranges[from..to], target)?;
+        own.compare((archive, domain), &ranges[from..to], target)?;
         kept.lock()[from..to].copy_from_slice(&own.equal);
         Ok(())
     })?;
@@ -72,7 +75,7 @@ impl Comparing {
     /// Says of each of some ranges of one file, in their order, whether they are there.
     fn compare(
         &mut self,
-        archive: &Archive,
+        (archive, domain): (&Archive, &Domain),
         ranges: &[Range],
         target: &dyn RestoreTarget,
     ) -> Result<()> {
@@ -97,7 +100,7 @@ impl Comparing {
                 at += range.bytes as usize;
                 there.extend(bytes.filter(|_| at <= read));
             }
-            let found = archive.fingerprinter.chunks(&there);
+            let found = domain.fingerprinter.chunks(&there);
             let equal = now.iter().zip(&found).map(|(range, found)| {
                 range.fingerprint == *found || !archive.keeps(Rule::KeptByFingerprint)
             });

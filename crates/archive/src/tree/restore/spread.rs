@@ -14,7 +14,7 @@ use super::{
 use crate::{
     container::ContainerReader,
     format::{container::Packer, damage::is_damage, parameters::Compression},
-    operations_log::Archive,
+    operations_log::{Archive, Domain},
     rules::Rule,
     stream::Verify,
 };
@@ -28,6 +28,7 @@ const GAP_BYTES: u64 = 64 << 10;
 /// Writes the ranges of a plan.
 pub(super) struct Spread<'a> {
     pub(super) archive: &'a Archive,
+    pub(super) domain: &'a Domain,
     pub(super) container_reader: &'a ContainerReader,
     pub(super) plan: &'a Plan,
     pub(super) ledger: &'a Ledger,
@@ -214,7 +215,7 @@ impl Spread<'_> {
             }
             numbers.push(chunks.len());
         }
-        let fingerprints = self.archive.fingerprinter.chunks(&chunks);
+        let fingerprints = self.domain.fingerprinter.chunks(&chunks);
         for ((range, group), number) in ranges.iter().zip(found).zip(numbers) {
             let of = number.checked_sub(1).and_then(|n| fingerprints.get(n));
             if group.is_some() && of != Some(&range.fingerprint) {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     container::{ChunkReader, ContainerReader},
     format::recipe::Part,
-    operations_log::Archive,
+    operations_log::{Archive, Domain},
     stream::Verify,
     tables::Tables,
 };
@@ -34,6 +34,7 @@ const FILE_BYTES: usize = 64;
 pub struct RestoreWindow {
     archive: Arc<Archive>,
     tables: Arc<Tables>,
+    domain: Arc<Domain>,
     container_reader: ContainerReader,
     chunk_reader: ChunkReader,
     verify: Verify,
@@ -52,7 +53,7 @@ impl RestoreWindow {
     #[must_use]
     pub fn new(
         archive: &Arc<Archive>,
-        tables: &Arc<Tables>,
+        (tables, domain): (&Arc<Tables>, &Arc<Domain>),
         (verify, in_place): (Verify, bool),
         memory: usize,
         threads: usize,
@@ -63,11 +64,14 @@ impl RestoreWindow {
         {
             ledger.is_hasty = !archive.keeps(crate::rules::Rule::FinishedAfterLastRange);
         }
+        let mut chunk_reader = ChunkReader::default();
+        chunk_reader.domain = Some(domain.number());
         RestoreWindow {
             archive: archive.clone(),
             tables: tables.clone(),
+            domain: domain.clone(),
             container_reader: ContainerReader::new(archive.clone()),
-            chunk_reader: ChunkReader::default(),
+            chunk_reader,
             verify,
             in_place,
             threads,
@@ -142,7 +146,7 @@ impl RestoreWindow {
         let (ledger, threads) = (&self.ledger, self.threads);
         let numbers: Vec<usize> = ledger.numbers().collect();
         if self.in_place {
-            keep_equal(&self.archive, &mut plan, ledger, threads, target)?;
+            keep_equal((&self.archive, &self.domain), &mut plan, ledger, threads, target)?;
             threads::each(threads, numbers.len(), &|(): &mut (), n| {
                 target.begin(numbers[n], ledger.waits(numbers[n]))
             })?;
@@ -151,8 +155,8 @@ impl RestoreWindow {
         plan.sort();
         threads::each(threads, numbers.len(), &|(): &mut (), n| ledger.settle(numbers[n], target))?;
         let (archive, container_reader) = (&*self.archive, &self.container_reader);
-        let (plan, verify) = (&plan, self.verify);
-        Spread { archive, container_reader, plan, ledger, verify, target }.all(threads)?;
+        let (plan, verify, domain) = (&plan, self.verify, &*self.domain);
+        Spread { archive, domain, container_reader, plan, ledger, verify, target }.all(threads)?;
         self.ledger.next_window();
         self.runs.clear();
         self.fingerprints.clear();

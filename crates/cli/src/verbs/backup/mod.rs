@@ -26,7 +26,7 @@ use std::{
 use clap::Args;
 use onefold_archive::{
     Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, Tables,
-    TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial,
+    TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
@@ -93,6 +93,12 @@ pub(crate) struct Options {
     /// The set that the snapshot belongs to, which is how it is called; without it, the paths
     #[arg(long, value_name = "NAME")]
     set: Option<String>,
+
+    /// The domain that the set belongs to: it shares nothing with sets of others, and is gone when its
+    /// domain is erased. A set stays in its domain; without it, a new one belongs to the domain that each
+    /// archive begins with. Encrypted archives only
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
 
     /// The host's name; without it, that of this one
     #[arg(long, value_name = "NAME")]
@@ -232,7 +238,7 @@ fn store(
         std::thread::sleep(LOOK_EVERY);
     };
     let tables = archive.refresh()?;
-    let request = request(options, rules, &tables)?;
+    let request = request(options, rules, (&archive, &tables))?;
     let total = parents(&tables, &request).map(|parent| parent.bytes).max().unwrap_or(0);
     let made = shown(total, |gauge| {
         let since = began(parents(&tables, &request));
@@ -256,7 +262,7 @@ fn send(
     // What the parents name is not freed before the server has named it.
     let kept = TreeReader::new(&archive)?;
     let tables = kept.tables().clone();
-    let mut request = request(options, rules, &tables)?;
+    let mut request = request(options, rules, (&archive, &tables))?;
     let mut own = only_adds(directory)?.then(|| Own::of(archive.label().id));
     if let Some(own) = &own {
         take_over_from(own, &tables, &mut request);
@@ -382,7 +388,7 @@ fn dry(
 ) -> Result<(), Failure> {
     takes_snapshots(options, archive)?;
     let tables = archive.tables();
-    let request = request(options, rules, &tables)?;
+    let request = request(options, rules, (archive, &tables))?;
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let (since, mut counts) = (began(parents.iter().copied()), Counts::default());
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
@@ -390,7 +396,7 @@ fn dry(
         let walk = |feeder: &mut TreeFeeder<'_>| walk((rules, since), archive, feeder, &mut counts);
         match how {
             DryRun::Walk => backup_elsewhere(archive, &parents, gauge, None, walk).map(|()| None),
-            DryRun::Read => backup_trial(archive, &parents, gauge, walk).map(Some),
+            DryRun::Read => backup_trial(archive, &request, &parents, gauge, walk).map(Some),
         }
     })?;
     dry::tell(&counts, growth, options.json)
@@ -417,7 +423,12 @@ fn shown<T>(
     })
 }
 
-fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRequest, Failure> {
+fn request(
+    options: &Options,
+    rules: &Rules,
+    (archive, tables): (&Archive, &Tables),
+) -> Result<BackupRequest, Failure> {
+    let domain = options.domain.as_deref().map(|name| domain_called(archive, name)).transpose()?;
     let paths: Vec<Vec<u8>> = rules
         .roots
         .iter()
@@ -432,6 +443,7 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
     let mut request = BackupRequest {
         id: SnapshotId(random_bytes()?),
         set,
+        domain,
         host: options.host.clone().unwrap_or(host),
         machine: machine(),
         paths,
@@ -442,6 +454,7 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
         checkpoint: None,
         accept: options.accept,
     };
+    request.domain = Some(request.domain_in(tables)?);
     let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
     let of_host = of_set().find(|snapshot| snapshot.host == request.host);
     let parent = of_host.or_else(|| of_set().next());

@@ -10,6 +10,7 @@ pub(super) fn asked(request: &BackupRequest) -> Backup {
     Backup {
         id: request.id.to_string(),
         set: request.set.clone(),
+        domain: request.domain,
         host: request.host.clone(),
         machine: SnapshotId(request.machine).to_string(),
         paths: request.paths.clone(),
@@ -29,6 +30,7 @@ pub(crate) fn request(asked: &Backup, clock: fn() -> u64) -> Result<BackupReques
     Ok(BackupRequest {
         id: id(&asked.id)?,
         set: asked.set.clone(),
+        domain: asked.domain,
         host: asked.host.clone(),
         machine: id(&asked.machine)?.0,
         paths: asked.paths.clone(),

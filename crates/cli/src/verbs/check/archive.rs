@@ -54,7 +54,19 @@ struct Found {
     index_entries: Option<u64>,
     /// Files of the chunk index that are lost: the next put makes it anew.
     index_lost_files: u64,
+    /// What nobody can read any more, since its domain was erased; that is no problem.
+    erased: Erased,
     well: bool,
+}
+
+/// What belongs to domains that were erased.
+#[derive(Debug, Serialize)]
+struct Erased {
+    domains: Vec<u32>,
+    streams: u64,
+    snapshots: u64,
+    containers: u64,
+    bytes: u64,
 }
 
 /// Containers that a note names.
@@ -156,6 +168,13 @@ fn found(made: &Outcome) -> Found {
         usage_counts_too_high: report.counts.as_ref().map(|counts| counts.too_high.chunks),
         index_entries: made.index_entries,
         index_lost_files: made.lost_index_files,
+        erased: Erased {
+            domains: report.erased.domains.iter().copied().collect(),
+            streams: report.erased.streams,
+            snapshots: report.erased.snapshots,
+            containers: report.erased.containers,
+            bytes: report.erased.bytes,
+        },
         well: made.is_well(),
     }
 }
@@ -172,6 +191,21 @@ fn tell(made: &Outcome, data: bool) {
     ));
     if report.snapshots > 0 {
         output::line(counted(report.snapshots, "snapshot"));
+    }
+    let erased = &report.erased;
+    if !erased.domains.is_empty() {
+        let numbers: Vec<String> = erased.domains.iter().map(u32::to_string).collect();
+        let frees = if erased.containers > 0 {
+            format!("; gc frees {}", Size(erased.bytes))
+        } else {
+            String::new()
+        };
+        output::line(format_args!(
+            "erased: {} and {} of domain {}, which nobody can read any more{frees}",
+            counted(erased.streams, "stream"),
+            counted(erased.snapshots, "snapshot"),
+            numbers.join(", ")
+        ));
     }
     if made.lost_index_files > 0 {
         output::line(format_args!(

@@ -27,6 +27,7 @@ pub(super) struct Left {
     /// Containers of puts that run or were killed, kept for a repeated one. What is named of them
     /// counts too.
     unfinished_bytes: u64,
+    erased_bytes: u64,
     /// Forgotten snapshots, and what only they name; when the first and the last of them go.
     trash_snapshots: u64,
     trash_bytes: u64,
@@ -59,6 +60,7 @@ impl Left {
             merge_writes_bytes: merge_write_bytes,
             waiting_bytes,
             unfinished_bytes,
+            erased_bytes,
             trash,
         } = survey(archive, options)?;
         let until = |at| (trash.snapshots > 0).then_some(at);
@@ -69,6 +71,7 @@ impl Left {
             merge_write_bytes,
             waiting_bytes,
             unfinished_bytes,
+            erased_bytes,
             trash_snapshots: trash.snapshots,
             trash_bytes: trash.bytes,
             trash_from: until(trash.until.0),
@@ -84,6 +87,12 @@ impl Left {
             "would free {} without a write, where all of a container is dead",
             Size(self.droppable_bytes)
         ));
+        if self.erased_bytes > 0 {
+            output::line(format_args!(
+                "would free {} of domains that were erased",
+                Size(self.erased_bytes)
+            ));
+        }
         output::line(format_args!(
             "would free {} by merging containers that are less than half full, which writes {}",
             Size(self.mergeable_bytes),

@@ -103,6 +103,10 @@ fn hours(text: &str) -> Result<Duration, humantime::DurationError> {
 struct Done {
     /// Forgotten snapshots that are gone.
     expired_snapshots: u64,
+    /// Containers of domains that were erased, and their space; what is held back counts, and is freed
+    /// later.
+    erased_containers: u64,
+    erased_bytes: u64,
     dropped_containers: u64,
     merged_containers: u64,
     new_containers: u64,
@@ -259,6 +263,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     drop(bar);
     let done = Done {
         expired_snapshots: done.expired,
+        erased_containers: done.erased,
+        erased_bytes: done.erased_bytes,
         dropped_containers: done.dropped,
         merged_containers: done.merged,
         new_containers: done.into,
@@ -337,6 +343,13 @@ impl Done {
             done.merged_containers,
             done.new_containers
         ));
+        if done.erased_containers > 0 {
+            output::line(format_args!(
+                "dropped {} of domains that were erased: {}",
+                counted(done.erased_containers, "container"),
+                Size(done.erased_bytes)
+            ));
+        }
         if let Some(recounted) = &done.recounted {
             recounted.tell();
         }

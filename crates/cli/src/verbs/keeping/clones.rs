@@ -33,6 +33,7 @@ pub(in crate::verbs) fn clones(tables: &Tables) -> Vec<CloneOfVolume> {
         let snapshot = Snapshot {
             id: SnapshotId(id),
             set: set.to_owned(),
+            domain: 0,
             host: String::new(),
             machine: [0; 16],
             paths: Vec::new(),

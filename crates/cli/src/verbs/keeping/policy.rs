@@ -261,6 +261,7 @@ mod tests {
         Snapshot {
             id: SnapshotId([n; 16]),
             set: "s".into(),
+            domain: 0,
             host: String::new(),
             machine: [0; 16],
             paths: Vec::new(),

@@ -11,7 +11,8 @@ use std::{
 
 use clap::Args;
 use onefold_archive::{
-    FilterName, Gauge, Ingest, PutReport as Report, PutRequest, Settings, Shape, put_on,
+    Archive, FilterName, Gauge, Ingest, PutReport as Report, PutRequest, Settings, Shape,
+    domain_called, put_on,
 };
 use onefold_core::{Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,12 @@ pub(crate) struct Options {
     #[arg(long)]
     strict: bool,
 
+    /// The domain that the stream belongs to: it shares nothing with streams of others, and is gone when
+    /// its domain is erased. Without it, the domain of the stream that it replaces, or else the one that
+    /// each archive begins with. Encrypted archives only
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
+
     /// Continues when nodes are absent, as long as one more is present than the data needs.
     /// Archives on several nodes only
     #[arg(long)]
@@ -109,7 +116,11 @@ pub(crate) struct Options {
 impl Options {
     /// Figures that only archives know.
     fn is_about_archives(&self) -> bool {
-        self.recursive.is_some() || self.is_about_trees() || self.degraded || self.no_wait
+        self.recursive.is_some()
+            || self.is_about_trees()
+            || self.degraded
+            || self.no_wait
+            || self.domain.is_some()
     }
 
     fn is_about_trees(&self) -> bool {
@@ -151,7 +162,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
         other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
         other => {
-            let why = "it takes streams and files, and has neither nodes nor puts to wait for";
+            let why =
+                "it takes streams and files, and has no nodes, no domains and no puts to wait for";
             return Err(refused(&options.store, &other, why));
         }
     };
@@ -173,7 +185,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let stored = std::thread::scope(|scope| {
         let shown = scope.spawn(|| show(&gauge, total, &ended));
         let stored = match directory.server() {
-            Ok(Some(server)) => send(server, &source, &gauge, options),
+            Ok(Some(server)) => send((server, &directory), &source, &gauge, options),
             Ok(None) => store(&directory, &source, &gauge, options, &mut notes),
             Err(error) => Err(error),
         };
@@ -257,7 +269,7 @@ fn store(
             begun => break begun?,
         }
         if let Some(server) = directory.server()? {
-            return send(server, source, gauge, options);
+            return send((server, directory), source, gauge, options);
         }
         if !std::mem::replace(&mut told, true) {
             waiting();
@@ -269,17 +281,35 @@ fn store(
         std::thread::sleep(LOOK_EVERY);
     };
     let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
-    let request = PutRequest { name: options.name.clone(), shape, now: now(), wait: false };
+    let domain = domain(options, &archive)?;
+    let name = options.name.clone();
+    let request = PutRequest { name, shape, domain, now: now(), wait: false };
     let report = put_on(&ingest, request, gauge, |feeder| source.feed(feeder))?;
     notes.extend(nodes.iter().flat_map(|nodes| directory.notes(nodes)));
     Ok(Stored::new(&options.name, &report))
 }
 
+/// The number of the domain that it goes to.
+fn domain(options: &Options, archive: &Archive) -> Result<Option<u32>> {
+    options.domain.as_deref().map(|name| domain_called(archive, name)).transpose()
+}
+
 /// Lets the server of the archive store it.
-fn send(mut server: Client, source: &Source, gauge: &Gauge, options: &Options) -> Result<Stored> {
+fn send(
+    (mut server, directory): (Client, &ArchiveDir),
+    source: &Source,
+    gauge: &Gauge,
+    options: &Options,
+) -> Result<Stored> {
+    // Its number is in the archive, which this process need not open otherwise.
+    let domain = match options.domain {
+        Some(_) => domain(options, &*directory.open_to_read(Settings::default().memory)?)?,
+        None => None,
+    };
     let request = control::Request::Put {
         name: options.name.clone(),
         tree: matches!(source, Source::Tree(_)),
+        domain,
     };
     let mut progress = |new, read| {
         gauge.new.store(new, Relaxed);

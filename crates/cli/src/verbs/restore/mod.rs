@@ -14,7 +14,7 @@ mod writing;
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
+use onefold_archive::{Archive, Snapshot, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
 use serde_json::json;
 
@@ -66,14 +66,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         None => Restorer::new(&options.directory, choices)?,
     };
     let what = (snapshot, &wanted);
-    let done =
-        match (write(options, restorer, (&archive, &tables), &mut reader, what, sizes), &aside) {
-            (Err(failure), Some(aside)) => {
-                aside.leave();
-                return Err(failure);
-            }
-            (done, _) => done?,
-        };
+    let done = match (write(options, restorer, &archive, &mut reader, what, sizes), &aside) {
+        (Err(failure), Some(aside)) => {
+            aside.leave();
+            return Err(failure);
+        }
+        (done, _) => done?,
+    };
     match aside {
         Some(aside) if done.damaged + done.refused > 0 => aside.leave(),
         Some(aside) => aside.finish()?,
@@ -130,7 +129,7 @@ struct Done {
 fn write(
     options: &Options,
     restorer: Restorer,
-    archive: (&Arc<Archive>, &Arc<Tables>),
+    archive: &Arc<Archive>,
     reader: &mut TreeReader,
     (snapshot, wanted): (&Snapshot, &Wanted),
     sizes: Sizes<'_>,
@@ -140,7 +139,7 @@ fn write(
         in_place: options.in_place,
         memory: usize::try_from(options.window.0).unwrap_or(usize::MAX),
     };
-    let mut writing = Writing::new(archive, restorer, manner, (sizes.names, sizes.bytes));
+    let mut writing = Writing::new(archive, reader, restorer, manner, (sizes.names, sizes.bytes));
     let walked = walk(reader, snapshot, wanted, &mut writing);
     let written = walked.and_then(|()| writing.write());
     if let Err(error) = written.and_then(|()| writing.restorer.made_all()) {

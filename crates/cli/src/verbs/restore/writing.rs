@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Part, RestoreTarget, RestoreWindow, Tables, TreeEntry, TreeReader, TreeWhat, Verify,
+    Archive, Part, RestoreTarget, RestoreWindow, TreeEntry, TreeReader, TreeWhat, Verify,
 };
 use onefold_backend::tree::Restorer;
 use onefold_core::{
@@ -53,16 +53,18 @@ pub(super) struct Writing {
 
 impl Writing {
     pub(super) fn new(
-        (archive, tables): (&Arc<Archive>, &Arc<Tables>),
+        archive: &Arc<Archive>,
+        reader: &TreeReader,
         restorer: Restorer,
         manner: Manner,
         (names, total): (AllNames, u64),
     ) -> Writing {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Manner { verify, in_place, memory } = manner;
+        let of = (reader.tables(), &reader.domain());
         Writing {
             slots: Slots::new(restorer.files(), names, total, in_place),
-            window: RestoreWindow::new(archive, tables, (verify, in_place), memory, threads),
+            window: RestoreWindow::new(archive, of, (verify, in_place), memory, threads),
             restorer,
             in_place,
             pending: Pending::default(),

@@ -99,8 +99,8 @@ mod tests {
             Request::SnapshotSpace,
             Request::VolumeSpace,
             Request::ReceiveList,
-            Request::Put { name: name(), tree: false },
-            Request::Put { name: name(), tree: true },
+            Request::Put { name: name(), tree: false, domain: None },
+            Request::Put { name: name(), tree: true, domain: None },
             backup(false),
         ] {
             assert!(allow(&request).is_ok(), "{request:?}");

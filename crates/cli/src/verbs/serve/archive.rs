@@ -378,7 +378,7 @@ impl Served for Commands {
             Request::Backup(request) => return self.take_backup(&request, input, progress),
             request => request,
         };
-        let Request::Put { name, tree } = request else {
+        let Request::Put { name, tree, domain } = request else {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
         onefold_archive::valid_name(&name)?;
@@ -396,8 +396,8 @@ impl Served for Commands {
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let shape = if tree { Shape::Tree } else { Shape::Bytes };
-        let (gauge, stream_of) =
-            (Gauge::default(), Stream { name: name.clone(), shape, now: now(), wait: false });
+        let (gauge, name_of) = (Gauge::default(), name.clone());
+        let stream_of = Stream { name: name_of, shape, domain, now: now(), wait: false };
         let looked = &gauge;
         let report = put_on(self.volumes.ingest(), stream_of, &gauge, |feeder| {
             stream::take(input, feeder, &mut || {

@@ -156,6 +156,9 @@ pub enum Request {
         /// The stream is a directory's data and its listing.
         #[serde(default)]
         tree: bool,
+        /// The number of its domain; without one that of the stream that it replaces.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<u32>,
     },
     /// A snapshot of directories into an archive, which follows as with a put.
     Backup(Box<Backup>),
@@ -183,6 +186,9 @@ impl Request {
 pub struct Backup {
     pub id: String,
     pub set: String,
+    /// The number of its domain; without one that of the set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<u32>,
     pub host: String,
     pub machine: String,
     pub paths: Vec<Vec<u8>>,
@@ -518,7 +524,7 @@ mod tests {
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::VolumeClone { of: "a".into(), name: "b".into(), read_only: true },
-            Request::Put { name: "s".into(), tree: true },
+            Request::Put { name: "s".into(), tree: true, domain: Some(3) },
             Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
             Request::Send {
                 snapshot: "a@b".into(),

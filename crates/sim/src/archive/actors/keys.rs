@@ -10,7 +10,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_archive::{Archive, Format, KeySource, Settings, change_keys, create_sealed};
 use onefold_core::{Error, Files, Kind, Result, checksum};
 use onefold_seal::{
-    AREA_BYTES, Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, observer,
+    AREA_BYTES, Argon, Care, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, judge,
+    observer,
 };
 use onefold_testbed::Rng;
 use parking_lot::Mutex;
@@ -111,7 +112,13 @@ impl Sealed {
 }
 
 impl Sim {
-    fn read_keys(&self) -> Result<Vec<u8>> {
+    /// The keys of a copy of the key area, opened by the secret that is never removed.
+    pub(crate) fn opened_by_owner(copy: &[u8]) -> Option<Keys> {
+        let root = &mut |area: &KeyArea| Holder(OWNER).root(area);
+        judge([copy; 2], &ID, (0, true), root, Care::default()).ok().map(|judged| judged.keys)
+    }
+
+    pub(crate) fn read_keys(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; 2 * AREA_BYTES];
         let n = self.files.open(KEYS)?.read_at(0, &mut bytes)?;
         bytes.truncate(n);

@@ -77,9 +77,9 @@ impl Sim {
         while putting.fed < content.len() {
             self.feed(&mut putting).map_err(|error| self.judge("put", &error))?;
         }
-        let Putting { archive, session, writer, cutting, writing, .. } = &mut *putting;
+        let Putting { session, writer, cutting, writing, .. } = &mut *putting;
         let mut batch = cutting.some();
-        batch.fingerprint(archive);
+        batch.fingerprint(session.domain());
         let added = session.add(&batch, writing, &mut |open| writer.pack_and_write(open));
         added.map_err(|error| self.judge("put", &error))?;
         Ok(putting)

@@ -150,7 +150,7 @@ fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), E
         let batch = cutting.advance(n);
         let last = rest.is_empty();
         for mut batch in batch.into_iter().chain(last.then(|| cutting.end())) {
-            batch.fingerprint(archive);
+            batch.fingerprint(session.domain());
             session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))?;
         }
         if last {

@@ -130,8 +130,9 @@ impl Restoring<'_> {
     ) -> Result<()> {
         let tables = reader.tables().clone();
         let manner = (Verify::Chunks, in_place);
-        let mut window = RestoreWindow::new(archive, &tables, manner, memory, 1);
         let root = reader.root(snapshot)?;
+        let of = (&tables, &reader.domain());
+        let mut window = RestoreWindow::new(archive, of, manner, memory, 1);
         let mut wanted = vec![(Vec::new(), root.directory)];
         while let Some((path, directory)) = wanted.pop() {
             let TreeWhat::Directory(top) = directory.what else { continue };

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Parents, Part,
-    Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry, TreeReader,
+    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Ingest, Parents,
+    Part, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry, TreeReader,
     TreeWhat, Verify, encode_attributes,
 };
 use onefold_core::{Error, Kind};
@@ -120,7 +120,7 @@ impl Backing {
             room[..part].copy_from_slice(&rest[..part]);
             rest = &rest[part..];
             if let Some(mut batch) = self.cutting.advance(part) {
-                batch.fingerprint(&self.archive);
+                batch.fingerprint(self.session.domain());
                 let Backing { session, builder, writer, .. } = self;
                 session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))?;
             }
@@ -130,7 +130,7 @@ impl Backing {
 
     fn store(&mut self) -> Result<(), Error> {
         let mut batch = self.cutting.some();
-        batch.fingerprint(&self.archive);
+        batch.fingerprint(self.session.domain());
         let Backing { session, builder, writer, .. } = self;
         session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))
     }
@@ -277,6 +277,10 @@ impl Sim {
             backing.writer.abandon();
             return if self.files.is_down() { Err(Stop::Down) } else { Ok(()) };
         }
+        if self.is_of_erased(error, backing.session.domain().number()) {
+            self.unsure = None;
+            return Ok(());
+        }
         if !last {
             self.unsure = None;
         }
@@ -288,11 +292,13 @@ impl Sim {
         let served = self.actors.serving.as_ref();
         let served = served.map(|serving| (serving.archive.clone(), serving.ingest.clone()));
         let is_served = served.is_some();
+        let domain = self.domain_of_trees();
         let (archive, session) = match served {
-            Some((archive, ingest)) => (archive, Session::on(&ingest)),
+            Some((archive, ingest)) => (archive, Session::in_domain(&ingest, domain)),
             None => {
                 let archive = self.open(true)?;
-                let session = Session::begin(&archive, false);
+                let ingest = Ingest::begin(&archive, false, false);
+                let session = ingest.and_then(|ingest| Session::in_domain(&ingest, domain));
                 (archive, session)
             }
         };
@@ -306,18 +312,22 @@ impl Sim {
         };
         let mut id = [0; 16];
         self.trees_rng.fill(&mut id);
-        let listed: Vec<Snapshot> = session.tables().snapshots.listed().cloned().collect();
+        let listed = session.tables().snapshots.listed().filter(|one| one.domain == domain);
+        let listed: Vec<Snapshot> = listed.cloned().collect();
         let parent = match self.trees_rng.percent(85) {
             true => self.trees_rng.pick(&listed[listed.len().saturating_sub(3)..]).cloned(),
             false => None,
         };
         let checkpoint = match self.trees_rng.percent(80) {
-            true => session.tables().snapshots.checkpoints().next_back().cloned(),
+            true => {
+                session.tables().snapshots.checkpoints().rfind(|one| one.domain == domain).cloned()
+            }
             false => None,
         };
         let request = BackupRequest {
             id: SnapshotId(id),
-            set: "s".into(),
+            set: if domain == 0 { "s".into() } else { format!("s{domain}") },
+            domain: Some(domain),
             now: self.now,
             parent: parent.as_ref().map(|parent| parent.id),
             checkpoint: checkpoint.as_ref().map(|checkpoint| checkpoint.id),
@@ -334,8 +344,8 @@ impl Sim {
             Ok(beside) => beside,
         };
         let writer = StreamWriter::new(&session, self.now);
-        let cutting = Cutting::new(&*archive);
-        let builder = TreeBuilder::new(&archive);
+        let cutting = Cutting::new(&**session.domain());
+        let builder = TreeBuilder::new(&archive, session.domain());
         let (found, mut known) = beside.take_root();
         match beside.enter(&found) {
             Err(error) => return Err(self.judge("put", &error)),
@@ -519,12 +529,14 @@ impl Sim {
         let mut reader = TreeReader::new(archive).map_err(|error| self.judge("reader", &error))?;
         let known = |snapshot: &&Snapshot| self.kept.contains_key(&snapshot.id.0);
         let tables = reader.tables().clone();
-        let mut shown = tables.snapshots.listed().chain(tables.snapshots.forgotten());
+        let shown = tables.snapshots.listed().chain(tables.snapshots.forgotten());
+        let mut shown = shown.filter(|one| !Sim::is_gone(&tables, one.domain));
         if let Some(unknown) = shown.find(|snapshot| !known(snapshot)) {
             let message = format!("snapshot {} is there, and nobody made it", unknown.id);
             return Err(Failure::new(Checker::DurableSurvives, message).into());
         }
-        for checkpoint in tables.snapshots.checkpoints() {
+        let checkpoints = tables.snapshots.checkpoints();
+        for checkpoint in checkpoints.filter(|one| !Sim::is_gone(&tables, one.domain)) {
             self.compare_checkpoint(&mut reader, checkpoint)?;
         }
         for id in self.kept.keys().copied().collect::<Vec<_>>() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Content, Cutting, Ended, Reader, Session, Shape, StreamWriter, Verify, Writing,
+    Content, Cutting, Ended, Ingest, Reader, Session, Shape, StreamWriter, Verify, Writing,
 };
 use onefold_core::{Error, Kind};
 
@@ -88,6 +88,10 @@ impl Sim {
                 putting.writer.abandon();
                 if self.files.is_down() { Err(Stop::Down) } else { Ok(()) }
             }
+            Err(error) if self.is_of_erased(&error, putting.session.domain().number()) => {
+                self.unsure = None;
+                Ok(())
+            }
             Err(error) => {
                 if !last {
                     self.unsure = None;
@@ -129,7 +133,7 @@ impl Sim {
             .as_ref()
             .map(|serving| (serving.archive.clone(), serving.ingest.clone()));
         let is_served = served.is_some();
-        let (archive, session) = match served {
+        let (archive, ingest) = match served {
             Some((archive, ingest)) => {
                 if self.rng.percent(10) {
                     let other = self.open(true)?;
@@ -148,23 +152,23 @@ impl Sim {
                     }
                 }
                 self.reach.hit("a put into a served archive");
-                (archive, Session::on(&ingest))
+                (archive, Ok(ingest))
             }
             None => {
                 let archive = self.open(true)?;
-                let session = Session::begin(&archive, false);
-                (archive, session)
+                let ingest = Ingest::begin(&archive, false, false);
+                (archive, ingest)
             }
         };
-        let session = match session {
+        let begun = ingest.and_then(|ingest| Session::on(&ingest).map(|session| (ingest, session)));
+        let (ingest, session) = match begun {
             Err(error) if error.kind() == Kind::Busy && self.actors.backing.is_some() => {
                 self.reach.hit("a put waits for a backup");
                 return Ok(());
             }
             Err(error) => return Err(self.judge("begin", &error)),
-            Ok(session) => session,
+            Ok(begun) => begun,
         };
-        let writer = StreamWriter::new(&session, self.now);
         // Content that is there already must be found, when nothing was ever collected or damaged.
         let names: Vec<String> = self.streams.keys().cloned().collect();
         let simple = !self.params.collects
@@ -185,7 +189,15 @@ impl Sim {
             },
         };
         let name = format!("s{}", self.rng.below(6));
-        let cutting = Cutting::new(&*archive);
+        let session = self.session_for((&archive, &ingest), session, &name);
+        let session = session.map_err(|error| self.judge("begin", &error))?;
+        let tables = session.tables();
+        let domain = session.domain().number();
+        let is_of_it =
+            |name: &String| tables.streams.get(name).is_some_and(|known| known.domain == domain);
+        let known = known.filter(is_of_it);
+        let writer = StreamWriter::new(&session, self.now);
+        let cutting = Cutting::new(&**session.domain());
         self.actors.putting = Some(Box::new(Putting {
             archive,
             session,
@@ -202,7 +214,7 @@ impl Sim {
     }
 
     pub(crate) fn feed(&mut self, putting: &mut Putting) -> Result<(), Error> {
-        let Putting { archive, session, writer, cutting, writing, content, fed, .. } = putting;
+        let Putting { session, writer, cutting, writing, content, fed, .. } = putting;
         let n = (self.rng.within(1, 12_000) as usize).min(content.len() - *fed);
         let mut rest = &content[*fed..*fed + n];
         *fed += n;
@@ -212,14 +224,14 @@ impl Sim {
             room[..part].copy_from_slice(&rest[..part]);
             rest = &rest[part..];
             if let Some(mut batch) = cutting.advance(part) {
-                batch.fingerprint(archive);
+                batch.fingerprint(session.domain());
                 session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
             }
         }
         // Batches are larger than these streams: what can be cut is stored now and then.
         if self.rng.percent(30) {
             let mut batch = cutting.some();
-            batch.fingerprint(archive);
+            batch.fingerprint(session.domain());
             session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
         }
         if writer.must_import() {
@@ -230,9 +242,9 @@ impl Sim {
     }
 
     pub(crate) fn finish(&mut self, putting: &mut Putting) -> Result<(), Error> {
-        let Putting { archive, session, writer, cutting, writing, name, content, .. } = putting;
+        let Putting { session, writer, cutting, writing, name, content, .. } = putting;
         let mut batch = cutting.end();
-        batch.fingerprint(archive);
+        batch.fingerprint(session.domain());
         session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
         let data =
             session.end_recipe(std::mem::take(writing), &mut |open| writer.pack_and_write(open))?;

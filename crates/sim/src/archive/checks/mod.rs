@@ -58,8 +58,11 @@ impl Sim {
             Ok(reader) => reader,
             Err(error) => return Err(self.judge("reader", &error)),
         };
+        self.settle_domains(&archive)?;
         self.resolve(&mut reader)?;
-        let found: Vec<String> = reader.tables().streams.keys().cloned().collect();
+        let tables = reader.tables().clone();
+        let there = tables.streams.iter().filter(|(_, one)| !Sim::is_gone(&tables, one.domain));
+        let found: Vec<String> = there.map(|(name, _)| name.clone()).collect();
         let expected: Vec<String> = self.streams.keys().cloned().collect();
         if found != expected {
             return Err(Failure::new(

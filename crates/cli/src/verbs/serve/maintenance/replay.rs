@@ -160,7 +160,8 @@ mod tests {
             while !replay.replay.is_amid() {
                 if replay.replay.step(now()).unwrap().is_none() {
                     let name = format!("stream-{streams}");
-                    let request = PutRequest { name, shape: Shape::Bytes, now: 1, wait: false };
+                    let request =
+                        PutRequest { domain: None, name, shape: Shape::Bytes, now: 1, wait: false };
                     let content = noise(streams);
                     put_on(&ingest, request, &Gauge::default(), |to| to.bytes(&content)).unwrap();
                     streams += 1;

@@ -1,0 +1,141 @@
+//! Which domains an archive has, and the keys of those that other processes made or erased meanwhile.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Kind, Result};
+
+use super::{
+    archive::Archive,
+    domain::Domain,
+    key_area::{judged, no_key, open_file},
+};
+use crate::{
+    format::{
+        domain::FIRST_DOMAIN,
+        sealing::{Sealing, erased},
+    },
+    tables::Tables,
+};
+
+/// A domain of an archive. One that another process made since is found, too.
+///
+/// # Errors
+/// `Denied`: it was erased, or its key is not there. Those of reading the key area.
+pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
+    if number == FIRST_DOMAIN {
+        return Ok(archive.first.clone());
+    }
+    let keys = sealing_of(archive)?.domain(number).or_else(|refused| {
+        let sealing = sealing_of(archive)?;
+        if sealing.is_erased(number) || !sealing.are_domains_old() {
+            return Err(refused);
+        }
+        renew(archive, sealing)?;
+        sealing.domain(number)
+    });
+    let mut others = archive.others.lock();
+    match keys {
+        Ok(keys) => {
+            let opened = || Arc::new(Domain::of(&archive.label, &archive.identity, &keys));
+            Ok(others.entry(number).or_insert_with(opened).clone())
+        }
+        Err(error) => {
+            others.remove(&number);
+            Err(error)
+        }
+    }
+}
+
+pub(super) fn sealing_of(archive: &Archive) -> Result<&Sealing> {
+    let none = || Error::new(Kind::Denied, "an archive without encryption has one domain");
+    archive.identity.sealing().map(|sealing| &**sealing).ok_or_else(none)
+}
+
+/// Reads the keys of domains that other processes made.
+pub(super) fn renew(archive: &Archive, sealing: &Sealing) -> Result<()> {
+    let opener = archive.settings.opener.of().ok_or_else(no_key)?;
+    let file = open_file(&*archive.files)?;
+    let judged = judged(&*file, &archive.label, false, &archive.settings, opener)?;
+    sealing.renew_domains(&judged.keys)
+}
+
+/// True when a domain was erased: nothing in it can be read.
+#[must_use]
+pub fn is_erased(archive: &Archive, number: u32) -> bool {
+    archive.identity.sealing().is_some_and(|sealing| sealing.is_erased(number))
+}
+
+/// Forgets the keys of the domains that the log says are erased.
+pub(super) fn forget_erased(archive: &Archive, tables: &Tables) {
+    if let Some(sealing) = archive.identity.sealing() {
+        for number in tables.domains.erased.keys() {
+            sealing.erase(*number);
+            archive.others.lock().remove(number);
+        }
+    }
+}
+
+/// Refuses what would put something into a domain that was erased.
+pub(crate) fn is_there(tables: &Tables, number: u32) -> Result<()> {
+    match tables.domains.erased.contains_key(&number) {
+        true => Err(erased(number)),
+        false => Ok(()),
+    }
+}
+
+/// A domain, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainListed {
+    /// Its number.
+    pub number: u32,
+    /// Its name; empty for the one that each archive begins with, and `None` for one that was erased.
+    pub name: Option<String>,
+}
+
+/// The number of a domain by its name.
+///
+/// # Errors
+/// `NotFound`: no domain has it. As [`domains`].
+pub fn domain_called(archive: &Archive, name: &str) -> Result<u32> {
+    let all = domains(archive)?;
+    let called = all.iter().find(|domain| !name.is_empty() && domain.name.as_deref() == Some(name));
+    called.map(|domain| domain.number).ok_or_else(|| {
+        let why = format!("there is no domain '{}'", name.escape_debug());
+        Error::new(
+            Kind::NotFound,
+            format!("{why}; `onefold domain list` shows those that there are"),
+        )
+    })
+}
+
+/// The domains of an archive, those that were erased too, in the order of their numbers.
+///
+/// # Errors
+/// `InvalidInput`: the archive is plain. Those of reading the key area.
+pub fn domains(archive: &Archive) -> Result<Vec<DomainListed>> {
+    if archive.identity.sealing().is_none() {
+        return Err(plain());
+    }
+    let opener = archive.settings.opener.of().ok_or_else(no_key)?;
+    let file = open_file(&*archive.files)?;
+    let keys = judged(&*file, &archive.label, false, &archive.settings, opener)?.keys;
+    let tables = archive.tables();
+    let mut all: Vec<DomainListed> = keys
+        .domains()
+        .iter()
+        .filter(|domain| !tables.domains.erased.contains_key(&domain.number()))
+        .map(|one| DomainListed { number: one.number(), name: Some(one.name().to_owned()) })
+        .collect();
+    let mut gone: Vec<u32> = keys.erased_domains().collect();
+    gone.extend(tables.domains.erased.keys());
+    all.extend(gone.into_iter().map(|number| DomainListed { number, name: None }));
+    all.sort_by_key(|domain| domain.number);
+    all.dedup_by_key(|domain| domain.number);
+    Ok(all)
+}
+
+pub(super) fn plain() -> Error {
+    let why =
+        "the archive is not encrypted, and domains are what keys separate: make an encrypted one";
+    Error::new(Kind::InvalidInput, why)
+}

@@ -1,0 +1,216 @@
+//! `onefold domain`: what is deduplicated together in an encrypted archive, each with a key of its own.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::{Args, Subcommand};
+use onefold_archive::{
+    Archive, DomainListed, READER_BYTES, Settings, Tables, allow_domains, create_domain,
+    domain_called, domains, erase_domain,
+};
+use serde_json::{Value, json};
+
+use super::archive_at;
+use onefold::parts::archive_dir::ArchiveDir;
+use onefold_console::{
+    failure::Failure,
+    output::Answer,
+    size::{Size, counted},
+};
+
+/// Why stores of other engines refuse.
+const NOT_YET: &str = "it has one domain, and can't have others yet";
+
+/// Shows and changes the domains of an encrypted archive
+///
+/// A domain is what is deduplicated together: of two domains nobody finds out by size or time whether one
+/// holds what the other one does. Each has a key of its own, so that one of them can be erased: nobody
+/// reads what was in it any more, and gc frees its space. Each archive begins with a domain that has no
+/// name, to which everything belongs that was stored without --domain. Encryption is experimental.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  \
+                  onefold domain create backups customer-7\n  \
+                  onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7\n  \
+                  onefold domain list backups\n  \
+                  onefold domain erase backups customer-7 --confirm 1f2e3d4c-1")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Makes a domain
+    ///
+    /// An archive that has only the domain that it began with gets a feature, which programs from before
+    /// domains refuse; nobody may work on it meanwhile.
+    #[command(after_help = "Examples:\n  onefold domain create backups customer-7")]
+    Create {
+        /// The archive
+        store: PathBuf,
+        /// Its name, of 30 bytes at most; only whoever has a key can read it
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Shows the domains, those that were erased too
+    #[command(after_help = "Examples:\n  onefold domain list backups --json")]
+    List {
+        /// The archive
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Destroys the key of a domain: nobody can read what is in it any more
+    ///
+    /// All other domains stay as they are. Both copies of the keys are overwritten. Copies of them
+    /// elsewhere still open the domain, and so may old blocks of a flash disk or of a file system that
+    /// copies on write. Names of its sets and streams stay until `onefold forget` and `onefold rm` remove
+    /// them; `onefold gc` frees its space.
+    #[command(after_help = "Examples:\n  \
+                      onefold domain erase backups customer-7 --confirm 1f2e3d4c-1")]
+    Erase {
+        /// The archive
+        store: PathBuf,
+        /// Its name
+        name: String,
+        /// The first 8 digits of the archive's id and the number of the domain, which this verb tells
+        #[arg(long, value_name = "DIGITS")]
+        confirm: Option<String>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+}
+
+/// Does what was asked for.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    match &options.verb {
+        Verb::Create { store, name, answer } => create(store, name, answer),
+        Verb::List { store, answer } => list(store, answer),
+        Verb::Erase { store, name, confirm, answer } => {
+            erase(store, name, confirm.as_deref(), answer)
+        }
+    }
+}
+
+fn shown(store: &Path) -> String {
+    store.display().to_string()
+}
+
+fn opened(directory: &ArchiveDir) -> Result<Arc<Archive>, Failure> {
+    Ok(directory.open(Settings::default())?)
+}
+
+fn create(store: &Path, name: &str, answer: &Answer) -> Result<(), Failure> {
+    let directory = archive_at(store, NOT_YET)?;
+    let in_store = |error: onefold_core::Error| error.context(store.display());
+    let mut archive = opened(&directory)?;
+    // A name that does not fit changes nothing.
+    if !domains(&archive).map_err(in_store)?.iter().any(|one| one.name.as_deref() == Some(name)) {
+        onefold_seal::valid_domain_name(name)?;
+    }
+    if allow_domains(&archive).map_err(in_store)? {
+        drop(archive);
+        archive = opened(&directory)?;
+    }
+    let number = create_domain(&archive, name).map_err(in_store)?;
+    let words =
+        format_args!("domain '{}' of {} has number {number}", name.escape_debug(), store.display());
+    let report = json!({ "store": shown(store), "name": name, "number": number });
+    answer.tell(&report, words)
+}
+
+/// What an archive has in a domain.
+#[derive(Clone, Copy, Default)]
+struct Holds {
+    snapshots: u64,
+    streams: u64,
+    bytes: u64,
+}
+
+/// What an archive has in each of its domains, forgotten snapshots too.
+fn holds(tables: &Tables) -> onefold_core::Result<BTreeMap<u32, Holds>> {
+    let mut all: BTreeMap<u32, Holds> = BTreeMap::new();
+    for snapshot in tables.snapshots.values() {
+        all.entry(snapshot.domain).or_default().snapshots += 1;
+    }
+    for stream in tables.streams.values() {
+        all.entry(stream.domain).or_default().streams += 1;
+    }
+    for container in &tables.containers {
+        let stored = container?.stored;
+        all.entry(stored.domain).or_default().bytes += tables.taken(&stored.place);
+    }
+    Ok(all)
+}
+
+fn row(domain: &DomainListed, holds: Holds) -> Value {
+    json!({
+        "number": domain.number, "name": domain.name, "erased": domain.name.is_none(),
+        "snapshots": holds.snapshots, "streams": holds.streams, "bytes": holds.bytes,
+    })
+}
+
+fn words_of(domain: &DomainListed, holds: Holds) -> String {
+    let name = match domain.name.as_deref() {
+        None => "(erased)".to_owned(),
+        Some("") => "(no name)".to_owned(),
+        Some(name) => name.escape_debug().to_string(),
+    };
+    format!(
+        "{:>6}  {name:<30}  {}, {}, {}",
+        domain.number,
+        counted(holds.snapshots, "snapshot"),
+        counted(holds.streams, "stream"),
+        Size(holds.bytes)
+    )
+}
+
+fn list(store: &Path, answer: &Answer) -> Result<(), Failure> {
+    let archive = archive_at(store, NOT_YET)?.open_to_read(READER_BYTES)?;
+    let all = domains(&archive).map_err(|error| error.context(store.display()))?;
+    let holds = holds(&archive.tables())?;
+    let of = |domain: &DomainListed| holds.get(&domain.number).copied().unwrap_or_default();
+    let rows: Vec<Value> = all.iter().map(|domain| row(domain, of(domain))).collect();
+    let words: Vec<String> = all.iter().map(|domain| words_of(domain, of(domain))).collect();
+    let report = json!({ "store": shown(store), "domains": rows });
+    answer.tell(&report, format_args!("number  name\n{}", words.join("\n")))
+}
+
+fn erase(store: &Path, name: &str, confirm: Option<&str>, answer: &Answer) -> Result<(), Failure> {
+    let directory = archive_at(store, NOT_YET)?;
+    let archive = opened(&directory)?;
+    let in_store = |error: onefold_core::Error| error.context(store.display());
+    let number = domain_called(&archive, name).map_err(in_store)?;
+    let holds = holds(&archive.tables())?.get(&number).copied().unwrap_or_default();
+    let digits: String = archive.label().id[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = format!("{digits}-{number}");
+    let held = format!(
+        "{} and {}, {}",
+        counted(holds.snapshots, "snapshot"),
+        counted(holds.streams, "stream"),
+        Size(holds.bytes)
+    );
+    if confirm != Some(&digits) {
+        return Err(Failure::new(format!(
+            "nobody could read what is in domain '{}' of {} any more ({held}): if you mean it, say \
+             --confirm {digits}",
+            name.escape_debug(),
+            store.display()
+        )));
+    }
+    erase_domain(&archive, number).map_err(in_store)?;
+    let words = format_args!(
+        "domain {number} of {} is erased ({held}); gc frees its space",
+        store.display()
+    );
+    let report = json!({
+        "store": shown(store), "name": name, "number": number, "erased": true,
+        "snapshots": holds.snapshots, "streams": holds.streams, "bytes": holds.bytes,
+    });
+    answer.tell(&report, words)
+}

@@ -1,0 +1,157 @@
+//! Domains of an encrypted archive by the command: made, used, erased, and what each verb says of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
+
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+use support::{Desk, noise};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+/// An encrypted archive with two domains beside the first one, and files to store.
+fn desk() -> Desk {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    desk.ok("domain create a one --key key");
+    desk.ok("domain create a other --key key");
+    fs::write(desk.path("stream"), noise(1, 400_000)).unwrap();
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), noise(2, 300_000)).unwrap();
+    fs::write(desk.path("tree/little"), b"a canary in a tree").unwrap();
+    desk
+}
+
+#[test]
+fn rule_25_customers_share_nothing_and_each_verb_works_in_their_domains() {
+    let desk = desk();
+    for (name, domain) in [("s0", ""), ("s1", "--domain one"), ("s2", "--domain other")] {
+        let put = json(&desk.ok(&format!("put a {name} stream {domain} --key key --json")));
+        assert_eq!(put["new_bytes"], 400_000, "{name}");
+        let again = json(&desk.ok(&format!("put a {name}-again stream {domain} --key key --json")));
+        assert_eq!(again["new_bytes"], 0, "{name}");
+        let made =
+            json(&desk.ok(&format!("backup a tree --set {name}-set {domain} --key key --json")));
+        assert!(made["new_bytes"].as_u64().unwrap() >= 300_000, "{made}");
+    }
+    let listed = json(&desk.ok("domain list a --key key --json"));
+    let rows = listed["domains"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["", "one", "other"]);
+    for row in rows {
+        assert_eq!((&row["streams"], &row["snapshots"]), (&2.into(), &1.into()), "{row}");
+        assert!(row["bytes"].as_u64().unwrap() > 700_000 && row["erased"] == false, "{row}");
+    }
+    // A set and a stream stay where they are, also without a word of it.
+    desk.fails("backup a tree --set s1-set --domain other --key key", 1, &["belongs to domain 1"]);
+    desk.fails("put a s1 stream --domain other --key key", 1, &["belongs to domain 1"]);
+    desk.fails("put a x stream --domain nobody --key key", 1, &["no domain 'nobody'"]);
+    let again = json(&desk.ok("backup a tree --set s1-set --read-all --key key --json"));
+    assert_eq!(again["new_bytes"], 0);
+    for (name, n) in [("s0", 0), ("s1", 1), ("s2", 2)] {
+        desk.ok(&format!("get a {name} --output got-{n} --key key"));
+        assert!(fs::read(desk.path(&format!("got-{n}"))).unwrap() == noise(1, 400_000));
+        desk.ok(&format!("restore a {name}-set -C restored-{n} --key key"));
+        let found = fs::read_dir(desk.path(&format!("restored-{n}"))).unwrap().count();
+        assert!(found > 0);
+        desk.ok(&format!("ls a {name}-set --key key"));
+    }
+    assert!(desk.ok("find a little --key key").contains("s1-set"));
+    desk.ok("diff a s1-set~1 s1-set --key key");
+    desk.fails("diff a s1-set s2-set --key key", 1, &["two domains"]);
+    assert!(desk.ok("snapshots a --key key").contains("domain 1"));
+    let dry = desk.ok("backup a tree --set s2-set --dry-run=read --read-all --key key --json");
+    assert_eq!(json(&dry)["new_bytes"], 0);
+    desk.ok("check a --key key");
+    desk.ok("scrub a --key key");
+    desk.ok("gc a --key key");
+}
+
+#[test]
+fn rule_26_a_customer_is_erased_and_all_others_stay() {
+    let desk = desk();
+    for (name, domain) in [("s0", ""), ("s1", "--domain one"), ("s2", "--domain other")] {
+        desk.ok(&format!("put a {name} stream {domain} --key key"));
+        desk.ok(&format!("backup a tree --set {name}-set {domain} --key key"));
+    }
+    desk.fails("domain erase a one --key key", 1, &["--confirm", "1 snapshot and 1 stream"]);
+    let said = desk.fails("domain erase a one --confirm 00000000-1 --key key", 1, &["--confirm"]);
+    let digits = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    desk.fails("domain erase a one --key other", 1, &["other"]);
+    let said = desk.ok(&format!("domain erase a one --confirm {digits} --key key"));
+    assert!(said.contains("is erased") && said.contains("gc frees its space"), "{said}");
+    desk.fails("domain erase a one --key key", 1, &["no domain 'one'"]);
+    for refused in [
+        "get a s1 --output x",
+        "restore a s1-set -C x",
+        "ls a s1-set",
+        "put a y stream --domain one",
+        "put a s1 stream",
+        "backup a tree --set s1-set",
+        "diff a s1-set s0-set",
+    ] {
+        let said = desk.fails(&format!("{refused} --key key"), 1, &[]);
+        assert!(
+            said.err.contains("erased") || said.err.contains("domain"),
+            "{refused}: {}",
+            said.err
+        );
+    }
+    // Lists say so, and nobody is alarmed.
+    assert!(desk.ok("snapshots a --key key").contains("domain 1, erased"));
+    assert!(desk.ok("ls a --key key").contains("domain 1, erased"));
+    let snapshots = json(&desk.ok("snapshots a --json --key key"));
+    let erased = |one: &&Value| one["erased"] == true;
+    assert_eq!(snapshots.as_array().unwrap().iter().filter(erased).count(), 1);
+    let listed = json(&desk.ok("domain list a --key key --json"));
+    assert!(listed["domains"][1]["name"].is_null() && listed["domains"][1]["erased"] == true);
+    let checked = desk.ok("check a --key key");
+    assert!(checked.contains("is well") && checked.contains("of domain 1"), "{checked}");
+    assert!(desk.ok("find a little --key key").contains("s0-set"));
+    assert!(desk.ok("gc a --dry-run --key key").contains("of domains that were erased"));
+    let freed = json(&desk.ok("gc a --json --key key"));
+    assert!(freed["erased_containers"].as_u64().unwrap() > 0, "{freed}");
+    assert!(freed["freed_bytes"].as_u64().unwrap() > 600_000, "{freed}");
+    for name in ["s0", "s2"] {
+        desk.ok(&format!("get a {name} --output got-{name} --key key"));
+        desk.ok(&format!("restore a {name}-set -C restored-{name} --key key"));
+    }
+    desk.ok("forget a s1-set~0 --key key");
+    desk.ok("rm a s1 --key key");
+    desk.ok("gc a --trash 0 --key key");
+    desk.ok("put a s1 stream --domain other --key key");
+    desk.ok("backup a tree --set s1-set --domain other --key key");
+    desk.ok("check a --key key");
+    let made = json(&desk.ok("domain create a one --key key --json"));
+    assert_eq!(made["number"], 3);
+}
+
+#[test]
+fn rule_25_what_has_no_domains_says_so_in_a_sentence() {
+    let desk = Desk::new();
+    desk.ok("create archive plain");
+    desk.fails("domain create plain one", 1, &["is not encrypted"]);
+    desk.fails("domain list plain", 1, &["is not encrypted"]);
+    desk.ok("create block disk --size 64M");
+    desk.ok("create cluster pool");
+    for store in ["disk", "pool"] {
+        desk.fails(&format!("domain create {store} one"), 1, &["can't have others yet"]);
+        desk.fails(&format!("domain list {store}"), 1, &["can't have others yet"]);
+        desk.fails(&format!("domain erase {store} one"), 1, &["can't have others yet"]);
+    }
+    fs::write(desk.path("stream"), b"x").unwrap();
+    desk.fails("put plain s stream --domain one", 1, &["is not encrypted"]);
+    desk.fails("put pool s stream --domain one", 1, &["no domains"]);
+    desk.ok("create archive a --key key");
+    assert!(desk.ok("domain list a --key key").contains("(no name)"));
+    desk.fails("domain erase a one --key key", 1, &["no domain 'one'"]);
+    let long = "a-name-that-is-longer-than-thirty";
+    desk.fails(&format!("domain create a {long} --key key"), 1, &["1 to 30 bytes"]);
+    // Nothing was changed by what was refused.
+    let version = fs::read(desk.path("a/label")).unwrap();
+    assert_eq!(version[136] & 64, 0);
+}
