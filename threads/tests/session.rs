@@ -14,7 +14,7 @@ use std::{
 };
 
 use onefold_block::{Store, StoreExports};
-use onefold_core::Ticket;
+use onefold_core::{Exports, Ticket};
 use onefold_serve::nbd::{Ending, Limits, session_over};
 use parking_lot::{Mutex, thread};
 use raw_client::*;
@@ -141,6 +141,89 @@ fn connection(store: &Arc<Store>) {
         at += length as usize;
     }
     assert_eq!(answered, [1; REQUESTS.len()], "some requests were answered never, or twice");
+}
+
+/// What a reader sends, a request at a time, and for each request the version that was written by
+/// then.
+struct Asks {
+    requests: std::vec::IntoIter<Vec<u8>>,
+    written: Arc<Mutex<u64>>,
+    then: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Read for Asks {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        thread::yield_now();
+        let Some(request) = self.requests.next() else { return Ok(0) };
+        into[..request.len()].copy_from_slice(&request);
+        self.then.lock().push(*self.written.lock());
+        Ok(request.len())
+    }
+}
+
+/// What it gets.
+struct Gets(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Gets {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Blocks that one client reads, one after the other, while another one writes them all again and
+/// again.
+const READ_BLOCKS: u64 = 10;
+
+fn a_sequential_reader_beside_a_writer() {
+    let store = store(disk());
+    store.create_volume("disk", SIZE).unwrap();
+    let exports = StoreExports(store);
+    let volume = Exports::open(&exports, "disk").unwrap();
+    let written = Arc::new(Mutex::new(0));
+    let versions = written.clone();
+    let writer = thread::spawn(move || {
+        for version in 1..4 {
+            volume.write(0, &vec![version; READ_BLOCKS as usize * 4096]).unwrap();
+            *versions.lock() = u64::from(version);
+            volume.flush().unwrap();
+        }
+    });
+    let mut handshake = 3u32.to_be_bytes().to_vec();
+    handshake.extend(option_bytes(7, &info_data("disk", &[])));
+    let mut requests = vec![handshake];
+    requests.extend(
+        (0..READ_BLOCKS).map(|n| request_bytes(Mode::Simple, 0, READ, n, n * 4096, 4096)),
+    );
+    requests.push(request_bytes(Mode::Simple, 0, DISC, 99, 0, 0));
+    let (then, got) = (Arc::default(), Arc::default());
+    let asks = Asks { requests: requests.into_iter(), written, then: Arc::clone(&then) };
+    let limits = Limits { read_ahead_bytes: 16 << 10, ..limits() };
+    let ending = session_over(&exports, &limits, asks, Gets(Arc::clone(&got)));
+    assert!(matches!(ending, Ending::Closed), "{ending:?}");
+    writer.join().unwrap();
+    let (bytes, then): (Vec<u8>, Vec<u64>) = (got.lock().clone(), then.lock().clone());
+    let replies = &bytes[bytes.len() - READ_BLOCKS as usize * (16 + 4096)..];
+    for (n, reply) in replies.chunks(16 + 4096).enumerate() {
+        assert_eq!((be32(reply), be32(&reply[4..])), (0x6744_6698, 0));
+        let (version, least) = (reply[16], then[1 + be64(&reply[8..]) as usize]);
+        assert!(reply[16..].iter().all(|byte| *byte == version), "request {n} got a torn block");
+        assert!(u64::from(version) >= least, "request {n} got {version}, written was {least}");
+    }
+}
+
+#[test]
+fn who_reads_ahead_gets_what_was_written_before_the_request() {
+    schedules(150, a_sequential_reader_beside_a_writer);
+}
+
+#[test]
+fn what_changed_since_it_was_read_ahead_is_found() {
+    finds("what changed is still given", 200, a_sequential_reader_beside_a_writer);
 }
 
 fn two_connections() {

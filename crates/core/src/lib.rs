@@ -8,6 +8,7 @@
 //! *Invariant:* this crate performs no I/O and knows no engine and no protocol.
 
 pub mod block;
+pub mod changes;
 pub mod checksum;
 pub mod clock;
 pub mod compress;
@@ -22,6 +23,7 @@ pub mod units;
 pub mod volume;
 
 pub use block::{BLOCK_BYTES, Block};
+pub use changes::{Change, Changes, Look};
 pub use clock::{Clock, CpuContention};
 pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Block, Lba, Result};
+use crate::{Block, Changes, Lba, Result};
 
 /// Names the group of changes that a write belongs to; [`Volume::wait`] makes it durable. Later
 /// changes have equal or greater tickets.
@@ -62,6 +62,22 @@ pub trait Volume: Send + Sync {
 
     /// Reads a batch of block ranges; device reads of the whole batch are issued together.
     fn read(&self, reads: &mut [BlockRead<'_>]);
+
+    /// Counts what changes, whoever changes it, so that a server may read ahead; `None` where
+    /// somebody may change the volume whom it does not know of: then nothing is read ahead. When
+    /// clients may not use the volume any more, that is a change of all of it.
+    fn changes(&self) -> Option<&Changes> {
+        None
+    }
+
+    /// Reads as [`read`](Volume::read) what no client has asked for yet, and does not count it as
+    /// asked for.
+    fn read_ahead(&self, reads: &mut [BlockRead<'_>]) {
+        self.read(reads);
+    }
+
+    /// A client has asked for, and got, so many bytes in so many reads that were read ahead.
+    fn was_read_ahead(&self, _reads: u64, _bytes: u64) {}
 
     /// Writes `data` at byte `offset`, of any alignment and length. Durable after
     /// [`wait`](Volume::wait) on the ticket, or after a later [`flush`](Volume::flush).

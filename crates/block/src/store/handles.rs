@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, Kind, Result, VolumeId};
+use onefold_core::{Changes, Error, Kind, Result, VolumeId};
 use parking_lot::{RwLock, RwLockReadGuard};
 
 /// The volumes that are open.
@@ -18,7 +18,11 @@ struct Open {
 /// Whether what was open was ended. Held for reading during each step of a request, so that none is
 /// under way when it changes.
 #[derive(Default)]
-struct Gate(RwLock<bool>);
+struct Gate {
+    ended: RwLock<bool>,
+    /// What changes, for all who have it open.
+    changes: Changes,
+}
 
 /// Says whether what was open was ended.
 pub(super) struct Handle(Arc<Gate>);
@@ -32,7 +36,7 @@ impl Handle {
     /// # Errors
     /// `Stopped` once the volume was rolled back, or the snapshot deleted, under who has it open.
     pub(super) fn enter(&self) -> Result<Inside<'_>> {
-        let ended = self.0.0.read();
+        let ended = self.0.ended.read();
         if !*ended {
             return Ok(Inside(ended));
         }
@@ -49,6 +53,11 @@ impl Handle {
     /// As [`enter`](Self::enter).
     pub(super) fn check(&self) -> Result<()> {
         self.enter().map(drop)
+    }
+
+    /// What changes of what is open.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.0.changes
     }
 }
 
@@ -77,6 +86,13 @@ impl Handles {
         }
     }
 
+    /// Makes a change after which reads of the volume, by whoever has it open, may return something
+    /// else or fail.
+    pub(super) fn changing<T>(&self, id: VolumeId, change: impl FnOnce() -> T) -> T {
+        let _all = self.0.get(&id).map(|open| open.gate.changes.begin_all());
+        change()
+    }
+
     /// Does something to a volume that ends what is open, by `force`. No step of a request is under
     /// way meanwhile; when `change` fails, everything stays open.
     ///
@@ -93,7 +109,8 @@ impl Handles {
             return Ok(Ended::IsOpen);
         }
         let gate = open.gate.clone();
-        let mut ended = gate.0.write();
+        let _all = gate.changes.begin_all();
+        let mut ended = gate.ended.write();
         let done = change()?;
         *ended = true;
         self.0.remove(&id);

@@ -77,7 +77,9 @@ impl Copies<'_> {
             let end = frame.first + frame.blocks;
             if end > *size {
                 *size = end.max(*size * 2).min(VOLUME_BLOCKS_MAX);
-                self.0.catalogue_change(|| Ok(((), self.0.engine.resize_volume(id, *size)?)))?;
+                let resize = || self.0.engine.resize_volume(id, *size);
+                self.0
+                    .catalogue_change(|| Ok(((), self.0.handles.lock().changing(id, resize)?)))?;
             }
             self.apply(id, &frame)?;
             look(end * 4096)?;

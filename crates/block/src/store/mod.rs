@@ -315,7 +315,8 @@ impl Store {
     pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.resize_volume(id, bytes.div_ceil(4096))?))
+            let resize = || self.engine.resize_volume(id, bytes.div_ceil(4096));
+            Ok(((), self.handles.lock().changing(id, resize)?))
         })
     }
 
@@ -342,7 +343,7 @@ impl Store {
         }
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.delete_volume(id)?))
+            Ok(((), self.handles.lock().changing(id, || self.engine.delete_volume(id))?))
         })
     }
 }

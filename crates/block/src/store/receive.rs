@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
+use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, Ticket, VolumeId};
 
 use super::{
     Copies, handles::Handle, offered::Offered, receives::volume_of, resumed, send::guid,
@@ -327,7 +327,7 @@ impl Copies<'_> {
         let before = self.0.engine.volume(id)?;
         if before.blocks > about.blocks {
             let (from, rest) = (about.blocks, before.blocks - about.blocks);
-            self.0.data_change(|| self.0.engine.trim(id, from * 4096, rest * 4096))?;
+            self.change(id, || self.0.engine.trim(id, from * 4096, rest * 4096))?;
         }
         let name = format!("{}@{}", volume_of(&self.0.engine, &before), before.received_name().1);
         let of = before.receiving.and_then(|receiving| receiving.base);
@@ -351,15 +351,13 @@ impl Copies<'_> {
         let (offset, bytes) = (frame.first * 4096, frame.blocks * 4096);
         let mut taken = 0;
         match &frame.content {
-            Content::Hole => self.0.data_change(|| self.0.engine.trim(id, offset, bytes)).map(drop),
-            Content::Zeroes => self
-                .0
-                .data_change(|| self.0.engine.write_zeroes(id, offset, bytes, true, &mut taken))
-                .map(drop),
-            Content::Data(data) => self
-                .0
-                .data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))
-                .map(drop),
+            Content::Hole => self.change(id, || self.0.engine.trim(id, offset, bytes)),
+            Content::Zeroes => {
+                self.change(id, || self.0.engine.write_zeroes(id, offset, bytes, true, &mut taken))
+            }
+            Content::Data(data) => {
+                self.change(id, || self.0.engine.write_from(id, offset, data, &mut taken))
+            }
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
             Content::Held(proof) => super::offered::prove(self, id, frame, proof),
             Content::Lost => {
@@ -378,7 +376,12 @@ impl Copies<'_> {
         result?;
         let (offset, mut taken) = (frame.first * 4096, 0);
         let data = onefold_core::block::bytes(&blocks);
-        self.0.data_change(|| self.0.engine.write_from(id, offset, data, &mut taken)).map(drop)
+        self.change(id, || self.0.engine.write_from(id, offset, data, &mut taken))
+    }
+
+    /// Makes a change of data, which clients who have the volume open, as that of an import, see.
+    fn change(&self, id: VolumeId, mut change: impl FnMut() -> Result<Ticket>) -> Result<()> {
+        self.0.data_change(|| self.0.handles.lock().changing(id, &mut change)).map(drop)
     }
 
     /// Makes a replica an ordinary volume. Durable on return.

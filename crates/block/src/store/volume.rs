@@ -1,10 +1,10 @@
 //! A volume of a served store.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_core::{
-    BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId,
-    VolumeInfo, VolumeLimits,
+    BLOCK_BYTES, BlockRead, Change, Changes, Error, Exports, Extent, Kind, Lba, Result, Ticket,
+    Volume, VolumeId, VolumeInfo, VolumeLimits,
 };
 
 use super::{Store, handles::Handle};
@@ -12,6 +12,12 @@ use crate::{engine::catalogue, traffic::Counters};
 
 /// How long who opens a volume waits for its rollback to end.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
+
+/// The blocks that have a byte of the range.
+fn blocks_of(offset: u64, bytes: u64) -> Range<u64> {
+    let block = BLOCK_BYTES as u64;
+    offset / block..offset.saturating_add(bytes).div_ceil(block)
+}
 
 /// One volume; implements the [`Volume`] that servers know.
 pub struct BlockVolume {
@@ -55,6 +61,11 @@ impl BlockVolume {
         self.id
     }
 
+    /// A change of these bytes begins.
+    fn change(&self, offset: u64, bytes: u64) -> Change<'_> {
+        self.handle.changes().begin(blocks_of(offset, bytes))
+    }
+
     /// Fails once it may not be used any more.
     pub(super) fn check(&self) -> Result<()> {
         self.handle.check()
@@ -81,11 +92,23 @@ impl Volume for BlockVolume {
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.traffic.read(reads.len() as u64, (blocks * BLOCK_BYTES) as u64);
+        self.read_ahead(reads);
+    }
+
+    fn changes(&self) -> Option<&Changes> {
+        Some(self.handle.changes())
+    }
+
+    fn was_read_ahead(&self, reads: u64, bytes: u64) {
+        self.traffic.read(reads, bytes);
+    }
+
+    fn read_ahead(&self, reads: &mut [BlockRead<'_>]) {
         if let Err(ended) = self.handle.check() {
             return reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
         }
-        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
-        self.traffic.read(reads.len() as u64, (blocks * BLOCK_BYTES) as u64);
         self.store.engine.read(self.id, reads);
         // What was rolled back meanwhile is not what was asked for.
         if let Err(ended) = self.handle.check() {
@@ -97,6 +120,7 @@ impl Volume for BlockVolume {
         let mut taken = 0;
         let ticket = self.store.data_change(|| {
             let _inside = self.handle.enter()?;
+            let _change = self.change(offset, data.len() as u64);
             self.store.engine.write_from(self.id, offset, data, &mut taken)
         })?;
         self.traffic.written(data.len() as u64);
@@ -106,6 +130,7 @@ impl Volume for BlockVolume {
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
         self.store.data_change(|| {
             let _inside = self.handle.enter()?;
+            let _change = self.change(offset, bytes);
             self.store.engine.trim(self.id, offset, bytes)
         })
     }
@@ -114,6 +139,7 @@ impl Volume for BlockVolume {
         let mut taken = 0;
         self.store.data_change(|| {
             let _inside = self.handle.enter()?;
+            let _change = self.change(offset, bytes);
             self.store.engine.write_zeroes(self.id, offset, bytes, keep, &mut taken)
         })
     }

@@ -71,6 +71,9 @@ pub const READ_BATCH_BYTES: usize = 512 << 10;
 /// kernel's NBD client asks for at once. Larger ones are read twice, first to know that all of it
 /// can be read.
 pub const WHOLE_READ_BYTES: usize = 2 << 20;
+/// Bytes that are read ahead for a connection, where there is memory for them: at 500 MB/s four
+/// milliseconds, which is longer than a client and the server's threads need to take turns.
+pub const READ_AHEAD_BYTES: usize = 2 << 20;
 /// Requests of one connection that wait for durability in its helper while later ones are handled:
 /// more than any client keeps in flight.
 pub const WAITS: usize = 1024;
@@ -85,8 +88,8 @@ pub const EXTENTS: usize = 2048;
 
 /// The limits on a client's requests; [`Limits::default`] gives the constants of this module.
 ///
-/// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it
-/// sends, [`IDLE_BYTES`] while it waits for its client, and all of them together at most
+/// A connection holds at most `receive_bytes + 2 * whole_read_bytes + read_ahead_bytes` and its
+/// replies, whatever it sends, [`IDLE_BYTES`] while it waits for its client, and all of them together at most
 /// `buffer_bytes`, as long as that is enough for [what they are sure of](Limits::needed_bytes).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -129,6 +132,9 @@ pub struct Limits {
     /// Bytes of a read that is held whole because the client wants it in one piece: the most that
     /// a connection's read buffer grows to.
     pub whole_read_bytes: usize,
+    /// Bytes that are read ahead for a connection whose client reads sequentially, or asks for that.
+    /// Zero for nothing.
+    pub read_ahead_bytes: usize,
     /// Requests of one connection that wait for durability in its helper.
     pub waits: usize,
     /// Time for sending one batch of replies.
@@ -211,6 +217,7 @@ impl Default for Limits {
             receive_bytes: RECEIVE_BYTES,
             read_batch_bytes: READ_BATCH_BYTES,
             whole_read_bytes: WHOLE_READ_BYTES,
+            read_ahead_bytes: READ_AHEAD_BYTES,
             waits: WAITS,
             send: SEND,
             awake: AWAKE,

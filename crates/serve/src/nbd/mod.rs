@@ -11,6 +11,7 @@
 //! answered once, or the connection ends. An answer without error to FLUSH, or to a request with
 //! FUA, is sent only after the volume said that the data is durable.
 
+mod ahead;
 mod aside;
 mod buffers;
 mod command;
@@ -19,12 +20,14 @@ mod durations;
 mod ending;
 mod handshake;
 mod inbox;
+mod limited;
 pub mod limits;
 mod line;
 mod pace;
 mod reads;
 mod reply;
 mod rights;
+mod sequence;
 mod server;
 mod session;
 mod shares;

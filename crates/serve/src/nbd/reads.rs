@@ -55,6 +55,12 @@ pub(crate) enum Fit {
     InPieces,
 }
 
+/// Where the blocks of a batch come from.
+pub(crate) trait Source {
+    /// Reads all of them.
+    fn read(&self, reads: &mut [BlockRead<'_>]);
+}
+
 /// Reads that wait to be given to the volume, and the memory for their blocks.
 pub(crate) struct ReadBatch<'a> {
     blocks: Vec<Block>,
@@ -215,9 +221,9 @@ impl<'a> ReadBatch<'a> {
         (next, result.map(|()| start..start + (next - offset) as usize))
     }
 
-    /// Reads all waiting ranges, and appends the replies. The data of the replies are
+    /// Reads all waiting ranges from the volume, or what was read ahead of it, and appends the replies. The data of the replies are
     /// [`data`](ReadBatch::data) until the next run. True when every read succeeded.
-    pub(crate) fn run(&mut self, volume: &dyn Volume, replies: &mut Replies) -> bool {
+    pub(crate) fn run(&mut self, from: &dyn Source, replies: &mut Replies) -> bool {
         self.reserve(self.used);
         let mut free = &mut self.blocks[..];
         let mut reads = Vec::with_capacity(self.pieces.len());
@@ -227,7 +233,7 @@ impl<'a> ReadBatch<'a> {
             reads.push(BlockRead { first: Lba(blocks.start), into, result: Ok(()) });
             free = rest;
         }
-        volume.read(&mut reads);
+        from.read(&mut reads);
         let results: Vec<(usize, Result<()>)> =
             reads.into_iter().map(|read| (read.into.len(), read.result)).collect();
 

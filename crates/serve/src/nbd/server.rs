@@ -26,10 +26,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::buffers::Share;
 use super::handshake::Agreed;
+use super::limited::Limited;
 use super::limits::{HANDSHAKES_BESIDE, LOOK, Limits};
 use super::line::Line;
 use super::rights::{Everything, Offer, Peer, Right, Rights};
-use super::session::{House, Limited, Seat, Shares, serve};
+use super::session::{House, Seat, Shares, serve};
 use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};

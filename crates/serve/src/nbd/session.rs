@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 #[cfg(scheduled)]
 use parking_lot::thread;
 
-use onefold_core::{Exports, Result as VolumeResult, Ticket, Volume, VolumeLimits};
-use parking_lot::Mutex;
+use onefold_core::{BLOCK_BYTES, Exports, Result as VolumeResult, Ticket, Volume};
 
-use super::aside::{self, Aside};
+use super::ahead::{Ahead, PART_BLOCKS};
+use super::aside::{self, Aside, WithAhead};
 use super::buffers::{Borrower, Buffers, Loan, Share};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
@@ -38,16 +38,17 @@ use super::durations::Begun;
 use super::ending::Ending;
 use super::handshake::{Agreed, handshake};
 use super::inbox::{Inbox, Plain, Source};
+use super::limited::Limited;
 use super::limits::{LOOK, Limits, REPLY_BYTES, WRITERS};
-use super::pace::Pace;
 use super::reads::{Fit, ReadBatch};
 use super::reply::{Code, Of, Outbox, Refusal, Replies};
 use super::rights::{Everything, Offer, Peer};
+use super::sequence::Sequence;
 use super::shares::Holder;
 use super::socket::Activity;
 use super::statistics::{Counters, add, sub};
 use super::status;
-use super::turns::{Presence, Turn, Turns};
+use super::turns::{Presence, REQUEST_COST, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
@@ -115,8 +116,6 @@ impl Shares {
 
 /// The cost of one turn in bytes: a request of usual size.
 const TURN_BYTES: u32 = 64 << 10;
-/// Bytes that are paid for at once at a volume's pace: requests of other peers come between.
-const PACE_BYTES: u32 = 256 << 10;
 /// The cost of one turn at the status of a range: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
 /// How much longer than it took the status of a range, or a part of a handshake, keeps its turn while
@@ -125,8 +124,6 @@ const TURN_REST: u32 = 8;
 /// How long a connection keeps a working place that others want, if its requests cost less than a
 /// turn: some take long, or wait for something else.
 const TURN_TIME: Duration = Duration::from_millis(20);
-/// The cost of a request beside its bytes.
-const REQUEST_COST: u64 = 4096;
 
 /// The state that all connections of a server share.
 #[derive(Clone, Copy)]
@@ -167,67 +164,6 @@ impl Default for Seat {
     }
 }
 
-/// The limits of a volume, for all its connections together.
-pub(crate) struct Limited {
-    /// There are some; for a look without the lock.
-    limited: AtomicBool,
-    pace: Mutex<Pace>,
-    /// To wait for the pace, by bytes: one after the other, and the volume's peers by turns.
-    turns: Turns,
-}
-
-impl Default for Limited {
-    fn default() -> Limited {
-        let (limited, pace) = (AtomicBool::new(false), Mutex::default());
-        Limited { limited, pace, turns: Turns::new(1, REQUEST_COST as u32) }
-    }
-}
-
-impl Limited {
-    /// Other limits from now on.
-    pub(crate) fn set(&self, limits: VolumeLimits) {
-        self.pace.lock().set(limits);
-        self.limited.store(!limits.is_none(), Relaxed);
-    }
-
-    /// True when a client that comes now finds it as if nobody had come before. `since` is when
-    /// times begin.
-    pub(crate) fn is_rested(&self, since: Instant) -> bool {
-        self.pace.lock().is_rested(since.elapsed())
-    }
-
-    fn is_limited(&self) -> bool {
-        self.limited.load(Relaxed)
-    }
-
-    /// True when a request of so many bytes need not wait; it is paid for then. `since` is when
-    /// times begin.
-    fn lets_through(&self, holder: Holder, since: Instant, bytes: u64) -> bool {
-        let Some(mut turn) = self.turns.take_at_once(holder) else { return false };
-        turn.cost = bytes;
-        self.pace.lock().take_at_once(since.elapsed(), bytes)
-    }
-
-    /// Waits until a request of so many bytes is paid for, or until `gives_up`.
-    fn wait(&self, holder: Holder, since: Instant, bytes: u64, gives_up: &dyn Fn() -> bool) {
-        let (mut requests, mut left) = (1, bytes);
-        loop {
-            let Some(mut turn) = self.turns.take_unless(holder, |_| gives_up()) else { return };
-            let now = left.min(u64::from(PACE_BYTES));
-            turn.cost = now;
-            let (wait, began) =
-                (self.pace.lock().take(since.elapsed(), requests, now), Instant::now());
-            while began.elapsed() < wait && !gives_up() {
-                std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
-            }
-            (requests, left) = (0, left - now);
-            if left == 0 || gives_up() {
-                return;
-            }
-        }
-    }
-}
-
 /// As [`session_over`], with what connections of a server share. `established` is called with the
 /// reader and what was agreed when the handshake has succeeded, before the client hears of
 /// that, and gives the client a seat.
@@ -252,7 +188,8 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
     let borrower = Borrower { peer: &seat.of_peer, volume: &seat.of_volume };
     let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
-    let aside = Aside::new(agreed.dialect, reads);
+    let ahead = Ahead::new(limits.read_ahead_bytes, shares.buffers.loan(borrower));
+    let aside = Aside::new(agreed.dialect, reads, ahead);
     thread::scope(|scope| {
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) =
@@ -283,6 +220,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
             aside,
             start_reader: Some(read),
             reads: reads(),
+            sequence: Sequence::new(limits.read_ahead_bytes),
             replies: Replies::new(dialect),
             batch: 0,
             cost: 0,
@@ -316,6 +254,7 @@ struct Session<'a, 'b, W, H, R> {
     /// Starts the helpers that read; gone once they run.
     start_reader: Option<R>,
     reads: ReadBatch<'b>,
+    sequence: Sequence,
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
@@ -442,6 +381,7 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         }
         // The helpers' buffers belong to the place too.
         self.aside.release();
+        self.sequence.forget();
         self.reads.release();
         self.replies.release();
         inbox.resize(idle);
@@ -475,7 +415,10 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         if self.place.is_none() {
             return usize::MAX;
         }
-        let wanted = self.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
+        let wanted = self.is_wanted()
+            || self.loan.is_too_much()
+            || self.reads.has_too_much()
+            || self.aside.has_too_much();
         if !wanted && self.silent < self.limits.rest {
             return self.most(inbox);
         }
@@ -608,10 +551,10 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         request.begun = Begun::now(request.command);
         self.batch += 1;
         self.cost += REQUEST_COST
-            + if matches!(checked, Ok(Command::Read | Command::Write)) {
-                request.length
-            } else {
-                0
+            + match checked {
+                Ok(Command::Read) => self.sequence.uncounted(request.length),
+                Ok(Command::Write) => request.length,
+                _ => 0,
             };
         add(&self.counters.in_flight, 1);
         match checked {
@@ -718,6 +661,9 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
             Command::Cache => {
                 add(&counters.caches, 1);
                 let result = self.volume().prefetch(offset, length);
+                if result.is_ok() {
+                    self.prefetch(offset, length);
+                }
                 self.answer(request.into(), result);
             }
             Command::BlockStatus => {
@@ -747,13 +693,17 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
             self.finish_batch()?;
             self.batch = 1;
         }
+        self.sequence.asked(request.offset, request.length);
+        self.read_ahead();
         match fit {
             Fit::Beside | Fit::Alone => {
                 self.reads.add(request);
                 if more && self.reads.bytes() >= aside::WORTH_BYTES {
-                    if let Some(start) = self.start_reader.take() {
-                        start();
+                    // The helpers have other blocks to read, and these are there soon.
+                    if self.sequence.is_ahead() {
+                        return Ok(self.finish_batch()?);
                     }
+                    self.start_readers();
                     self.aside.give(&mut self.reads);
                 }
                 Ok(())
@@ -763,13 +713,57 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         }
     }
 
+    fn start_readers(&mut self) {
+        if let Some(start) = self.start_reader.take() {
+            start();
+        }
+    }
+
+    /// True when the volume tells what changes, and who asks for much need not wait for its pace.
+    fn may_read_ahead(&self) -> bool {
+        self.volume().changes().is_some() && !self.seat.limited.is_limited()
+    }
+
+    /// Has the helpers read what a sequential reader will ask for next.
+    fn read_ahead(&mut self) {
+        let size = self.size / BLOCK_BYTES as u64;
+        while let Some(blocks) = self.sequence.wants(size) {
+            let end = blocks.end;
+            let wanted = match self.may_read_ahead() {
+                true => self.aside.want(blocks, &self.sequence.coming()),
+                false => None,
+            };
+            let Some(wanted) = wanted else { return };
+            self.start_readers();
+            self.sequence.reads(wanted, Some(end));
+            self.cost += wanted * BLOCK_BYTES as u64;
+        }
+    }
+
+    /// Has the helpers read what the client says it will ask for: as much of it as is read ahead at
+    /// most.
+    fn prefetch(&mut self, offset: u64, length: u64) {
+        let block = BLOCK_BYTES as u64;
+        let (mut at, end) = (offset / block, (offset + length).div_ceil(block));
+        let keep = at..end.min(at + self.sequence.most());
+        while at < keep.end && self.may_read_ahead() {
+            let next = keep.end.min(at + PART_BLOCKS);
+            let Some(wanted) = self.aside.want(at..next, &keep) else { return };
+            self.start_readers();
+            self.sequence.reads(wanted, None);
+            self.cost += wanted * block;
+            at = next;
+        }
+    }
+
     /// A read too large for a batch: chunks are sent as they are read.
     fn read_chunks(&mut self, request: &Request) -> Result<(), Ending> {
         let mut offset = request.offset;
         let mut complete = true;
         while complete && offset < request.offset + request.length {
             offset = self.reads.add_part(request, offset);
-            complete = self.reads.run(&*self.agreed.volume, &mut self.replies);
+            let from = WithAhead(self.aside, &*self.agreed.volume);
+            complete = self.reads.run(&from, &mut self.replies);
             self.send()?;
         }
         Ok(())
@@ -939,7 +933,8 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
     /// Runs the reads that wait, and sends all replies.
     fn finish_batch(&mut self) -> io::Result<()> {
         if !self.reads.is_empty() {
-            self.reads.run(&*self.agreed.volume, &mut self.replies);
+            let from = WithAhead(self.aside, &*self.agreed.volume);
+            self.reads.run(&from, &mut self.replies);
         }
         self.batch = 0;
         self.send()

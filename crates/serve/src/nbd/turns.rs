@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 
 use super::shares::{Holder, Shares};
 
+/// The cost of a request beside its bytes.
+pub(crate) const REQUEST_COST: u64 = 4096;
 /// How often a waiting thread calls `look`.
 const LOOK: Duration = Duration::from_millis(100);
 

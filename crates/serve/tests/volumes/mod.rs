@@ -4,13 +4,13 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket,
-    Volume, VolumeInfo, VolumeLimits,
+    BLOCK_BYTES, Block, BlockRead, Changes, Error, Exports, Extent, ExtentKind, Kind, Result,
+    Ticket, Volume, VolumeInfo, VolumeLimits,
 };
 use parking_lot::Mutex;
 
@@ -50,6 +50,12 @@ pub(crate) struct MemoryVolume {
     pub(crate) fail_after: AtomicU64,
     /// Calls of `prefetch`.
     pub(crate) prefetches: AtomicU64,
+    /// What changed, once the volume may be read ahead.
+    changes: OnceLock<Changes>,
+    /// Calls of `read_ahead`.
+    pub(crate) ahead: AtomicU64,
+    /// Bytes that were read ahead and asked for.
+    pub(crate) asked_bytes: AtomicU64,
     /// Microseconds that a batch of reads takes.
     pub(crate) read_us: AtomicU64,
     /// Microseconds that a flush or a wait takes.
@@ -78,6 +84,9 @@ impl MemoryVolume {
             read_batches: AtomicU64::new(0),
             fail_after: AtomicU64::new(0),
             prefetches: AtomicU64::new(0),
+            changes: OnceLock::new(),
+            ahead: AtomicU64::new(0),
+            asked_bytes: AtomicU64::new(0),
             read_us: AtomicU64::new(0),
             flush_us: AtomicU64::new(0),
             statuses: AtomicU64::new(0),
@@ -87,6 +96,11 @@ impl MemoryVolume {
             panic: AtomicBool::new(false),
             renamed: Mutex::default(),
         })
+    }
+
+    /// From now on it says what changes, and so may be read ahead.
+    pub(crate) fn says_what_changes(&self) {
+        self.changes.get_or_init(Changes::default);
     }
 
     pub(crate) fn set_full(&self, full: bool) {
@@ -142,6 +156,8 @@ impl MemoryVolume {
         whole: Option<Content>,
     ) -> Result<Ticket> {
         self.check(offset, bytes)?;
+        let blocks = offset / BLOCK..(offset + bytes).div_ceil(BLOCK);
+        let _change = self.changes.get().map(|changes| changes.begin(blocks));
         let mut state = self.state.lock();
         if state.stopped {
             return Err(Error::new(Kind::Stopped, "the store stopped after a failed write"));
@@ -242,6 +258,19 @@ impl Volume for MemoryVolume {
                 }
             }
         }
+    }
+
+    fn changes(&self) -> Option<&Changes> {
+        self.changes.get()
+    }
+
+    fn read_ahead(&self, reads: &mut [BlockRead<'_>]) {
+        self.read(reads);
+        self.ahead.fetch_add(1, SeqCst);
+    }
+
+    fn was_read_ahead(&self, _: u64, bytes: u64) {
+        self.asked_bytes.fetch_add(bytes, SeqCst);
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
