@@ -12,3 +12,4 @@ pub mod http;
 mod listener;
 pub mod nbd;
 pub mod tls;
+mod vhost;

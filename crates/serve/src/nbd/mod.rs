@@ -12,10 +12,10 @@
 //! FUA, is sent only after the volume said that the data is durable.
 
 mod aside;
-mod buffers;
+pub(crate) mod buffers;
 mod command;
-mod durable;
-mod durations;
+pub(crate) mod durable;
+pub(crate) mod durations;
 mod ending;
 mod handshake;
 mod inbox;
@@ -26,12 +26,12 @@ mod reads;
 mod reply;
 mod rights;
 mod server;
-mod session;
-mod shares;
-mod socket;
-mod statistics;
+pub(crate) mod session;
+pub(crate) mod shares;
+pub(crate) mod socket;
+pub(crate) mod statistics;
 mod status;
-mod turns;
+pub(crate) mod turns;
 mod wire;
 
 pub use durations::{Durations, Operations};

@@ -79,7 +79,7 @@ pub(crate) struct Shares {
     /// To ask for the status of a range, by the microseconds that it takes.
     statuses: Turns,
     /// To change a volume, by bytes, where there are several.
-    writers: Turns,
+    pub(crate) writers: Turns,
     /// To compute what a handshake of TLS takes, by microseconds.
     handshakes: Turns,
 }
@@ -114,7 +114,7 @@ impl Shares {
 }
 
 /// The cost of one turn in bytes: a request of usual size.
-const TURN_BYTES: u32 = 64 << 10;
+pub(crate) const TURN_BYTES: u32 = 64 << 10;
 /// Bytes that are paid for at once at a volume's pace: requests of other peers come between.
 const PACE_BYTES: u32 = 256 << 10;
 /// The cost of one turn at the status of a range: the status of a few thousand blocks.
@@ -124,9 +124,9 @@ const TURN_MICROSECONDS: u32 = 100;
 const TURN_REST: u32 = 8;
 /// How long a connection keeps a working place that others want, if its requests cost less than a
 /// turn: some take long, or wait for something else.
-const TURN_TIME: Duration = Duration::from_millis(20);
+pub(crate) const TURN_TIME: Duration = Duration::from_millis(20);
 /// The cost of a request beside its bytes.
-const REQUEST_COST: u64 = 4096;
+pub(crate) const REQUEST_COST: u64 = 4096;
 
 /// The state that all connections of a server share.
 #[derive(Clone, Copy)]
@@ -135,7 +135,7 @@ pub(crate) struct House<'a> {
     pub(crate) shares: &'a Shares,
     /// Told now and then for whom, and for how long, a connection has waited for its working
     /// place.
-    pub(crate) make_way: &'a dyn Fn(Holder, Duration),
+    pub(crate) make_way: &'a (dyn Fn(Holder, Duration) + Sync),
     /// The start of the server's times.
     pub(crate) since: Instant,
     /// Set when the server stops.
@@ -196,20 +196,31 @@ impl Limited {
         self.pace.lock().is_rested(since.elapsed())
     }
 
-    fn is_limited(&self) -> bool {
+    /// The turns in which its clients wait for its pace.
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
+    pub(crate) fn is_limited(&self) -> bool {
         self.limited.load(Relaxed)
     }
 
     /// True when a request of so many bytes need not wait; it is paid for then. `since` is when
     /// times begin.
-    fn lets_through(&self, holder: Holder, since: Instant, bytes: u64) -> bool {
+    pub(crate) fn lets_through(&self, holder: Holder, since: Instant, bytes: u64) -> bool {
         let Some(mut turn) = self.turns.take_at_once(holder) else { return false };
         turn.cost = bytes;
         self.pace.lock().take_at_once(since.elapsed(), bytes)
     }
 
     /// Waits until a request of so many bytes is paid for, or until `gives_up`.
-    fn wait(&self, holder: Holder, since: Instant, bytes: u64, gives_up: &dyn Fn() -> bool) {
+    pub(crate) fn wait(
+        &self,
+        holder: Holder,
+        since: Instant,
+        bytes: u64,
+        gives_up: &dyn Fn() -> bool,
+    ) {
         let (mut requests, mut left) = (1, bytes);
         loop {
             let Some(mut turn) = self.turns.take_unless(holder, |_| gives_up()) else { return };
