@@ -620,6 +620,7 @@ impl Hall {
             id: its_id,
             counters,
             trouble,
+            owed: vhost::Owed::default(),
             working: AtomicUsize::new(0),
         };
         vhost::serve(&served, socket, &|sentence| device.say(sentence));

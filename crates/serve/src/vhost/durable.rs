@@ -8,8 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use onefold_core::Volume;
 use parking_lot::{Condvar, Mutex};
 
+use super::marks::Owed;
 use super::queue::Trouble;
-use super::ring::{Answer, Owed, Ring};
+use super::ring::{Answer, Due, Ring};
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::statistics::{Counters, add, sub};
@@ -23,14 +24,14 @@ pub(crate) struct Waits {
 
 #[derive(Default)]
 struct Queue {
-    waiting: Vec<(Until, Owed, Option<Begun>)>,
+    waiting: Vec<(Until, Due, Option<Begun>)>,
     closed: bool,
 }
 
 impl Waits {
     /// Gives a request to the helper. There are no more than the ring has places.
-    pub(crate) fn push(&self, until: Until, owed: Owed, begun: Option<Begun>) {
-        self.queue.lock().waiting.push((until, owed, begun));
+    pub(crate) fn push(&self, until: Until, due: Due, begun: Option<Begun>) {
+        self.queue.lock().waiting.push((until, due, begun));
         self.changed.notify_one();
     }
 
@@ -50,6 +51,7 @@ impl Waits {
         volume: &dyn Volume,
         ring: &Mutex<Ring>,
         counters: &Counters,
+        owed: &Owed,
         trouble: &Trouble,
     ) {
         let (mut taken, mut ended, mut panicked) = (Vec::new(), Ended::default(), None);
@@ -66,9 +68,17 @@ impl Waits {
             let flush = taken.last().is_some_and(|&(until, ..)| until == Until::Flushed);
             for group in taken.chunk_by(|a, b| flush || a.0 == b.0) {
                 let until = if flush { Until::Flushed } else { group[0].0 };
+                // Of what comes while the flush runs nobody knows.
+                let heard = owed.greatest();
                 let result = catch_unwind(AssertUnwindSafe(|| until.wait(volume)));
                 let answer = match result {
-                    Ok(Ok(())) => Answer::Done,
+                    Ok(Ok(())) => {
+                        owed.settle(match until {
+                            Until::Flushed => heard,
+                            Until::Ticket(ticket) => Some(ticket),
+                        });
+                        Answer::Done
+                    }
                     Ok(Err(_)) => Answer::Failed,
                     Err(panic) => {
                         panicked = Some(panic);
@@ -80,7 +90,7 @@ impl Waits {
                 }
                 let mut ring = ring.lock();
                 let answered =
-                    group.iter().try_for_each(|&(_, owed, _)| ring.answer(owed, answer));
+                    group.iter().try_for_each(|&(_, due, _)| ring.answer(due, answer));
                 let told = answered.and_then(|()| ring.tell());
                 drop(ring);
                 group.iter().for_each(|&(.., begun)| ended.push(begun));

@@ -6,6 +6,10 @@
 //! server does it again: the same bytes at the same place, before the guest hears of the first
 //! time. What was answered is not done again, since the guest may have written there since.
 //!
+//! Behind the marks of all queues there is a word of our own: whether the guest has answers to changes that
+//! are not durable. A server that finds it set knows that the one before it was killed, and that the
+//! guest may trust what is lost (see [`Owed`]).
+//!
 //! *Invariants.* The mark of a request is taken away only after the used ring has it. The client can
 //! write to the region, so that nothing in it is trusted.
 
@@ -13,6 +17,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use onefold_core::Ticket;
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{AtomicAccess, Bytes, VolatileMemory};
@@ -45,6 +51,16 @@ pub(crate) struct Region {
     places: u16,
 }
 
+/// Bytes of the marks of all queues, and of the word behind them.
+fn region_bytes(queues: u16, places: u16) -> usize {
+    owed_at(queues, places) + ALIGNMENT
+}
+
+/// Where that word is.
+fn owed_at(queues: u16, places: u16) -> usize {
+    usize::from(queues) * queue_bytes(places)
+}
+
 impl Region {
     /// Fresh memory, to be given to the client: its file and its bytes.
     ///
@@ -53,7 +69,7 @@ impl Region {
     pub(crate) fn create(queues: u16, places: u16) -> rustix::io::Result<(OwnedFd, u64)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("onefold in flight", flags)?;
-        let bytes = (usize::from(queues) * queue_bytes(places)) as u64;
+        let bytes = region_bytes(queues, places) as u64;
         ftruncate(&file, bytes)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((file, bytes))
@@ -70,12 +86,88 @@ impl Region {
         queues: u16,
         places: u16,
     ) -> Result<Region, String> {
-        let needed = usize::from(queues) * queue_bytes(places);
+        let needed = region_bytes(queues, places);
         if queues == 0 || places == 0 || bytes < needed as u64 {
             return Err("the region of requests in flight is too small".to_owned());
         }
         let map = memory::map(file, offset, needed as u64)?;
         Ok(Region { map, queues, places })
+    }
+
+    /// Whether the guest has answers to changes that were not durable when that was last said.
+    fn owes(&self) -> bool {
+        let at = owed_at(self.queues, self.places);
+        self.map.as_volatile_slice().load::<u64>(at, Acquire).unwrap_or_default() != 0
+    }
+
+    fn say_owes(&self, owes: bool) {
+        let at = owed_at(self.queues, self.places);
+        let stored = self.map.as_volatile_slice().store(u64::from(owes), at, Release);
+        debug_assert!(stored.is_ok(), "a place in the region");
+    }
+}
+
+/// Changes that the guest has heard of and that are not durable yet.
+///
+/// A guest whose driver flushes hears of changes before they are durable. When the server is killed,
+/// the client connects again, and the guest does not notice: its next flush would go to a server
+/// that never had those changes, and succeed. So a region of which a killed server left this set makes
+/// all requests fail, until the guest's driver starts anew, as it does when the guest is reset.
+#[derive(Default)]
+pub(crate) struct Owed(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    region: Option<Arc<Region>>,
+    /// The greatest ticket of them; nothing when all is durable.
+    greatest: Option<Ticket>,
+    lost: bool,
+}
+
+impl Owed {
+    /// The region is this one from now on. True when changes may be lost of which the guest heard.
+    pub(crate) fn stand_in(&self, region: Arc<Region>) -> bool {
+        let mut state = self.0.lock();
+        // What is owed to this client stays owed, whatever region it shows.
+        let lost = state.greatest.is_none() && region.owes();
+        if state.greatest.is_some() {
+            region.say_owes(true);
+        }
+        (state.region, state.lost) = (Some(region), lost);
+        lost
+    }
+
+    /// True when changes may be lost of which the guest heard.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lock().lost
+    }
+
+    /// The guest is about to hear of a change that is not durable. False when nothing would be left
+    /// of that if the server was killed: the guest then has to hear of it later.
+    pub(crate) fn note(&self, ticket: Ticket) -> bool {
+        let mut state = self.0.lock();
+        let Some(region) = &state.region else { return false };
+        if state.greatest.is_none() {
+            region.say_owes(true);
+        }
+        state.greatest = state.greatest.max(Some(ticket));
+        true
+    }
+
+    /// The greatest ticket that the guest heard of and that is not known to be durable.
+    pub(crate) fn greatest(&self) -> Option<Ticket> {
+        self.0.lock().greatest
+    }
+
+    /// Changes up to this ticket are durable.
+    pub(crate) fn settle(&self, durable: Option<Ticket>) {
+        let mut state = self.0.lock();
+        if state.greatest.is_some() && state.greatest <= durable {
+            state.greatest = None;
+            if let Some(region) = state.region.as_ref().filter(|_| !state.lost) {
+                region.say_owes(false);
+            }
+        }
     }
 }
 
@@ -229,6 +321,28 @@ mod tests {
         marks.ending(2);
         marks.ending(1);
         assert_eq!(Marks::of(&region, 0, 8).unwrap().recover(3), Ok(vec![]));
+    }
+
+    #[test]
+    fn answers_that_are_not_durable_are_remembered() {
+        let (region, _file) = region(1, 4);
+        let owed = Owed::default();
+        assert!(!owed.note(Ticket(1)), "nobody would remember");
+        assert!(!owed.stand_in(region.clone()) && owed.note(Ticket(5)) && owed.note(Ticket(4)));
+        assert_eq!(owed.greatest(), Some(Ticket(5)));
+        owed.settle(Some(Ticket(4)));
+        assert!(region.owes());
+        assert!(!owed.stand_in(region.clone()), "of this server nothing is lost");
+        owed.settle(Some(Ticket(5)));
+        assert!(!region.owes() && owed.note(Ticket(6)));
+        // The server is killed.
+        let owed = Owed::default();
+        assert!(owed.stand_in(region.clone()) && owed.is_lost());
+        assert!(owed.note(Ticket(1)));
+        owed.settle(Some(Ticket(1)));
+        assert!(region.owes(), "what was lost stays lost");
+        let (fresh, _file) = super::tests::region(1, 4);
+        assert!(!owed.stand_in(fresh) && !owed.is_lost(), "the guest was reset");
     }
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_19_memory_that_can_shrink_is_refused() {
+    fn rule_47_memory_that_can_shrink_is_refused() {
         let part = Part { guest: 0, bytes: 8192, user: 1 << 40, offset: 0 };
         let sealed = || file(8192, SealFlags::SHRINK);
         let refused = |file, part| Memory::map(vec![part], vec![file]).err().unwrap();

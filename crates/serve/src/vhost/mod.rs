@@ -19,6 +19,7 @@ mod durable;
 mod features;
 mod marks;
 mod memory;
+mod over;
 mod queue;
 mod request;
 mod ring;
@@ -26,6 +27,8 @@ mod session;
 mod wire;
 
 pub(crate) use device_socket::{DeviceSocket, Taken};
+pub(crate) use marks::Owed;
+pub use over::{AVAILABLE, PLACES, USED, ring_over};
 pub(crate) use queue::{Device, Trouble};
 pub(crate) use request::ID_BYTES;
 pub(crate) use session::serve;

@@ -23,8 +23,9 @@ use vm_memory::GuestMemoryMmap;
 
 use super::bell;
 use super::durable::Waits;
+use super::marks::Owed;
 use super::request::{ID_BYTES, Kind, Ranges, Request};
-use super::ring::{Answer, Owed, Ring};
+use super::ring::{Answer, Due, Ring};
 use crate::nbd::buffers::{Borrower, Loan};
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
@@ -74,6 +75,8 @@ pub(crate) struct Device<'a> {
     pub(crate) id: [u8; ID_BYTES],
     pub(crate) counters: &'a Counters,
     pub(crate) trouble: Trouble,
+    /// Changes that the guest heard of and that are not durable.
+    pub(crate) owed: Owed,
     /// Queues that hold a working place.
     pub(crate) working: AtomicUsize,
 }
@@ -112,9 +115,9 @@ impl<'scope> Started<'scope> {
                 let mut helper = None;
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
-                    let Device { volume, counters, trouble, .. } = device;
+                    let Device { volume, counters, owed, trouble, .. } = device;
                     helper = Some(scope.spawn(move || {
-                        helps.help(*volume, &helps_ring, counters, trouble)
+                        helps.help(*volume, &helps_ring, counters, owed, trouble)
                     }));
                 };
                 let mut queue = Worker::new(device, &its_ring, &waits, flushes, help);
@@ -419,12 +422,16 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         if !matches!(request.kind, Kind::Flush | Kind::Identify | Kind::Other) {
             self.keep_pace(bytes, memory)?;
         }
-        let owed = Owed { head: request.head, at: request.answer, bytes: 0 };
+        let due = Due { head: request.head, at: request.answer, bytes: 0 };
+        if self.device.owed.is_lost() {
+            let bytes = request.wanted.bytes() as u32;
+            return self.answer(Due { bytes, ..due }, Answer::Failed, begun);
+        }
         match request.kind {
             Kind::Read => {
                 add(&counters.reads, 1);
                 let Some((offset, length)) = request.range(bytes, self.size) else {
-                    return self.answer(Owed { bytes: bytes as u32, ..owed }, Answer::Failed, begun);
+                    return self.answer(Due { bytes: bytes as u32, ..due }, Answer::Failed, begun);
                 };
                 add(&counters.read_bytes, length);
                 self.read(Waiting { request, offset, length, begun }, memory)
@@ -433,11 +440,11 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                 add(&counters.writes, 1);
                 let range = request.range(bytes, self.size).filter(|_| self.device.writes);
                 let Some((offset, length)) = range else {
-                    return self.answer(owed, Answer::Failed, begun);
+                    return self.answer(due, Answer::Failed, begun);
                 };
                 add(&counters.written_bytes, length);
                 let written = self.write(&request, offset, length, memory)?;
-                self.changed(written, owed, begun)
+                self.changed(written, due, begun)
             }
             Kind::Discard | Kind::Zeroes => {
                 let counter = if request.kind == Kind::Zeroes {
@@ -447,31 +454,31 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                 };
                 add(counter, 1);
                 match request.ranges(memory, self.size)? {
-                    Ranges::Unsupported => self.answer(owed, Answer::Unsupported, begun),
+                    Ranges::Unsupported => self.answer(due, Answer::Unsupported, begun),
                     Ranges::All(ranges) if self.device.writes => {
                         let cleared = self.clear(request.kind, &ranges)?;
-                        self.changed(cleared, owed, begun)
+                        self.changed(cleared, due, begun)
                     }
-                    Ranges::All(_) | Ranges::Wrong => self.answer(owed, Answer::Failed, begun),
+                    Ranges::All(_) | Ranges::Wrong => self.answer(due, Answer::Failed, begun),
                 }
             }
             Kind::Flush => {
                 add(&counters.flushes, 1);
-                self.answer_when(Until::Flushed, owed, begun);
+                self.answer_when(Until::Flushed, due, begun);
                 Ok(())
             }
             Kind::Identify => {
                 let length = (request.wanted.bytes() as usize).min(ID_BYTES);
                 request.wanted.copy_to(memory, 0, &self.device.id[..length])?;
-                self.answer(Owed { bytes: length as u32, ..owed }, Answer::Done, begun)
+                self.answer(Due { bytes: length as u32, ..due }, Answer::Done, begun)
             }
-            Kind::Other => self.answer(owed, Answer::Unsupported, begun),
+            Kind::Other => self.answer(due, Answer::Unsupported, begun),
         }
     }
 
     fn answer(
         &mut self,
-        owed: Owed,
+        due: Due,
         answer: Answer,
         begun: Option<Begun>,
     ) -> Result<(), &'static str> {
@@ -479,32 +486,38 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         self.ended.push(begun);
         sub(&counters.in_flight, 1);
         add(&counters.errors, u64::from(answer != Answer::Done));
-        self.ring.lock().answer(owed, answer)
+        self.ring.lock().answer(due, answer)
     }
 
-    /// Answers a change: when it is durable, if the guest does not flush, or the volume wants that.
+    /// Answers a change: when it is durable, if the guest does not flush, or the volume wants that, or
+    /// nobody would know later that it was not.
     fn changed(
         &mut self,
         changed: onefold_core::Result<Ticket>,
-        owed: Owed,
+        due: Due,
         begun: Option<Begun>,
     ) -> Result<(), &'static str> {
         match changed {
-            Ok(ticket) if !self.flushes || self.device.volume.acknowledges_late() => {
-                self.answer_when(Until::Ticket(ticket), owed, begun);
-                Ok(())
+            Ok(ticket) => {
+                let Device { volume, owed, .. } = self.device;
+                let late = !self.flushes || volume.acknowledges_late();
+                let durable = || volume.durable().is_some_and(|durable| durable >= ticket);
+                if late || !(durable() || owed.note(ticket)) {
+                    self.answer_when(Until::Ticket(ticket), due, begun);
+                    return Ok(());
+                }
+                self.answer(due, Answer::Done, begun)
             }
-            Ok(_) => self.answer(owed, Answer::Done, begun),
-            Err(_) => self.answer(owed, Answer::Failed, begun),
+            Err(_) => self.answer(due, Answer::Failed, begun),
         }
     }
 
     /// Answers aside when something is durable.
-    fn answer_when(&mut self, until: Until, owed: Owed, begun: Option<Begun>) {
+    fn answer_when(&mut self, until: Until, due: Due, begun: Option<Begun>) {
         if let Some(start) = self.start_helper.take() {
             start();
         }
-        self.waits.push(until, owed, begun);
+        self.waits.push(until, due, begun);
     }
 
     /// Copies what the guest gives, piece by piece, each once, and writes it.
@@ -586,8 +599,8 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
     /// A read larger than the buffer, piece by piece.
     fn read_pieces(&mut self, one: Waiting, memory: &GuestMemoryMmap) -> Result<(), &'static str> {
         let Waiting { request, offset: start, length, begun } = one;
-        let owed =
-            Owed { head: request.head, at: request.answer, bytes: request.wanted.bytes() as u32 };
+        let due =
+            Due { head: request.head, at: request.answer, bytes: request.wanted.bytes() as u32 };
         let (mut offset, end, room) = (start, start + length, self.blocks.len() as u64);
         while offset < end {
             let next = ((offset / BLOCK + room) * BLOCK).min(end);
@@ -597,14 +610,14 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             self.device.volume.read(&mut read);
             let [BlockRead { result, .. }] = read;
             if result.is_err() {
-                return self.answer(owed, Answer::Failed, begun);
+                return self.answer(due, Answer::Failed, begun);
             }
             let at = (offset % BLOCK) as usize;
             let data = &bytes(&self.blocks)[at..at + (next - offset) as usize];
             request.wanted.copy_to(memory, offset - start, data)?;
             offset = next;
         }
-        self.answer(owed, Answer::Done, begun)
+        self.answer(due, Answer::Done, begun)
     }
 
     /// Reads all that waits, and answers.
@@ -628,13 +641,13 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         let mut block = 0;
         for (one, (blocks, good)) in waiting.iter().zip(results) {
             let Waiting { request, offset, length, begun } = one;
-            let owed = Owed { head: request.head, at: request.answer, bytes: *length as u32 };
+            let due = Due { head: request.head, at: request.answer, bytes: *length as u32 };
             if good {
                 let at = block * BLOCK_BYTES + (offset % BLOCK) as usize;
                 let data = &bytes(&self.blocks)[at..at + *length as usize];
                 request.wanted.copy_to(memory, 0, data)?;
             }
-            self.answer(owed, if good { Answer::Done } else { Answer::Failed }, *begun)?;
+            self.answer(due, if good { Answer::Done } else { Answer::Failed }, *begun)?;
             block += blocks;
         }
         self.reads = waiting;

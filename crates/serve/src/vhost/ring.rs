@@ -43,7 +43,7 @@ pub(crate) enum Answer {
 /// The answer that a request waits for: its place in the ring, where the guest takes the answer, and
 /// the bytes of data before it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owed {
+pub(crate) struct Due {
     pub(crate) head: u16,
     pub(crate) at: GuestAddress,
     pub(crate) bytes: u32,
@@ -157,6 +157,11 @@ impl Ring {
         self.queue.next_avail()
     }
 
+    /// The index of the next answer.
+    pub(crate) fn answered(&self) -> u16 {
+        self.queue.next_used()
+    }
+
     /// Takes the next request, if there is one.
     ///
     /// # Errors
@@ -193,8 +198,8 @@ impl Ring {
     ///
     /// # Errors
     /// A sentence: the ring is broken.
-    pub(crate) fn answer(&mut self, owed: Owed, answer: Answer) -> Result<(), &'static str> {
-        let Owed { head, at, bytes } = owed;
+    pub(crate) fn answer(&mut self, due: Due, answer: Answer) -> Result<(), &'static str> {
+        let Due { head, at, bytes } = due;
         let memory = self.memory.clone();
         let map = memory.map_of_guest();
         let (status, bytes) = match answer {

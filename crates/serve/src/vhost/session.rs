@@ -102,6 +102,12 @@ pub(crate) fn serve(device: &Device<'_>, socket: &OwnedFd, say: &dyn Fn(&str)) {
         session.stop_all();
         ended
     });
+    // A client that comes again finds that all is well, and so does one of the next server.
+    if let Some(heard) = device.owed.greatest()
+        && device.volume.flush().is_ok()
+    {
+        device.owed.settle(Some(heard));
+    }
     if let Err(refusal) = ended {
         say(&format!("the connection of a client was ended: {refusal}"));
     }
@@ -130,6 +136,7 @@ impl<'scope> Session<'scope, '_> {
                     Err(error) => return Err(failed(error)),
                 }
             }
+            self.device.owed.settle(volume.durable());
             let size = volume.size();
             if size != self.size && self.news.as_ref().is_none_or(wire::tell_of_change) {
                 self.size = size;
@@ -366,7 +373,15 @@ impl<'scope> Session<'scope, '_> {
             return Err("it changes the region of requests in flight while rings run".into());
         }
         let region = Region::of(message.file()?, offset, bytes, queues, places)?;
-        self.in_flight = Some(Arc::new(region));
+        let region = Arc::new(region);
+        self.in_flight = Some(region.clone());
+        if self.device.owed.stand_in(region) {
+            (self.say)(
+                "the server before this one was killed, and may have lost what its guest holds \
+                 to be written: all requests fail until the guest is reset. With --persistence \
+                 strong, or a disk without a write cache, nothing is lost and the guest goes on",
+            );
+        }
         Ok(())
     }
 

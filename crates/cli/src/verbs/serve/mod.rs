@@ -17,6 +17,7 @@ mod maintenance;
 mod options;
 mod site;
 mod trust;
+mod vhost;
 
 use std::{
     path::PathBuf,
