@@ -547,7 +547,6 @@ fn what_a_killed_server_had_taken_is_done_again_and_once() {
     let guest = &served.guest;
     let mut driver = served.start(Wants::default());
     assert_eq!(driver.queues[0].write(guest, 0, &[1; 512]), OK);
-    drop(driver.frontend.clone());
     let file = driver.in_flight.as_ref().unwrap().1.try_clone().unwrap();
     // The client goes; then a server takes a request, marks it, and is killed.
     driver.frontend.reset_owner().unwrap();

@@ -366,7 +366,8 @@ pub(crate) fn share(frontend: &Frontend, guest: &Guest) -> Result<(), Refused> {
     let region = guest.memory.iter().next().unwrap();
     assert_eq!(region.start_addr(), GuestAddress(0));
     let region = VhostUserMemoryRegionInfo::from_guest_region(region)?;
-    Ok(frontend.set_mem_table(&[region])?)
+    frontend.set_mem_table(&[region])?;
+    Ok(())
 }
 
 impl Driver {
