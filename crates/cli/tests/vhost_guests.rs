@@ -44,7 +44,9 @@ fn a_guest_goes_on_whenever_its_server_is_killed() {
                 let block = n % 97;
                 if n % 10 == 0 {
                     under_way.insert(queue.add(&guest, FLUSH, 0, &[], 0), None);
-                } else if !under_way.values().any(|one| one == &Some((block, n)) || matches!(one, Some((of, _)) if *of == block)) {
+                } else if !under_way.values().any(|one| {
+                    one == &Some((block, n)) || matches!(one, Some((of, _)) if *of == block)
+                }) {
                     let slot = queue.add(&guest, OUT, block * 8, &content(block, n), 0);
                     under_way.insert(slot, Some((block, n)));
                 }

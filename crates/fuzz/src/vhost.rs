@@ -49,8 +49,14 @@ fn describe(memory: &mut [u8], at: u64, (address, bytes, flags, next): Buffer) {
 /// Rings with every kind of request, with tables beside them and without.
 pub(crate) fn examples() -> Vec<Vec<u8>> {
     let range = [&8u64.to_le_bytes()[..], &16u32.to_le_bytes(), &0u32.to_le_bytes()].concat();
-    let kinds: [(u32, &[u8], u32); 6] =
-        [(1, &[7; 512], 0), (0, &[], 512), (4, &[], 0), (11, &range, 0), (13, &range, 0), (8, &[], 20)];
+    let kinds: [(u32, &[u8], u32); 6] = [
+        (1, &[7; 512], 0),
+        (0, &[], 512),
+        (4, &[], 0),
+        (11, &range, 0),
+        (13, &range, 0),
+        (8, &[], 20),
+    ];
     let mut all = Vec::new();
     for beside in [false, true] {
         let mut memory = vec![0; 0x2000];

@@ -94,7 +94,8 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
         let mut ratios: Vec<f64> = rates[1].iter().zip(&rates[0]).map(|(v, n)| v / n).collect();
         ratios.sort_by(f64::total_cmp);
         let (low, high) = (ratios[0], ratios[ratios.len() - 1]);
-        let [[nbd_rate, rate], [nbd_time, time]] = [rates, times].map(|both| both.map(|one| median(&one)));
+        let [[nbd_rate, rate], [nbd_time, time]] =
+            [rates, times].map(|both| both.map(|one| median(&one)));
         let (faster, cheaper) = (median(&ratios), time / nbd_time);
         let good = faster >= bar && cheaper <= TIME;
         reached &= good;

@@ -667,13 +667,7 @@ impl Hall {
 
     /// The seat of a client whose handshake has succeeded; nothing when there are too many
     /// connections, and none gives way, or when it lost its right meanwhile.
-    fn seat(
-        &self,
-        id: u64,
-        name: &str,
-        writes: bool,
-        volume: &Arc<dyn Volume>,
-    ) -> Option<Seat> {
+    fn seat(&self, id: u64, name: &str, writes: bool, volume: &Arc<dyn Volume>) -> Option<Seat> {
         let right = if writes { Right::Write } else { Right::Read };
         let opened = Opened { name: name.to_owned(), right, volume: Arc::downgrade(volume) };
         let name = opened.name();

@@ -52,8 +52,7 @@ pub(crate) fn quiet(event: &OwnedFd) {
     let mut count = [0; 8];
     // Where the event is now is all that an event has.
     let here = u64::MAX;
-    let taken =
-        preadv2(event, &mut [IoSliceMut::new(&mut count)], here, ReadWriteFlags::NOWAIT);
+    let taken = preadv2(event, &mut [IoSliceMut::new(&mut count)], here, ReadWriteFlags::NOWAIT);
     if taken == Err(Errno::OPNOTSUPP) {
         let _ = read(event, &mut count);
     }

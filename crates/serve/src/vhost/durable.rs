@@ -89,8 +89,7 @@ impl Waits {
                     add(&counters.errors, group.len() as u64);
                 }
                 let mut ring = ring.lock();
-                let answered =
-                    group.iter().try_for_each(|&(_, due, _)| ring.answer(due, answer));
+                let answered = group.iter().try_for_each(|&(_, due, _)| ring.answer(due, answer));
                 let told = answered.and_then(|()| ring.tell());
                 drop(ring);
                 group.iter().for_each(|&(.., begun)| ended.push(begun));

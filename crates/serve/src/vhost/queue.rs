@@ -116,9 +116,10 @@ impl<'scope> Started<'scope> {
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
                     let Device { volume, counters, owed, trouble, .. } = device;
-                    helper = Some(scope.spawn(move || {
-                        helps.help(*volume, &helps_ring, counters, owed, trouble)
-                    }));
+                    helper =
+                        Some(scope.spawn(move || {
+                            helps.help(*volume, &helps_ring, counters, owed, trouble)
+                        }));
                 };
                 let mut queue = Worker::new(device, &its_ring, &waits, flushes, help);
                 if let Err(reason) = queue.run(&kick, &its_stop) {
@@ -406,11 +407,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         Ok(Some(turn))
     }
 
-    fn execute(
-        &mut self,
-        request: Request,
-        memory: &GuestMemoryMmap,
-    ) -> Result<(), &'static str> {
+    fn execute(&mut self, request: Request, memory: &GuestMemoryMmap) -> Result<(), &'static str> {
         let counters = self.device.counters;
         let bytes = match request.kind {
             Kind::Read => request.wanted.bytes(),
@@ -447,11 +444,8 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                 self.changed(written, due, begun)
             }
             Kind::Discard | Kind::Zeroes => {
-                let counter = if request.kind == Kind::Zeroes {
-                    &counters.zeroes
-                } else {
-                    &counters.trims
-                };
+                let counter =
+                    if request.kind == Kind::Zeroes { &counters.zeroes } else { &counters.trims };
                 add(counter, 1);
                 match request.ranges(memory, self.size)? {
                     Ranges::Unsupported => self.answer(due, Answer::Unsupported, begun),

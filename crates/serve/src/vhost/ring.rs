@@ -11,9 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
-use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
-};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -271,5 +269,98 @@ impl Ring {
     pub(crate) fn has_more(&self) -> bool {
         let index = self.queue.avail_idx(self.memory.map_of_guest(), Acquire);
         !self.again.is_empty() || index.is_ok_and(|index| index.0 != self.queue.next_avail())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AVAILABLE: u64 = 0x100;
+    const USED: u64 = 0x200;
+    const REQUEST: u64 = 0x400;
+
+    /// Memory with a flush in place 3 of a ring of 8.
+    fn memory() -> Arc<Memory> {
+        let memory = Memory::of(&[0; 4096]).unwrap();
+        let map = memory.map_of_guest();
+        let put = |at: u64, bytes: &[u8]| map.write_slice(bytes, GuestAddress(at)).unwrap();
+        put(REQUEST, &4u32.to_le_bytes());
+        for (place, at, bytes, flags) in [(3, REQUEST, 16, 1u16), (4, REQUEST + 16, 1, 2)] {
+            put(16 * place, &u64::to_le_bytes(at));
+            put(16 * place + 8, &u32::to_le_bytes(bytes));
+            put(16 * place + 12, &flags.to_le_bytes());
+            put(16 * place + 14, &4u16.to_le_bytes());
+        }
+        put(AVAILABLE + 4, &3u16.to_le_bytes());
+        put(AVAILABLE + 2, &1u16.to_le_bytes());
+        Arc::new(memory)
+    }
+
+    fn started(memory: &Arc<Memory>, region: &Arc<Region>) -> Ring {
+        Ring::start(Start {
+            places: 8,
+            addresses: Addresses { table: 0, available: AVAILABLE, used: USED },
+            base: 0,
+            event_index: false,
+            memory: memory.clone(),
+            in_flight: Some((region, 0)),
+            call: None,
+        })
+        .unwrap()
+    }
+
+    fn region() -> Arc<Region> {
+        let (file, bytes) = Region::create(1, 8).unwrap();
+        Arc::new(Region::of(file, 0, bytes, 1, 8).unwrap())
+    }
+
+    fn due(request: &Request) -> Due {
+        Due { head: request.head, at: request.answer, bytes: 0 }
+    }
+
+    #[test]
+    fn a_mark_goes_after_the_used_ring_was_written() {
+        let (memory, region) = (memory(), region());
+        let mut ring = started(&memory, &region);
+        let request = ring.take().unwrap().unwrap();
+        assert!(ring.take().unwrap().is_none());
+        // The server is killed where it would write the used ring, which is not there any more.
+        ring.queue.try_set_used_ring_address(GuestAddress(1 << 40)).unwrap();
+        assert!(ring.answer(due(&request), Answer::Done).is_err());
+        drop(ring);
+        let mut ring = started(&memory, &region);
+        assert!(ring.owes_again() && ring.next() == 1);
+        let again = ring.take().unwrap().unwrap();
+        assert_eq!(again.head, 3);
+        ring.answer(due(&again), Answer::Done).unwrap();
+        let mut ring = started(&memory, &region);
+        assert!(!ring.owes_again() && ring.next() == 1 && ring.take().unwrap().is_none());
+    }
+
+    #[test]
+    fn rule_47_rings_that_lie_nowhere_are_refused() {
+        let (memory, region) = (memory(), region());
+        let start = |addresses, places| {
+            let memory = memory.clone();
+            let start = Start {
+                places,
+                addresses,
+                base: 0,
+                event_index: true,
+                memory,
+                in_flight: Some((&region, 0)),
+                call: None,
+            };
+            Ring::start(start).err()
+        };
+        let good = Addresses { table: 0, available: AVAILABLE, used: USED };
+        assert_eq!(start(good, 8), None);
+        assert!(start(good, 7).is_some() && start(good, 16).is_some(), "size; no marks");
+        assert!(start(Addresses { table: 4096, ..good }, 8).is_some());
+        assert!(start(Addresses { table: 4000, ..good }, 8).is_some());
+        assert!(start(Addresses { used: 4090, ..good }, 8).is_some());
+        assert!(start(Addresses { available: 0x101, ..good }, 8).is_some());
+        assert!(start(Addresses { available: u64::MAX, ..good }, 8).is_some());
     }
 }

@@ -187,9 +187,9 @@ impl<'scope> Session<'scope, '_> {
             request::SET_MEM_TABLE => self.share(message)?,
             request::SET_VRING_NUM => {
                 let (queue, places) = message.state()?;
-                let places = u16::try_from(places).ok().filter(|places| {
-                    places.is_power_of_two() && *places <= PLACES
-                });
+                let places = u16::try_from(places)
+                    .ok()
+                    .filter(|places| places.is_power_of_two() && *places <= PLACES);
                 let places = places.ok_or("a ring of an impossible size")?;
                 self.still(queue)?.places = places;
             }

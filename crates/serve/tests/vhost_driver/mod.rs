@@ -215,7 +215,8 @@ impl Queue {
                 self.next.wrapping_sub(event).wrapping_sub(1) < self.next.wrapping_sub(before)
             }
             false => {
-                let flags: u16 = guest.memory.load(GuestAddress(self.base + USED), Acquire).unwrap();
+                let flags: u16 =
+                    guest.memory.load(GuestAddress(self.base + USED), Acquire).unwrap();
                 flags & 1 == 0
             }
         };
@@ -341,7 +342,7 @@ pub(crate) type Refused = Box<dyn std::error::Error>;
 
 /// Connects, and agrees on features; nothing is shared yet.
 pub(crate) fn connect(path: &Path, wants: Wants) -> Result<(Frontend, u64), Refused> {
-    let mut frontend = Frontend::connect(path, 64)?;
+    let mut frontend = Frontend::connect(path, 100)?;
     let offered = frontend.get_features()?;
     frontend.set_owner()?;
     let features = offered & !wants.not;
