@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 39] = [
+const TARGETS: [&str; 40] = [
     "superblock",
     "zone_list",
     "claim",
@@ -29,6 +29,7 @@ const TARGETS: [&str; 39] = [
     "stream",
     "trace",
     "nbd_session",
+    "vhost_ring",
     "nbd_secured",
     "certificate",
     "access_file",

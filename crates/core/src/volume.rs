@@ -93,6 +93,12 @@ pub trait Volume: Send + Sync {
         false
     }
 
+    /// The changes up to this ticket are durable, whatever comes; `None` where the engine does not
+    /// know without waiting.
+    fn durable(&self) -> Option<Ticket> {
+        None
+    }
+
     /// Drops the whole blocks within `bytes` bytes at `offset`: they read as zeroes and become
     /// free. Blocks that the range covers in part are left as they are: trimming is advice.
     /// Durability as [`write`](Volume::write).

@@ -2,7 +2,8 @@
 //!
 //! A server sees only the traits [`Exports`](onefold_core::Exports) and
 //! [`Volume`](onefold_core::Volume); which engine stands behind them it does not know. Concurrency
-//! lives here: one thread for each connection, and the engines take calls from all of them.
+//! lives here: one thread for each connection, or ring of a device, and the engines take calls from all
+//! of them.
 //!
 //! Beside them stands [`http`], which shows an operator how the server is doing.
 //!
@@ -13,3 +14,4 @@ pub mod http;
 mod listener;
 pub mod nbd;
 pub mod tls;
+pub mod vhost;

@@ -12,6 +12,7 @@ mod neighbour;
 mod peer;
 mod replication;
 mod tls;
+mod vhost;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -48,6 +49,7 @@ cargo xtask bench replication [--quick]           a volume sent whole beside nbd
 cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
+cargo xtask bench vhost [--quick]                 vhost-user-blk beside NBD on a UNIX socket
 cargo xtask bench tls [--quick]                   nbdcopy by TLS and by plain TCP, beside \
                      qemu-nbd
 cargo xtask bench hot                             the hot parts one by one";
@@ -77,6 +79,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, rest)) if which == "tls" => tls::run(rest),
+        Some((which, rest)) if which == "vhost" => vhost::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, rest)) if which == "growth" => beside::growth(rest),
         Some((which, rest)) if which == "replication" => replication::run(rest),

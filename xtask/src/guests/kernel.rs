@@ -113,7 +113,9 @@ pub(super) fn golden_image(tree: &Path, image: &Path, mebibytes: u64) -> Result<
         fs::write(directory.join("count"), "000000000\n")?;
     }
     copy_program("busybox", tree)?;
-    for applet in ["mount", "yes", "head", "sync", "printf", "dd", "sed", "sleep", "usleep"] {
+    for applet in
+        ["mount", "yes", "head", "sync", "printf", "dd", "sed", "sleep", "usleep", "rm", "fstrim"]
+    {
         symlink("busybox", tree.join("bin").join(applet))?;
     }
     write_program(&tree.join("sbin/init"), include_str!("work.sh"))?;

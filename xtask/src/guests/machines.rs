@@ -1,6 +1,11 @@
 //! Virtual machines that boot from clones of a golden image, with a server that is killed.
 
-use std::{fs, path::Path, thread, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -23,7 +28,8 @@ const IMAGE_MIB: u64 = 256;
 const WRITES: u64 = 6;
 
 /// The ways in which the short form is done.
-const WAYS: [(&str, Way, &[&str]); 3] = [
+const WAYS: [(&str, Way, &[&str]); 4] = [
+    ("memory shared with the server, persistence strong", Way::Vhost, &["--persistence", "strong"]),
     (
         "qemu connects again, persistence strong",
         Way::QemuReconnecting { cache: true },
@@ -93,6 +99,14 @@ impl Yard<'_> {
     ) -> Result<()> {
         self.served.start_with(options)?;
         disk::clone(&self.served, "golden@v1", volume)?;
+        let device = format!("{volume}=unix:{}", self.device(volume).display());
+        let mut options = options.to_vec();
+        if way == Way::Vhost {
+            options.extend(["--vhost", &device]);
+            self.served.stop()?;
+            self.served.start_with(&options)?;
+        }
+        let options = &options[..];
         let mut acknowledged = Acknowledged::new();
         let mut machine = self.boot(way, volume)?;
         let mut at_work = 0;
@@ -102,8 +116,7 @@ impl Yard<'_> {
             thread::sleep(Duration::from_millis(kill * 137 % 700));
             machine.well()?;
             at_work += u64::from(disk::kill_at_work(&mut self.served)?);
-            let goes_on = matches!(way, Way::QemuReconnecting { .. });
-            if goes_on {
+            if way.goes_on() {
                 thread::sleep(Duration::from_millis(kill * 311 % 1500));
                 self.served.start_with(options)?;
                 acknowledged = machine.acknowledged();
@@ -130,12 +143,18 @@ impl Yard<'_> {
         Ok(())
     }
 
+    /// The socket of the device of a volume.
+    fn device(&self, volume: &str) -> PathBuf {
+        self.served.file(&format!("{volume}.device"))
+    }
+
     fn boot(&self, way: Way, volume: &str) -> Result<VirtualMachine> {
         let parts = Parts {
             kernel: &self.kernel.image,
             initramfs: &self.served.file("initramfs.cpio"),
             socket: &self.served.socket,
             address: &self.served.address,
+            device: &self.device(volume),
         };
         VirtualMachine::boot(&parts, way, volume, &self.served.file(&format!("{volume}.console")))
     }

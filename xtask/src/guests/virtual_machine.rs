@@ -29,7 +29,19 @@ pub(super) enum Way {
     QemuReconnecting { cache: bool },
     /// The NBD client of the guest's own kernel, over TCP.
     Kernel,
+    /// The guest shares its memory with the server (vhost-user-blk). qemu connects again.
+    Vhost,
 }
+
+impl Way {
+    /// True when a guest goes on after its server was killed.
+    pub(super) fn goes_on(self) -> bool {
+        matches!(self, Way::QemuReconnecting { .. } | Way::Vhost)
+    }
+}
+
+/// MiB of a guest's memory.
+const MEMORY: &str = "192";
 
 /// Writes that were acknowledged to the programs of a guest: the last one of each writer.
 pub(super) type Acknowledged = BTreeMap<u64, u64>;
@@ -40,6 +52,8 @@ pub(super) struct Parts<'a> {
     pub(super) initramfs: &'a Path,
     pub(super) socket: &'a Path,
     pub(super) address: &'a str,
+    /// The socket of a device.
+    pub(super) device: &'a Path,
 }
 
 /// A virtual machine at work. Dropping it ends it as a power cut would.
@@ -61,7 +75,7 @@ impl VirtualMachine {
         let _ = fs::remove_file(console);
         let log = console.with_extension("qemu");
         let mut command = program("qemu-system-x86_64");
-        command.args(["-accel", "tcg", "-m", "192", "-nodefaults", "-no-user-config"]);
+        command.args(["-accel", "tcg", "-m", MEMORY, "-nodefaults", "-no-user-config"]);
         command.args(["-no-reboot", "-display", "none"]);
         command.args(["-serial", &format!("file:{}", path(console))]);
         command.args(["-kernel", path(parts.kernel), "-initrd", path(parts.initramfs)]);
@@ -145,6 +159,7 @@ impl VirtualMachine {
 fn devices(parts: &Parts, way: Way, volume: &str) -> Vec<String> {
     let (reconnect, cache) = match way {
         Way::Kernel => return network(parts),
+        Way::Vhost => return shared_memory(parts),
         Way::Qemu => ("", true),
         Way::QemuReconnecting { cache } => (",reconnect-delay=120", cache),
     };
@@ -156,6 +171,20 @@ fn devices(parts: &Parts, way: Way, volume: &str) -> Vec<String> {
         ),
         "-device".into(),
         format!("virtio-blk-pci,drive=disk,write-cache={}", if cache { "on" } else { "off" }),
+    ]
+}
+
+/// A disk whose server has the guest's memory.
+fn shared_memory(parts: &Parts) -> Vec<String> {
+    vec![
+        "-object".into(),
+        format!("memory-backend-memfd,id=mem,size={MEMORY}M,share=on"),
+        "-machine".into(),
+        "pc,memory-backend=mem".into(),
+        "-chardev".into(),
+        format!("socket,id=disk,path={},reconnect=1", path(parts.device)),
+        "-device".into(),
+        "vhost-user-blk-pci,chardev=disk".into(),
     ]
 }
 

@@ -35,6 +35,9 @@ noise() {
             head -c 500000 /dev/urandom >"/noise/$n"
             usleep 100000
         done
+        # Where the disk can be told that blocks are free.
+        rm /noise/4
+        fstrim / 2>/dev/null
     done
 }
 

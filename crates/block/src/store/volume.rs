@@ -127,6 +127,10 @@ impl Volume for BlockVolume {
         Ok(ticket)
     }
 
+    fn durable(&self) -> Option<Ticket> {
+        Some(self.store.engine.durable())
+    }
+
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
         self.store.data_change(|| {
             let _inside = self.handle.enter()?;

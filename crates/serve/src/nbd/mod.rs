@@ -13,10 +13,10 @@
 
 mod ahead;
 mod aside;
-mod buffers;
+pub(crate) mod buffers;
 mod command;
-mod durable;
-mod durations;
+pub(crate) mod durable;
+pub(crate) mod durations;
 mod ending;
 mod handshake;
 mod inbox;
@@ -29,12 +29,12 @@ mod reply;
 mod rights;
 mod sequence;
 mod server;
-mod session;
-mod shares;
-mod socket;
-mod statistics;
+pub(crate) mod session;
+pub(crate) mod shares;
+pub(crate) mod socket;
+pub(crate) mod statistics;
 mod status;
-mod turns;
+pub(crate) mod turns;
 mod wire;
 
 pub use durations::{Durations, Operations};

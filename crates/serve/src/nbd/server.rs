@@ -1,4 +1,5 @@
-//! The server: accepts clients, gives each a thread, and ends them all on request.
+//! The server: accepts clients, of NBD and of [devices](crate::vhost), gives each a thread, and ends
+//! them all on request.
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
 //! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
@@ -15,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,9 +24,9 @@ use std::time::{Duration, Instant};
 use onefold_core::{Error, Exports, Kind, Result, Volume};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::{self, Timeout};
 
 use super::buffers::Share;
-use super::handshake::Agreed;
 use super::limited::Limited;
 use super::limits::{HANDSHAKES_BESIDE, LOOK, Limits};
 use super::line::Line;
@@ -37,6 +38,7 @@ use super::statistics::{Counters, Statistics};
 use crate::audit::{Audit, Event, Who};
 use crate::listener::{Listener, Reach};
 use crate::tls::{Credentials, Proof};
+use crate::vhost::{self, DeviceSocket, Taken};
 
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will
 /// not go away at once.
@@ -56,8 +58,27 @@ const UNTAKEN_GRACE: Duration = Duration::from_secs(2);
 /// Add where it listens, then [`start`](Server::start). Dropping it ends all connections at once.
 pub struct Server {
     hall: Arc<Hall>,
-    listeners: Vec<Listener>,
+    listeners: Vec<Entrance>,
     acceptor: Option<Acceptor>,
+}
+
+/// Where clients come in.
+struct Entrance {
+    listener: Listener,
+    /// The device behind it; nothing when it is one of NBD.
+    device: Option<Arc<DeviceSocket>>,
+}
+
+impl From<Listener> for Entrance {
+    fn from(listener: Listener) -> Entrance {
+        Entrance { listener, device: None }
+    }
+}
+
+/// What a client that came in speaks.
+enum Dialog {
+    Nbd(Arc<Line>),
+    Device(Taken),
 }
 
 struct Acceptor {
@@ -207,7 +228,24 @@ impl Server {
     /// `Busy` when another server answers there, `Exists` when something else is there,
     /// `InvalidInput` when the path is too long, and those of the system.
     pub fn add_unix_for(&mut self, path: &Path, reach: Reach) -> Result<()> {
-        self.listeners.push(Listener::unix(path, reach)?);
+        self.listeners.push(Listener::unix(path, reach)?.into());
+        Ok(())
+    }
+
+    /// Makes a vhost-user-blk device of a volume or snapshot, for one client at a time of a UNIX socket
+    /// that this user alone can connect to. The file is removed when the server stops.
+    ///
+    /// A client shares the memory of its guest by files that can't be made shorter. What a server
+    /// before this one took from the guest's rings and did not answer is done again. What a FLUSH
+    /// answered is durable, as are all changes of a guest that does not flush.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such volume, and as [`add_unix_for`](Server::add_unix_for).
+    pub fn add_vhost(&mut self, volume: &str, path: &Path) -> Result<()> {
+        self.hall.exports.open(volume)?;
+        let listener = Listener::unix(path, Reach::default())?;
+        let device = Some(Arc::new(DeviceSocket::new(volume)));
+        self.listeners.push(Entrance { listener, device });
         Ok(())
     }
 
@@ -219,7 +257,7 @@ impl Server {
     /// `Denied` without either, and those of the system.
     pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
         let (listener, addr) = Listener::tcp(addr, insecure || self.is_secured())?;
-        self.listeners.push(listener);
+        self.listeners.push(listener.into());
         Ok(addr)
     }
 
@@ -229,7 +267,8 @@ impl Server {
     /// # Errors
     /// `InvalidInput` when it does not listen, `Denied` without either, and those of the system.
     pub fn add_listener(&mut self, socket: OwnedFd, insecure: bool) -> Result<()> {
-        self.listeners.push(Listener::handed_over(socket, insecure || self.is_secured())?);
+        let listener = Listener::handed_over(socket, insecure || self.is_secured())?;
+        self.listeners.push(listener.into());
         Ok(())
     }
 
@@ -392,11 +431,11 @@ impl Hall {
     }
 
     /// Accepts until the other end of `watched` is closed.
-    fn accept_all(self: &Arc<Hall>, listeners: &[Listener], watched: &UnixStream) {
+    fn accept_all(self: &Arc<Hall>, entrances: &[Entrance], watched: &UnixStream) {
         loop {
             let mut waited: Vec<PollFd<'_>> = vec![PollFd::new(watched, PollFlags::IN)];
             waited.extend(
-                listeners.iter().map(|listener| PollFd::new(listener.socket(), PollFlags::IN)),
+                entrances.iter().map(|one| PollFd::new(one.listener.socket(), PollFlags::IN)),
             );
             let ready = match poll(&mut waited, None) {
                 Ok(_) => waited.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>(),
@@ -405,15 +444,15 @@ impl Hall {
             if ready[0] {
                 return;
             }
-            for listener in listeners
+            for entrance in entrances
                 .iter()
                 .zip(&ready[1..])
-                .filter_map(|(listener, &ready)| ready.then_some(listener))
+                .filter_map(|(entrance, &ready)| ready.then_some(entrance))
             {
                 // All that wait: who connects in a loop does not fill the queue of the socket.
                 for _ in 0..ACCEPTED_AT_ONCE {
-                    match listener.accept() {
-                        Ok(Some(socket)) => self.welcome(socket, listener.is_of_network()),
+                    match entrance.listener.accept() {
+                        Ok(Some(socket)) => self.welcome(socket, entrance),
                         Ok(None) => break,
                         Err(_) => {
                             std::thread::sleep(ACCEPT_PAUSE);
@@ -426,12 +465,18 @@ impl Hall {
     }
 
     /// Gives a client a place and a thread, or closes its connection.
-    fn welcome(self: &Arc<Hall>, socket: OwnedFd, of_network: bool) {
+    fn welcome(self: &Arc<Hall>, socket: OwnedFd, entrance: &Entrance) {
         let mut guests = self.guests.lock();
         guests.join_ended();
         guests.past.accepted += 1;
         let peer = Peer::of(&socket);
+        let of_network = entrance.listener.is_of_network();
         let credentials = self.credentials.get().filter(|_| of_network).cloned();
+        let taken = entrance.device.as_ref().map(DeviceSocket::take);
+        if matches!(taken, Some(None)) {
+            guests.past.refused += 1;
+            return;
+        }
         // Who has no right to any volume costs no thread.
         let away = if credentials.is_none() && !self.rights.knows(peer) {
             Some("it has a right to no volume")
@@ -474,9 +519,13 @@ impl Hall {
         guests.present.insert(id, guest);
         self.count(&guests);
         let hall = self.clone();
-        let line = Arc::new(credentials.map(Line::secured_by).unwrap_or_default());
-        let attend = move || hall.attend(id, peer, socket, activity, line, &counters);
-        match std::thread::Builder::new().name(format!("nbd {id}")).spawn(attend) {
+        let line = || Arc::new(credentials.map(Line::secured_by).unwrap_or_default());
+        let (dialog, protocol) = match taken.flatten() {
+            Some(taken) => (Dialog::Device(taken), "vhost"),
+            None => (Dialog::Nbd(line()), "nbd"),
+        };
+        let attend = move || hall.attend(id, peer, socket, activity, dialog, &counters);
+        match std::thread::Builder::new().name(format!("{protocol} {id}")).spawn(attend) {
             // The thread can't leave before we unlock.
             Ok(thread) => {
                 guests.present.entry(id).and_modify(|guest| guest.thread = Some(thread));
@@ -495,56 +544,16 @@ impl Hall {
         peer: Peer,
         socket: Arc<OwnedFd>,
         activity: Arc<Activity>,
-        line: Arc<Line>,
+        dialog: Dialog,
         counters: &Counters,
     ) {
-        let session = || -> io::Result<()> {
-            let known = |proof| self.is_known(id, proof);
-            let late = Instant::now() + self.limits.handshake;
-            let own = activity.clone();
-            let gives_up = || own.is_cut() || Instant::now() >= late;
-            let in_turn = |compute: &mut dyn FnMut()| self.shares.shake(peer, &gives_up, compute);
-            let (receiver, transmitter) = (
-                Receiver::new(
-                    socket.clone(),
-                    &self.limits,
-                    &self.stopping,
-                    activity.clone(),
-                    line.clone(),
-                    (&known, &in_turn),
-                ),
-                Transmitter::new(socket.clone(), self.limits.send, activity, line)?,
-            );
-            let refused = |volume: &str| self.hears(&self.who(id, peer), Event::Refused { volume });
-            let (exports, rights) = (&*self.exports, &*self.rights);
-            let offer = Offer { exports, rights, peer, refused: &refused };
-            let house = House {
-                limits: &self.limits,
-                shares: &self.shares,
-                make_way: &|holder, waited| self.make_way(holder, waited),
-                since: self.since,
-                stopping: &self.stopping,
-            };
-            serve(offer, house, counters, receiver, transmitter, |receiver, agreed| {
-                receiver.lift_deadline();
-                let seat = self.seat(id, agreed);
-                let who = self.who(id, peer);
-                match &seat {
-                    Some(_) => {
-                        let right = if agreed.writes { Right::Write } else { Right::Read };
-                        let volume = &agreed.name;
-                        self.hears(&who, Event::Opened { connection: id, volume, right });
-                    }
-                    None => {
-                        let why = "there are too many connections, or it lost its right";
-                        self.hears(&who, Event::SentAway { why });
-                    }
-                }
-                seat
-            });
-            Ok(())
-        };
-        let ended = catch_unwind(AssertUnwindSafe(session));
+        let ended = catch_unwind(AssertUnwindSafe(|| match dialog {
+            Dialog::Nbd(line) => {
+                // Whatever it is, the client sees that its connection ends.
+                let _ = self.attend_session(id, peer, &socket, activity, line, counters);
+            }
+            Dialog::Device(device) => self.attend_device(id, peer, &socket, &device, counters),
+        }));
         hang_up(&socket);
         let mut guests = self.guests.lock();
         guests.past.panics += u64::from(ended.is_err());
@@ -580,6 +589,116 @@ impl Hall {
     fn who(&self, id: u64, peer: Peer) -> Who {
         let guests = self.guests.lock();
         guests.present.get(&id).map_or_else(|| Who::of(peer), Guest::who)
+    }
+
+    /// The seat of a client, of which the audit hears.
+    fn seat_of(
+        &self,
+        id: u64,
+        peer: Peer,
+        volume: &str,
+        writes: bool,
+        opened: &Arc<dyn Volume>,
+    ) -> Option<Seat> {
+        let seat = self.seat(id, volume, writes, opened);
+        let right = if writes { Right::Write } else { Right::Read };
+        let event = match &seat {
+            Some(_) => Event::Opened { connection: id, volume, right },
+            None => Event::SentAway { why: "there are too many connections, or it lost its right" },
+        };
+        self.hears(&self.who(id, peer), event);
+        seat
+    }
+
+    fn attend_session(
+        &self,
+        id: u64,
+        peer: Peer,
+        socket: &Arc<OwnedFd>,
+        activity: Arc<Activity>,
+        line: Arc<Line>,
+        counters: &Counters,
+    ) -> io::Result<()> {
+        let known = |proof| self.is_known(id, proof);
+        let late = Instant::now() + self.limits.handshake;
+        let own = activity.clone();
+        let gives_up = || own.is_cut() || Instant::now() >= late;
+        let in_turn = |compute: &mut dyn FnMut()| self.shares.shake(peer, &gives_up, compute);
+        let (receiver, transmitter) = (
+            Receiver::new(
+                socket.clone(),
+                &self.limits,
+                &self.stopping,
+                activity.clone(),
+                line.clone(),
+                (&known, &in_turn),
+            ),
+            Transmitter::new(socket.clone(), self.limits.send, activity, line)?,
+        );
+        let refused = |volume: &str| self.hears(&self.who(id, peer), Event::Refused { volume });
+        let (exports, rights) = (&*self.exports, &*self.rights);
+        let offer = Offer { exports, rights, peer, refused: &refused };
+        let make_way = |holder, waited| self.make_way(holder, waited);
+        serve(offer, self.house(&make_way), counters, receiver, transmitter, |receiver, agreed| {
+            receiver.lift_deadline();
+            self.seat_of(id, peer, &agreed.name, agreed.writes, &agreed.volume)
+        });
+        Ok(())
+    }
+
+    fn house<'a>(&'a self, make_way: &'a (dyn Fn(Holder, Duration) + Sync)) -> House<'a> {
+        House {
+            limits: &self.limits,
+            shares: &self.shares,
+            make_way,
+            since: self.since,
+            stopping: &self.stopping,
+        }
+    }
+
+    /// Serves the only client of a device.
+    fn attend_device(
+        &self,
+        id: u64,
+        peer: Peer,
+        socket: &OwnedFd,
+        device: &Taken,
+        counters: &Counters,
+    ) {
+        let name = device.name();
+        let refused = |volume: &str| self.hears(&self.who(id, peer), Event::Refused { volume });
+        let (exports, rights) = (&*self.exports, &*self.rights);
+        let offer = Offer { exports, rights, peer, refused: &refused };
+        let (volume, writes) = match offer.open(&name) {
+            Ok(opened) => opened,
+            Err(error) => return device.say(&format!("a client was refused: {error}")),
+        };
+        let writes = writes && !volume.is_read_only();
+        let Some(seat) = self.seat_of(id, peer, &name, writes, &volume) else {
+            return device.say("a client was refused: there are too many connections");
+        };
+        let trouble = match vhost::Trouble::new() {
+            Ok(trouble) => trouble,
+            Err(error) => return device.say(&format!("a client was refused: {error}")),
+        };
+        // If that fails, a client that takes no answers keeps its thread until it is gone.
+        let _ = sockopt::set_socket_timeout(socket, Timeout::Send, Some(self.limits.send));
+        let mut its_id = [0; vhost::ID_BYTES];
+        its_id.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        let make_way = |holder, waited| self.make_way(holder, waited);
+        let served = vhost::Device {
+            house: self.house(&make_way),
+            seat: &seat,
+            volume: &*volume,
+            writes,
+            id: its_id,
+            counters,
+            trouble,
+            owed: vhost::Owed::default(),
+            working: AtomicUsize::new(0),
+        };
+        vhost::serve(&served, socket, &|sentence| device.say(sentence));
+        device.follow(&*volume);
     }
 
     /// A client has proved who it is: from now on it shares with others of this certificate, and no
@@ -622,10 +741,9 @@ impl Hall {
 
     /// The seat of a client whose handshake has succeeded; nothing when there are too many
     /// connections, and none gives way, or when it lost its right meanwhile.
-    fn seat(&self, id: u64, agreed: &Agreed) -> Option<Seat> {
-        let right = if agreed.writes { Right::Write } else { Right::Read };
-        let opened =
-            Opened { name: agreed.name.clone(), right, volume: Arc::downgrade(&agreed.volume) };
+    fn seat(&self, id: u64, name: &str, writes: bool, volume: &Arc<dyn Volume>) -> Option<Seat> {
+        let right = if writes { Right::Write } else { Right::Read };
+        let opened = Opened { name: name.to_owned(), right, volume: Arc::downgrade(volume) };
         let name = opened.name();
         let volume = self.exports.shared_name(&name);
         let mut guests = self.guests.lock();

@@ -80,7 +80,7 @@ pub(crate) struct Shares {
     /// To ask for the status of a range, by the microseconds that it takes.
     statuses: Turns,
     /// To change a volume, by bytes, where there are several.
-    writers: Turns,
+    pub(crate) writers: Turns,
     /// To compute what a handshake of TLS takes, by microseconds.
     handshakes: Turns,
 }
@@ -115,7 +115,7 @@ impl Shares {
 }
 
 /// The cost of one turn in bytes: a request of usual size.
-const TURN_BYTES: u32 = 64 << 10;
+pub(crate) const TURN_BYTES: u32 = 64 << 10;
 /// The cost of one turn at the status of a range: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
 /// How much longer than it took the status of a range, or a part of a handshake, keeps its turn while
@@ -123,7 +123,7 @@ const TURN_MICROSECONDS: u32 = 100;
 const TURN_REST: u32 = 8;
 /// How long a connection keeps a working place that others want, if its requests cost less than a
 /// turn: some take long, or wait for something else.
-const TURN_TIME: Duration = Duration::from_millis(20);
+pub(crate) const TURN_TIME: Duration = Duration::from_millis(20);
 
 /// The state that all connections of a server share.
 #[derive(Clone, Copy)]
@@ -132,7 +132,7 @@ pub(crate) struct House<'a> {
     pub(crate) shares: &'a Shares,
     /// Told now and then for whom, and for how long, a connection has waited for its working
     /// place.
-    pub(crate) make_way: &'a dyn Fn(Holder, Duration),
+    pub(crate) make_way: &'a (dyn Fn(Holder, Duration) + Sync),
     /// The start of the server's times.
     pub(crate) since: Instant,
     /// Set when the server stops.

@@ -111,7 +111,7 @@ impl Activity {
         at.saturating_duration_since(self.since).as_millis() as u64
     }
 
-    fn heard_at(&self, now: Instant) {
+    pub(crate) fn hears(&self, now: Instant) {
         self.heard.store(self.time(now), Relaxed);
     }
 
@@ -251,7 +251,7 @@ impl<'a> Receiver<'a> {
     /// Something came.
     fn hear(&mut self, now: Instant) {
         self.heard = now;
-        self.activity.heard_at(now);
+        self.activity.hears(now);
     }
 
     /// Receives the bytes that have arrived; `None` when there are none.
@@ -505,7 +505,7 @@ mod tests {
         let seconds =
             |still, waited| Some((Duration::from_secs(still), Duration::from_secs(waited)));
         // It asks at once, has a place after 5 s, and its answer after 9.
-        activity.heard_at(at(0));
+        activity.hears(at(0));
         activity.wait_begins(at(1), false);
         assert_eq!(kept(3), None, "it has no place");
         activity.wait_ends(at(3));
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(kept(16), None);
         // It sends a byte now and then.
         activity.wait_begins(at(16), false);
-        activity.heard_at(at(20));
+        activity.hears(at(20));
         assert_eq!(kept(21), seconds(1, 5));
         activity.rests();
         assert_eq!(kept(22), None);

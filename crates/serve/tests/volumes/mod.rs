@@ -38,7 +38,7 @@ struct State {
 
 /// A volume in memory. Tickets count changes; waiting and flushing makes the changes durable.
 pub(crate) struct MemoryVolume {
-    size: u64,
+    pub(crate) size: AtomicU64,
     state: Mutex<State>,
     /// Calls of `flush`.
     pub(crate) flushes: AtomicU64,
@@ -77,7 +77,7 @@ pub(crate) struct MemoryVolume {
 impl MemoryVolume {
     pub(crate) fn new(size: u64) -> Arc<MemoryVolume> {
         Arc::new(MemoryVolume {
-            size,
+            size: AtomicU64::new(size),
             state: Mutex::default(),
             flushes: AtomicU64::new(0),
             waits: AtomicU64::new(0),
@@ -140,7 +140,7 @@ impl MemoryVolume {
 
     fn check(&self, offset: u64, bytes: u64) -> Result<()> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.size => Ok(()),
+            Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::new(
                 Kind::InvalidInput,
                 "beyond the end: the server must not ask for this",
@@ -220,7 +220,7 @@ impl MemoryVolume {
 
 impl Volume for MemoryVolume {
     fn size(&self) -> u64 {
-        self.size
+        self.size.load(SeqCst)
     }
 
     fn current_name(&self) -> Option<String> {
@@ -240,7 +240,7 @@ impl Volume for MemoryVolume {
             }
             for (i, into) in read.into.iter_mut().enumerate() {
                 let at = read.first.0 + i as u64;
-                if (at + 1) * BLOCK > self.size.next_multiple_of(BLOCK) {
+                if (at + 1) * BLOCK > self.size().next_multiple_of(BLOCK) {
                     read.result = Err(Error::new(
                         Kind::InvalidInput,
                         "beyond the end: the server must not ask for this",
@@ -367,7 +367,7 @@ impl Exports for MemoryExports {
     fn list(&self) -> Vec<VolumeInfo> {
         self.0
             .iter()
-            .map(|(name, volume)| VolumeInfo { name: name.clone(), size: volume.size })
+            .map(|(name, volume)| VolumeInfo { name: name.clone(), size: volume.size() })
             .collect()
     }
 

@@ -18,6 +18,7 @@ mod maintenance;
 mod options;
 mod site;
 mod trust;
+mod vhost;
 
 use std::{
     path::PathBuf,

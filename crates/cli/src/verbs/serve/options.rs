@@ -21,6 +21,7 @@ use super::{
     limited::{Limit, Limited},
     site::{Pages, Reporter},
     trust::Trust,
+    vhost::VhostDevice,
 };
 use crate::verbs::worker::{Pace, threads};
 
@@ -43,6 +44,8 @@ pub(super) const URIS_MAX: usize = 16;
                         onefold serve disk.onefold\n  \
                         onefold serve disk.onefold --nbd \
                         unix:/run/onefold.sock,mode=0660,group=kvm\n  \
+                        onefold serve disk.onefold --persistence strong --vhost \
+                        vm1=unix:/run/onefold/vm1.sock\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
                         onefold serve backups --no-wait\n  \
                         onefold serve backups --append-only --maintenance \
@@ -58,6 +61,12 @@ pub(crate) struct Options {
     /// --tls or --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
+
+    /// Makes a vhost-user-blk device of a volume or snapshot, like vm1=unix:/run/onefold/vm1.sock, for
+    /// a virtual machine that shares its memory. The socket is for this user alone and has one client
+    /// at a time. Can be given several times
+    #[arg(long, value_name = "VOLUME=unix:PATH")]
+    pub(crate) vhost: Vec<VhostDevice>,
 
     /// Address for browsers and Prometheus: unix:PATH, unix:PATH,mode=0660,group=NAME, or
     /// tcp:ADDRESS:PORT with --tls or --insecure. Shows /metrics, /status.json and a page; with
@@ -413,6 +422,12 @@ pub(super) fn listen(
             }
             Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
         });
+    }
+    for device in &options.vhost {
+        let VhostDevice { volume, path } = device;
+        server.add_vhost(volume, path)?;
+        let (volume, path) = (volume.escape_debug(), path.display());
+        tracing::info!("volume '{volume}' is a vhost-user-blk device at {path}");
     }
     let tls = options.tls.is_some();
     let mut listeners: Vec<String> =

@@ -1,0 +1,34 @@
+//! vhost-user-blk: a volume as the disk of a virtual machine that shares its memory with the server.
+//!
+//! A hypervisor connects to the UNIX socket of a device, and sends the descriptors of the guest's
+//! memory. From then on the guest's driver puts requests into rings in that memory, and the server
+//! takes them from there. No data passes a socket.
+//!
+//! `session` is the connection: messages in `wire`, what is offered in `features`. For each ring it
+//! starts a `queue`, which takes requests from the `ring`; `request` understands them, `durable`
+//! waits for what must be on disk. `device_socket` lets one client in at a time. `memory` maps what the client shares, `marks` keeps requests in
+//! flight where the client has them when the server dies.
+//!
+//! *Invariants.* Guest memory is copied once before anything looks at it. Nothing in it is trusted: a
+//! ring that can't be understood stops its device, and nothing else. A FLUSH is answered only after
+//! the volume said that the data is durable.
+
+mod bell;
+mod device_socket;
+mod durable;
+mod features;
+mod marks;
+mod memory;
+mod over;
+mod queue;
+mod request;
+mod ring;
+mod session;
+mod wire;
+
+pub(crate) use device_socket::{DeviceSocket, Taken};
+pub(crate) use marks::Owed;
+pub use over::{AVAILABLE, PLACES, USED, ring_over};
+pub(crate) use queue::{Device, Trouble};
+pub(crate) use request::ID_BYTES;
+pub(crate) use session::serve;
