@@ -88,13 +88,13 @@ impl Waits {
                 if answer == Answer::Failed {
                     add(&counters.errors, group.len() as u64);
                 }
+                sub(&counters.in_flight, group.len() as u64);
                 let mut ring = ring.lock();
                 let answered = group.iter().try_for_each(|&(_, due, _)| ring.answer(due, answer));
                 let told = answered.and_then(|()| ring.tell());
                 drop(ring);
                 group.iter().for_each(|&(.., begun)| ended.push(begun));
                 ended.count(&counters.durations);
-                sub(&counters.in_flight, group.len() as u64);
                 if let Err(reason) = told {
                     trouble.tell(reason);
                 }
