@@ -9,8 +9,8 @@ use onefold_core::Volume;
 use parking_lot::{Condvar, Mutex};
 
 use super::marks::Owed;
-use super::queue::Trouble;
 use super::ring::{Answer, Due, Ring};
+use super::trouble::Trouble;
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::statistics::{Counters, add, sub};

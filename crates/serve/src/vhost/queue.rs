@@ -26,6 +26,7 @@ use super::durable::Waits;
 use super::marks::Owed;
 use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
+use super::trouble::Trouble;
 use crate::nbd::buffers::{Borrower, Loan};
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
@@ -38,31 +39,6 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of blocks that a queue at work is sure of. They are less than what a working place stands
 /// for.
 const SURE_BYTES: usize = 128 << 10;
-
-/// How a queue, or its helper, says that it met a ring that it can't understand.
-pub(crate) struct Trouble {
-    reason: Mutex<Option<&'static str>>,
-    /// Rung then.
-    pub(crate) bell: OwnedFd,
-}
-
-impl Trouble {
-    pub(crate) fn new() -> rustix::io::Result<Trouble> {
-        Ok(Trouble { reason: Mutex::new(None), bell: bell::new()? })
-    }
-
-    /// Tells the device's thread. The first reason counts.
-    pub(crate) fn tell(&self, reason: &'static str) {
-        self.reason.lock().get_or_insert(reason);
-        bell::ring(&self.bell);
-    }
-
-    /// What was told, if anything.
-    pub(crate) fn take(&self) -> Option<&'static str> {
-        bell::quiet(&self.bell);
-        self.reason.lock().take()
-    }
-}
 
 /// What the queues of a device have together.
 pub(crate) struct Device<'a> {
