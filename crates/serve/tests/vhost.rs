@@ -185,7 +185,7 @@ fn ranges_are_discarded_and_filled_with_zeroes() {
 fn what_can_not_be_done_is_an_error_and_no_more() {
     let served = served();
     let guest = &served.guest;
-    let mut driver = served.start(Wants::default());
+    let mut driver = served.start(Wants { not: INDIRECT, ..Wants::default() });
     let queue = &mut driver.queues[0];
     let end = SIZE / 512;
     assert_eq!(queue.write(guest, end - 1, &[1; 512]), OK);
@@ -195,6 +195,9 @@ fn what_can_not_be_done_is_an_error_and_no_more() {
     assert_eq!(queue.read(guest, end - 1, 1024).0, IOERR);
     assert_eq!(queue.read(guest, 0, 700).0, IOERR);
     assert_eq!(queue.read(guest, 0, 0).0, OK);
+    let huge = [(32 << 20, 9 << 20), (32 << 20, 9 << 20)];
+    offer_parts(queue, guest, OUT, &huge);
+    assert_eq!(queue.wait(guest).1, IOERR, "more than a request may have");
     served.volume.set_bad(Some(1));
     let bad = queue.add(guest, IN, 8, &[], 512);
     let good = queue.add(guest, IN, 16, &[], 512);
@@ -210,7 +213,7 @@ fn what_can_not_be_done_is_an_error_and_no_more() {
     assert_eq!(queue.flush(guest), IOERR);
     let statistics = served.server.statistics();
     assert_eq!((statistics.in_flight, statistics.panics), (0, 0));
-    assert_eq!(statistics.errors, 8);
+    assert_eq!(statistics.errors, 9);
 }
 
 #[test]
@@ -254,6 +257,7 @@ fn many_requests_come_together_and_are_one_batch() {
 
 /// A chain of a header, `parts` of data and an answer in the ring's own table, offered at place 0.
 fn offer_parts(queue: &mut Queue, guest: &Guest, kind: u32, parts: &[(u64, u32)]) {
+    queue.reserve(0);
     let at = queue.at(0);
     guest.put(kind, at);
     guest.put(0u32, at + 4);
@@ -579,11 +583,18 @@ fn a_volume_that_panics_costs_its_client_and_no_more() {
     let served = served();
     let guest = &served.guest;
     for kind in [IN, FLUSH] {
-        let mut driver = served.start(Wants::default());
+        let mut driver = served.start(Wants { queues: 2, ..Wants::default() });
+        // The helper of the queue runs.
+        assert_eq!(driver.queues[0].flush(guest), OK);
         served.volume.panic.store(true, SeqCst);
         driver.queues[0].add(guest, kind, 0, &[], if kind == IN { 512 } else { 0 });
         driver.queues[0].show(guest);
-        std::thread::sleep(MOMENT);
+        if kind == IN {
+            // The client sees it, and may connect again.
+            wait_until_left(&served);
+        } else {
+            assert_eq!(driver.queues[0].wait(guest).1, IOERR);
+        }
         served.volume.panic.store(false, SeqCst);
         drop(driver);
         wait_until_left(&served);

@@ -9,8 +9,8 @@ use onefold_core::Volume;
 use parking_lot::{Condvar, Mutex};
 
 use super::marks::Owed;
-use super::queue::Trouble;
 use super::ring::{Answer, Due, Ring};
+use super::trouble::Trouble;
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::statistics::{Counters, add, sub};
@@ -88,13 +88,13 @@ impl Waits {
                 if answer == Answer::Failed {
                     add(&counters.errors, group.len() as u64);
                 }
+                sub(&counters.in_flight, group.len() as u64);
                 let mut ring = ring.lock();
                 let answered = group.iter().try_for_each(|&(_, due, _)| ring.answer(due, answer));
                 let told = answered.and_then(|()| ring.tell());
                 drop(ring);
                 group.iter().for_each(|&(.., begun)| ended.push(begun));
                 ended.count(&counters.durations);
-                sub(&counters.in_flight, group.len() as u64);
                 if let Err(reason) = told {
                     trouble.tell(reason);
                 }

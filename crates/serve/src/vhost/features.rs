@@ -2,12 +2,13 @@
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
-    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::request::{RANGES, SECTOR};
+use super::request::{RANGES, REQUEST_BYTES, SECTOR};
 
 /// Queues that a device has at most: one for each processor of a guest.
 pub(crate) const QUEUES: u16 = 64;
@@ -16,6 +17,9 @@ const CONFIG_BYTES: usize = 256;
 /// Buffers of data in a request: a ring of 128 places, as hypervisors have, holds one such request
 /// whole.
 const SEGMENTS: u32 = 126;
+/// Bytes of such a buffer at most.
+const SEGMENT_BYTES: u32 = 128 << 10;
+const _: () = assert!(SEGMENTS as u64 * SEGMENT_BYTES as u64 <= REQUEST_BYTES);
 /// Most sectors of one range to discard or to fill with zeroes: 2 GiB.
 const RANGE_SECTORS: u32 = 4 << 20;
 
@@ -53,6 +57,7 @@ pub(crate) fn event_index(features: u64) -> bool {
 /// The features of a device that may be changed, or not.
 pub(crate) fn offered(writes: bool) -> u64 {
     let of_both = [
+        VIRTIO_BLK_F_SIZE_MAX,
         VIRTIO_BLK_F_SEG_MAX,
         VIRTIO_BLK_F_BLK_SIZE,
         VIRTIO_BLK_F_FLUSH,
@@ -74,6 +79,7 @@ pub(crate) fn config(size: u64, offset: u32, bytes: u32) -> Option<Vec<u8>> {
     let mut config = [0; CONFIG_BYTES];
     let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(size / SECTOR).to_le_bytes());
+    put(8, &SEGMENT_BYTES.to_le_bytes());
     put(12, &SEGMENTS.to_le_bytes());
     // A guest may write sectors. Blocks of 4 KiB, eight of them, cost the engine least.
     put(20, &(SECTOR as u32).to_le_bytes());

@@ -189,10 +189,7 @@ impl Marks {
         fits.then(|| Marks { region: region.clone(), base, places, order: 0 })
     }
 
-    fn load<T: AtomicAccess>(&self, at: usize) -> T
-    where
-        T: Default,
-    {
+    fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
         // The region has the place: it was measured when it was mapped.
         let all = self.region.map.as_volatile_slice();
         all.load(self.base + at, Acquire).unwrap_or_default()

@@ -24,11 +24,13 @@ mod queue;
 mod request;
 mod ring;
 mod session;
+mod trouble;
 mod wire;
 
 pub(crate) use device_socket::{DeviceSocket, Taken};
 pub(crate) use marks::Owed;
 pub use over::{AVAILABLE, PLACES, USED, ring_over};
-pub(crate) use queue::{Device, Trouble};
+pub(crate) use queue::Device;
 pub(crate) use request::ID_BYTES;
 pub(crate) use session::serve;
+pub(crate) use trouble::Trouble;

@@ -24,8 +24,9 @@ use vm_memory::GuestMemoryMmap;
 use super::bell;
 use super::durable::Waits;
 use super::marks::Owed;
-use super::request::{ID_BYTES, Kind, Ranges, Request};
+use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
+use super::trouble::Trouble;
 use crate::nbd::buffers::{Borrower, Loan};
 use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
@@ -39,31 +40,6 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of blocks that a queue at work is sure of. They are less than what a working place stands
 /// for.
 const SURE_BYTES: usize = 128 << 10;
-
-/// How a queue, or its helper, says that it met a ring that it can't understand.
-pub(crate) struct Trouble {
-    reason: Mutex<Option<&'static str>>,
-    /// Rung then.
-    pub(crate) bell: OwnedFd,
-}
-
-impl Trouble {
-    pub(crate) fn new() -> rustix::io::Result<Trouble> {
-        Ok(Trouble { reason: Mutex::new(None), bell: bell::new()? })
-    }
-
-    /// Tells the device's thread. The first reason counts.
-    pub(crate) fn tell(&self, reason: &'static str) {
-        self.reason.lock().get_or_insert(reason);
-        bell::ring(&self.bell);
-    }
-
-    /// What was told, if anything.
-    pub(crate) fn take(&self) -> Option<&'static str> {
-        bell::quiet(&self.bell);
-        self.reason.lock().take()
-    }
-}
 
 /// What the queues of a device have together.
 pub(crate) struct Device<'a> {
@@ -85,13 +61,45 @@ pub(crate) struct Device<'a> {
 /// A queue that was started, for the device's thread.
 pub(crate) struct Started<'scope> {
     pub(crate) ring: Arc<Mutex<Ring>>,
-    stop: Arc<Stop>,
+    stop: StopOnDrop,
     thread: ScopedJoinHandle<'scope, ()>,
 }
 
 struct Stop {
     asked: AtomicBool,
     bell: OwnedFd,
+}
+
+/// Stops the thread when its owner is gone, be it by a panic.
+struct StopOnDrop(Arc<Stop>);
+
+impl StopOnDrop {
+    fn stop(&self) {
+        self.0.asked.store(true, Relaxed);
+        bell::ring(&self.0.bell);
+    }
+}
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Ends the helper of a queue with its thread. A panic of that is told to the device's thread, which
+/// ends the connection.
+struct EndOnDrop<'a> {
+    waits: &'a Waits,
+    trouble: &'a Trouble,
+}
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.waits.close();
+        if std::thread::panicking() {
+            self.trouble.tell("what made the server fail");
+        }
+    }
 }
 
 impl<'scope> Started<'scope> {
@@ -122,26 +130,26 @@ impl<'scope> Started<'scope> {
                             helps.help(*volume, &helps_ring, counters, owed, trouble)
                         }));
                 };
+                let ends = EndOnDrop { waits: &waits, trouble: &device.trouble };
                 let mut queue = Worker::new(device, &its_ring, &waits, flushes, help);
                 if let Err(reason) = queue.run(&kick, &its_stop) {
                     device.trouble.tell(reason);
                 }
                 drop(queue);
-                waits.close();
+                drop(ends);
                 // A panic of the helper is one of the session.
                 if let Some(Err(panic)) = helper.map(ScopedJoinHandle::join) {
-                    device.trouble.tell("the server failed");
+                    device.trouble.tell("what made the server fail");
                     std::panic::resume_unwind(panic);
                 }
             },
         )?;
-        Ok(Started { ring, stop, thread })
+        Ok(Started { ring, stop: StopOnDrop(stop), thread })
     }
 
     /// Stops taking requests. Those that were taken are still answered.
     pub(crate) fn stop(&self) {
-        self.stop.asked.store(true, Relaxed);
-        bell::ring(&self.stop.bell);
+        self.stop.stop();
     }
 
     /// Waits until all are answered; gives the ring.
@@ -187,6 +195,8 @@ pub(crate) struct Worker<'a, H> {
     /// Reads that wait, and how many blocks they have.
     reads: Vec<Waiting>,
     reads_blocks: usize,
+    /// The guest's buffers for them.
+    reads_parts: usize,
     cost: u64,
     since: Instant,
     size: u64,
@@ -218,6 +228,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             blocks: Vec::new(),
             reads: Vec::new(),
             reads_blocks: 0,
+            reads_parts: 0,
             cost: 0,
             since: Instant::now(),
             size: 0,
@@ -421,7 +432,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             self.keep_pace(bytes, memory)?;
         }
         let due = Due { head: request.head, at: request.answer, bytes: 0 };
-        if self.device.owed.is_lost() {
+        if self.device.owed.is_lost() || bytes > REQUEST_BYTES {
             let bytes = request.wanted.bytes() as u32;
             return self.answer(Due { bytes, ..due }, Answer::Failed, begun);
         }
@@ -580,13 +591,17 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
     fn read(&mut self, one: Waiting, memory: &GuestMemoryMmap) -> Result<(), &'static str> {
         let range = blocks_around(one.offset, one.length);
         let blocks = range.end - range.start;
-        if blocks > (self.blocks.len() - self.reads_blocks) as u64 {
+        let parts = one.request.wanted.parts();
+        if blocks > (self.blocks.len() - self.reads_blocks) as u64
+            || self.reads_parts + parts > BUFFERS
+        {
             self.run_reads(memory)?;
         }
         if blocks > self.blocks.len() as u64 {
             return self.read_pieces(one, memory);
         }
         self.reads_blocks += blocks as usize;
+        self.reads_parts += parts;
         self.reads.push(one);
         Ok(())
     }
@@ -621,7 +636,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             return Ok(());
         }
         let waiting = std::mem::take(&mut self.reads);
-        self.reads_blocks = 0;
+        (self.reads_blocks, self.reads_parts) = (0, 0);
         let mut free = &mut self.blocks[..];
         let mut reads = Vec::with_capacity(waiting.len());
         for one in &waiting {

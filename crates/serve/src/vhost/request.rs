@@ -20,6 +20,9 @@ pub(crate) const SECTOR: u64 = 512;
 const HEADER_BYTES: usize = 16;
 /// Most buffers of one request, in a table beside the ring or not: as many as any ring has places.
 pub(crate) const BUFFERS: usize = 1024;
+/// Most bytes of data in one request, for which a queue keeps its working place. What guests are told
+/// of segments comes to less.
+pub(crate) const REQUEST_BYTES: u64 = 16 << 20;
 /// Bytes of a range to discard or to fill with zeroes: sector 8, sectors 4, flags 4.
 pub(crate) const RANGE_BYTES: usize = 16;
 /// Most ranges in one request.
@@ -77,6 +80,11 @@ impl Buffers {
     /// Bytes of all buffers.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// How many buffers there are.
+    pub(crate) fn parts(&self) -> usize {
+        self.parts.len()
     }
 
     /// Calls `act` with the pieces of `bytes` bytes from `from` on.

@@ -66,7 +66,7 @@ impl Default for Slot<'_> {
     }
 }
 
-struct Session<'scope, 'env> {
+struct Conversation<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     device: &'scope Device<'scope>,
     say: &'scope dyn Fn(&str),
@@ -85,7 +85,7 @@ struct Session<'scope, 'env> {
 /// the volume.
 pub(crate) fn serve(device: &Device<'_>, socket: &OwnedFd, say: &dyn Fn(&str)) {
     let ended = std::thread::scope(|scope| {
-        let mut session = Session {
+        let mut session = Conversation {
             scope,
             device,
             say,
@@ -117,7 +117,7 @@ fn failed(error: impl std::fmt::Display) -> Refusal {
     Cow::Owned(error.to_string())
 }
 
-impl<'scope> Session<'scope, '_> {
+impl<'scope> Conversation<'scope, '_> {
     fn run(&mut self, socket: &OwnedFd) -> Result<(), Refusal> {
         loop {
             let Device { trouble, seat, volume, .. } = self.device;
@@ -227,7 +227,7 @@ impl<'scope> Session<'scope, '_> {
             request::GET_CONFIG => return self.config(&message),
             // Nothing in the configuration is the guest's to choose.
             request::SET_CONFIG => return Ok(Reply::NotDone),
-            request::GET_INFLIGHT_FD => return Session::make_marks(&message),
+            request::GET_INFLIGHT_FD => return Conversation::make_marks(&message),
             request::SET_INFLIGHT_FD => self.take_marks(message)?,
             _ => return Err("it asks for something that was not offered".into()),
         }
@@ -357,7 +357,7 @@ impl<'scope> Session<'scope, '_> {
 
     /// A new region of requests in flight.
     fn make_marks(message: &Message) -> Result<Reply, Refusal> {
-        let (_, _, queues, places) = Session::about_marks(message)?;
+        let (_, _, queues, places) = Conversation::about_marks(message)?;
         let (file, bytes) = Region::create(queues, places).map_err(failed)?;
         let mut body = vec![0; message.body().len()];
         body[..8].copy_from_slice(&bytes.to_le_bytes());
@@ -368,7 +368,7 @@ impl<'scope> Session<'scope, '_> {
 
     /// The region that the client has kept.
     fn take_marks(&mut self, mut message: Message) -> Result<(), Refusal> {
-        let (bytes, offset, queues, places) = Session::about_marks(&message)?;
+        let (bytes, offset, queues, places) = Conversation::about_marks(&message)?;
         if self.slots.iter().any(|slot| slot.started.is_some()) {
             return Err("it changes the region of requests in flight while rings run".into());
         }

@@ -126,6 +126,11 @@ impl Queue {
         }
     }
 
+    /// Takes a slot that the caller fills.
+    pub(crate) fn reserve(&mut self, slot: u16) {
+        self.free.retain(|free| *free != slot);
+    }
+
     /// Where the request in this slot is.
     pub(crate) fn at(&self, slot: u16) -> u64 {
         self.base + SLOTS + u64::from(slot) * SLOT
