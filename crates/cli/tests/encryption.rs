@@ -516,7 +516,7 @@ fn rule_43_an_older_image_of_a_block_store_is_noticed_where_the_store_was_worked
         "check disk",
         "scrub disk",
         "volume list disk",
-        "check disk --repair",
+        "repair disk",
         "volume create disk vm4 --size 1M",
         "key add disk --new other",
         "inspect disk volume vm1",
