@@ -194,6 +194,24 @@ fn rule_09_a_tree_that_doubles_keeps_no_search_and_fills_no_memory() {
     assert_eq!(said.stdout.iter().filter(|&&byte| byte == b'\n').count(), 3000);
 }
 
+/// The system takes this number for none: who gives it to a file changes nothing, and may stop.
+#[test]
+fn rule_05_an_owner_that_no_file_has_is_damage() {
+    let desk = Desk::new();
+    let archive = archive(&desk);
+    for (id, uid, gid) in [(1, u32::MAX, 0), (2, 0, u32::MAX)] {
+        let page = vec![TreeEntry { uid, gid, ..entry("file", TreeWhat::Fifo) }];
+        let top = Top { levels: 0, node: node(&archive, id, &TreeNode::Directory(page)) };
+        let evil = entry("evil", TreeWhat::Directory(Some(top)));
+        let set = format!("evil{id}");
+        store(&archive, 50 + id, &set, vec![(Vec::new(), Event::Other(evil, Stat::default()))]);
+        let said = bounded(&desk, &format!("restore a {set} -C out{id}")).output().unwrap();
+        assert!(matches!(said.status.code(), Some(1 | 3)), "{said:?}");
+        let told = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(told.contains("its owner or group is none"), "{told}");
+    }
+}
+
 /// Two files of one length and content, or nearly, whose maps name few pages very often.
 #[test]
 fn rule_09_maps_that_name_a_page_again_and_again_keep_no_comparison() {
