@@ -273,6 +273,31 @@ fn rule_22_a_plain_store_is_refused_where_an_encrypted_one_was_also_without_a_ke
     assert!(remembered(&desk).is_empty());
 }
 
+#[test]
+fn rule_23_a_program_that_others_can_change_gives_no_key() {
+    let desk = Desk::new();
+    let program = desk.path("kms");
+    desk.ok("create archive a --key key");
+    fs::write(&program, format!("#!/bin/sh\ncat {}\n", desk.path("key").display())).unwrap();
+    let mode = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let verb = format!("ls a --key command:{}", program.display());
+    for bad in [0o770, 0o707] {
+        mode(&program, bad);
+        desk.fails(&verb, 1, &["kms", "others may write"]);
+    }
+    mode(&program, 0o755);
+    mode(&desk.path(""), 0o777);
+    desk.fails(&verb, 1, &["kms", "others may write"]);
+    mode(&desk.path(""), 0o700);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&program, Some(65_534), None).unwrap();
+        desk.fails(&verb, 1, &["kms", "another user"]);
+        std::os::unix::fs::chown(&program, Some(0), None).unwrap();
+    }
+}
+
 /// Whoever holds the directory of a store can also put a link there.
 #[test]
 fn rule_22_a_plain_store_is_refused_behind_a_link_in_the_place_of_an_encrypted_one() {
