@@ -256,6 +256,25 @@ fn rule_09_maps_that_name_a_page_again_and_again_keep_no_comparison() {
     }
 }
 
+#[test]
+fn rule_00_promise_a_mount_whose_program_was_killed_is_told_with_the_way_out() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk.command("mount a m").stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    mount.kill().unwrap();
+    mount.wait().unwrap();
+    let again = desk.run("mount a m");
+    rustix::mount::unmount(desk.path("m"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert!(again.err.contains("`umount m`"), "{again:?}");
+}
+
 /// Levels of a tree whose directories have a full page each.
 const LEVELS: usize = 500;
 
