@@ -6,10 +6,13 @@ use std::{
     io::{Read, Write},
     os::{
         fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::fs::{MetadataExt, OpenOptionsExt},
+        unix::{
+            fs::{MetadataExt, OpenOptionsExt},
+            process::CommandExt,
+        },
     },
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -17,7 +20,10 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::Random;
 use parking_lot::Mutex;
-use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
+use rustix::{
+    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd},
+    process::{Pid, Signal, kill_process_group},
+};
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::{new_file::NewFile, random::random_bytes};
@@ -185,11 +191,39 @@ fn give_no_descriptors() -> Result<()> {
     Ok(())
 }
 
+/// Errors unless a program is this user's or root's, and no other user may write to it or put another one
+/// in its place.
+fn only_ours(program: &Path) -> Result<()> {
+    let refused = |at: &Path, why: &str| {
+        let why = format!("{}: {why}", at.display());
+        Err(Error::new(
+            Kind::Denied,
+            format!("the program that gives the key is not started: {why}"),
+        ))
+    };
+    let failed = |e| Error::from_io(program.display(), e);
+    let place = program.canonicalize().map_err(failed)?;
+    for at in place.ancestors().take(2) {
+        let metadata = at.metadata().map_err(failed)?;
+        if ![rustix::process::geteuid().as_raw(), 0].contains(&metadata.uid()) {
+            return refused(at, "it belongs to another user");
+        }
+        // In a directory such as /tmp nobody replaces what another user has.
+        let is_kept = metadata.is_dir() && metadata.mode() & 0o1000 != 0;
+        if metadata.mode() & 0o022 != 0 && !is_kept {
+            return refused(at, "others may write to it: `chmod go-w` it");
+        }
+    }
+    Ok(())
+}
+
 /// The output of a program that gives a key, which is named by its whole path: started without a shell,
-/// with an empty environment, and with no descriptor but the standard ones; it gets `request` on standard input, and has 30 s.
+/// with an empty environment, and with no descriptor but the standard ones, in a process group of its own; it
+/// gets `request` on standard input, and has 30 s. Then all of the group is ended.
 ///
 /// # Errors
-/// `InvalidInput`: the path is not a whole one. `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
+/// `InvalidInput`: the path is not a whole one. `NotFound`: it is not there. `Denied`: it can't be started,
+/// or others may write to it or to its directory. `Io`: it failed, or took too long.
 pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
     key_within(COMMAND_WAIT, program, request)
 }
@@ -202,10 +236,12 @@ fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing
         let why = "a program that gives a key is named by its whole path, which begins with /";
         return Err(Error::new(Kind::InvalidInput, format!("{name}: {why}")));
     }
+    only_ours(program)?;
     give_no_descriptors()?;
     let mut child = Command::new(program)
         .env_clear()
         .current_dir("/")
+        .process_group(0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -220,16 +256,27 @@ fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing
     let of = name.clone();
     let reading = std::thread::spawn(move || told.send(read_short(output, &of)));
     let read = result.recv_timeout(wait);
+    // The group ends with all that the program started. Its number is not another one's before the child
+    // was waited for.
+    let end = |child: &Child| {
+        let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    };
+    if read.is_err() {
+        end(&child);
+    }
     // Who gave its output may still not end.
     let status = loop {
         match child.try_wait().map_err(|e| Error::from_io(&name, e))? {
-            Some(status) => break Some(status),
-            None if read.is_err() || Instant::now() >= until => break None,
+            Some(status) if read.is_ok() => break Some(status),
+            Some(_) => break None,
+            None if read.is_err() || Instant::now() >= until => {
+                end(&child);
+                break None;
+            }
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
     let Some(status) = status else {
-        let _ = child.kill();
         let _ = child.wait();
         return Err(failed(&format!("it gave no key and ended within {} s", wait.as_secs())));
     };
@@ -338,6 +385,21 @@ mod tests {
         let wait = Duration::from_millis(300);
         assert_eq!(key_within(wait, &stays, "").unwrap_err().kind(), Kind::Io);
         assert!(key_from_command(&folder.path().join("none"), "").is_err());
+        // Not a program that it started either.
+        for (name, rest) in [("leaves", "exit 0"), ("waits", "wait")] {
+            let number = folder.path().join("number");
+            let text = format!("sleep 600 & echo $! >{}; {rest}", number.display());
+            let wait = Duration::from_secs(3);
+            let error = key_within(wait, &program(name, &text), "").unwrap_err();
+            assert_eq!(error.kind(), Kind::Io);
+            let number = fs::read_to_string(&number).unwrap().trim().to_owned();
+            let state = || fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+            let until = Instant::now() + Duration::from_secs(10);
+            while !state().is_empty() && !state().contains(") Z ") {
+                assert!(Instant::now() < until, "what {name} started runs on: {}", state());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub use engine::{
 };
 pub use engine::{
     create::format_sealed,
+    durable_state,
     key_changes::{change_keys, erase_keys, identified, is_sealed},
 };
 pub use format::{

@@ -274,6 +274,81 @@ fn rule_22_a_plain_store_is_refused_where_an_encrypted_one_was_also_without_a_ke
 }
 
 #[test]
+fn rule_23_a_program_that_others_can_change_gives_no_key() {
+    let desk = Desk::new();
+    let program = desk.path("kms");
+    desk.ok("create archive a --key key");
+    fs::write(&program, format!("#!/bin/sh\ncat {}\n", desk.path("key").display())).unwrap();
+    let mode = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let verb = format!("ls a --key command:{}", program.display());
+    for bad in [0o770, 0o707] {
+        mode(&program, bad);
+        desk.fails(&verb, 1, &["kms", "others may write"]);
+    }
+    mode(&program, 0o755);
+    mode(&desk.path(""), 0o777);
+    desk.fails(&verb, 1, &["kms", "others may write"]);
+    mode(&desk.path(""), 0o700);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&program, Some(65_534), None).unwrap();
+        desk.fails(&verb, 1, &["kms", "another user"]);
+        std::os::unix::fs::chown(&program, Some(0), None).unwrap();
+    }
+}
+
+/// Whoever holds the directory of a store can also put a link there.
+#[test]
+fn rule_22_a_plain_store_is_refused_behind_a_link_in_the_place_of_an_encrypted_one() {
+    let desk = Desk::new();
+    fs::create_dir_all(desk.path("evil")).unwrap();
+    fs::create_dir_all(desk.path("by")).unwrap();
+    let link = |to: &str, at: &str| std::os::unix::fs::symlink(to, desk.path(at)).unwrap();
+    link("../s", "by/s");
+    desk.ok("create block s --size 64M --key key");
+    desk.ok("create archive a --key key");
+    desk.ok("create block evil/s --size 64M");
+    desk.ok("create archive evil/a");
+    desk.ok("volume list by/s --key key");
+    for name in ["s", "a"] {
+        fs::rename(desk.path(name), desk.path(&format!("kept-{name}"))).unwrap();
+        link(&format!("evil/{name}"), name);
+    }
+    let all =
+        ["volume create s v --size 8M", "status s", "volume list by/s", "ls a", "put a x key"];
+    let refused = || {
+        for verb in all {
+            desk.fails(verb, 1, &["is not encrypted", "somebody may have replaced it", "remove "]);
+        }
+    };
+    refused();
+    desk.ok("status evil/s");
+    // Ten thousand other stores hide nothing.
+    for n in 0..10_100 {
+        let name = format!("state/onefold/encrypted/{n:064}-{n:032}");
+        fs::write(desk.path(&name), "elsewhere\n").unwrap();
+    }
+    refused();
+    // The newest state is known by each of the paths too.
+    for name in ["s", "a"] {
+        fs::remove_file(desk.path(name)).unwrap();
+        fs::rename(desk.path(&format!("kept-{name}")), desk.path(name)).unwrap();
+    }
+    fs::copy(desk.path("s"), desk.path("older")).unwrap();
+    desk.ok("volume create s v --size 8M --key key");
+    fs::rename(desk.path("s"), desk.path("kept-s")).unwrap();
+    link("older", "s");
+    desk.fails("volume list s --key key", 1, &["older", "--accept-older"]);
+    desk.fails("volume list by/s --key key", 1, &["older", "--accept-older"]);
+    fs::remove_file(desk.path("s")).unwrap();
+    fs::rename(desk.path("kept-s"), desk.path("s")).unwrap();
+    desk.ok("volume list s --key key");
+    desk.ok("volume create by/s w --size 8M --key key");
+    desk.ok("volume list s --key key");
+}
+
+#[test]
 fn rule_22_an_opening_does_not_fail_where_nothing_can_be_remembered() {
     let desk = Desk::new();
     desk.ok("create block s --size 64M --key key");

@@ -17,6 +17,9 @@ pub const ENTRY_BYTES_MAX: usize = 16 << 20;
 /// Attributes of an entry at most: their names have 64 KiB on Linux.
 const ATTRIBUTES_MAX: usize = 32 << 10;
 
+/// The number of an owner or a group that the system takes for none; no file has it.
+pub(crate) const NOBODY: u32 = u32::MAX;
+
 /// How deep an entry may lie below the root.
 pub const LEVELS_MAX: usize = 4096;
 
@@ -208,6 +211,9 @@ fn one(bytes: &[u8]) -> Result<Entry> {
     let path = r.bytes()?.to_vec();
     let (mode, uid, gid, seconds, nanoseconds) =
         (r.u32()?, r.u32()?, r.u32()?, r.u64()? as i64, r.u32()?);
+    if [uid, gid].contains(&NOBODY) {
+        return Err(corrupt("an entry of the listing has an owner or group that is none"));
+    }
     let mut attributes = Vec::new();
     let count = r.count(8, 0)?;
     if count > ATTRIBUTES_MAX {
@@ -282,6 +288,11 @@ mod tests {
         assert!(held.is_empty());
         assert_eq!(found, all);
         assert!(all.iter().all(Entry::is_safe));
+        for (uid, gid) in [(u32::MAX, 0), (0, u32::MAX)] {
+            let mut bytes = Vec::new();
+            encode(&Entry { uid, gid, ..entry("f", What::Fifo) }, &mut bytes);
+            assert!(decode(&mut bytes, &mut |_| Ok(())).is_err());
+        }
         for bad in ["/a", "a//b", "../a", "a/..", ".", "a\0"] {
             assert!(!entry(bad, What::Fifo).is_safe(), "{bad}");
         }

@@ -91,9 +91,11 @@ impl<'a> LogReader<'a> {
         Ok(frame::decode(identity, self.look(wanted)?, !compares))
     }
 
-    /// The bytes of the frame that is here, as they were written.
+    /// The bytes of the frame that is here, as they were written, and no more memory than they need.
     pub(crate) fn whole(&mut self, bytes: u64) -> Result<Vec<u8>> {
-        let mut whole = self.look(bytes as usize)?.to_vec();
+        let mut whole = Vec::with_capacity(bytes as usize);
+        let held = self.look(bytes as usize)?;
+        whole.extend_from_slice(&held[..held.len().min(bytes as usize)]);
         whole.resize(bytes as usize, 0);
         Ok(whole)
     }

@@ -13,6 +13,7 @@ use onefold_core::{Fingerprint, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
+    listing::NOBODY,
     recipe::{Part, encode as encode_part, next_part},
 };
 use crate::format::{Address, ContainerId};
@@ -447,6 +448,9 @@ impl TreeEntry {
         if self.nanoseconds >= 1_000_000_000 {
             return Some("its time has more nanoseconds than a second");
         }
+        if [self.uid, self.gid].contains(&NOBODY) {
+            return Some("its owner or group is none");
+        }
         match &self.attributes {
             Attributes::Stored(bytes, _) if *bytes > ATTRIBUTES_BYTES => {
                 return Some("it has too many attributes");
@@ -809,6 +813,8 @@ mod tests {
             of(&|entry| entry.name = b"a/b".to_vec()),
             of(&|entry| entry.nanoseconds = 1_073_741_823),
             of(&|entry| entry.mode = 0o10_000),
+            of(&|entry| entry.uid = u32::MAX),
+            of(&|entry| entry.gid = u32::MAX),
             of(&|entry| entry.what = TreeWhat::Symlink(Vec::new())),
             of(&|entry| entry.what = TreeWhat::Symlink(vec![b'x'; TARGET_MAX + 1])),
             of(&|entry| entry.what = TreeWhat::Symlink(b"a\0".to_vec())),

@@ -4,7 +4,10 @@ use std::cmp::Ordering;
 
 use onefold_core::{Error, Kind, Result};
 
-use super::reader::{Entries, PAGES_HELD, TreeReader};
+use super::{
+    reader::{Entries, PAGES_HELD, TreeReader},
+    same_content::same_content,
+};
 use crate::format::{
     backup::Snapshot,
     listing::LEVELS_MAX,
@@ -147,7 +150,9 @@ fn change(
         (None, None) => None,
         (Some(before), None) => Some(Change::Removed(before)),
         (None, Some(after)) => Some(Change::Added(after)),
-        (Some(before), Some(after)) if !same_content(reader, &before.what, &after.what)? => {
+        (Some(before), Some(after))
+            if !same_kind_and_content(reader, &before.what, &after.what)? =>
+        {
             Some(Change::Content(before, after))
         }
         (Some(before), Some(after)) => {
@@ -157,13 +162,15 @@ fn change(
     })
 }
 
-fn same_content(reader: &mut TreeReader, one: &TreeWhat, other: &TreeWhat) -> Result<bool> {
+fn same_kind_and_content(
+    reader: &mut TreeReader,
+    one: &TreeWhat,
+    other: &TreeWhat,
+) -> Result<bool> {
     Ok(match (one, other) {
         (TreeWhat::Directory(_), TreeWhat::Directory(_)) => true,
         (TreeWhat::File(bytes, map), TreeWhat::File(of_other, in_other)) => {
-            bytes == of_other
-                && (map == in_other
-                    || reader.content_id(*bytes, map)? == reader.content_id(*bytes, in_other)?)
+            bytes == of_other && (map == in_other || same_content(reader, *bytes, [map, in_other])?)
         }
         (one, other) => one == other,
     })

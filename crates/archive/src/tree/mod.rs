@@ -20,6 +20,7 @@
 //! | [`shrunk`] | whether the last snapshot had more data |
 //! | [`commit`] | its record |
 //! | [`diff`] | what differs between two trees |
+//! | [`same_content`] | whether two files have the same content |
 //! | [`catalogue`] | forgotten, undeleted, expired |
 //! | [`wire`] | events between two processes |
 
@@ -37,6 +38,7 @@ mod links;
 mod parent;
 mod reader;
 mod restore;
+mod same_content;
 mod shrunk;
 mod wire;
 

@@ -18,7 +18,7 @@ use crate::{
         recipe::Part,
         tree_node::{
             ATTRIBUTES_BYTES, Attributes, FileMap, IndexEntry, Key, Root, Stat, Top, TreeEntry,
-            TreeNode, TreeNodeRef, TreeWhat, content_bytes,
+            TreeNode, TreeNodeRef, TreeWhat,
         },
     },
     operations_log::{Archive, Domain, is_there},
@@ -181,7 +181,7 @@ impl TreeReader {
     }
 
     /// The pages that an index page names.
-    fn below(&mut self, level: u8, node: &TreeNodeRef) -> Result<Vec<TreeNodeRef>> {
+    pub(super) fn below(&mut self, level: u8, node: &TreeNodeRef) -> Result<Vec<TreeNodeRef>> {
         Ok(self.index(level, node)?.into_iter().map(|entry| entry.node).collect())
     }
 
@@ -199,7 +199,7 @@ impl TreeReader {
         }
     }
 
-    fn file_map(&mut self, node: &TreeNodeRef) -> Result<Vec<Part>> {
+    pub(super) fn file_map(&mut self, node: &TreeNodeRef) -> Result<Vec<Part>> {
         match self.node(node)? {
             TreeNode::FileMap(parts) => Ok(parts),
             _ => Err(corrupt("a page of a file map is none")),
@@ -237,58 +237,6 @@ impl TreeReader {
         }
         known.insert(*node, sum);
         Ok(sum)
-    }
-
-    /// A fingerprint of a file's content, wherever its chunks lie; `bytes` of it, or it is damaged.
-    ///
-    /// # Errors
-    /// As [`node`](Self::node).
-    pub(super) fn content_id(&mut self, bytes: u64, map: &FileMap) -> Result<Fingerprint> {
-        let mut id = Fingerprint::default();
-        let (mut run, mut left) = ((0u8, 0u64), bytes);
-        match map {
-            FileMap::Inline(parts) => self.fold(parts, &mut id, &mut run),
-            FileMap::Pages(top) => {
-                let mut pages = Pages::new(Some(*top));
-                while let Some(node) = pages.next(self)? {
-                    let parts = self.file_map(&node)?;
-                    // Few index pages can lead to more pages than anybody can read.
-                    left = left.checked_sub(content_bytes(&parts)).ok_or_else(too_much)?;
-                    self.fold(&parts, &mut id, &mut run);
-                }
-            }
-        }
-        self.fold(&[], &mut id, &mut run);
-        Ok(id)
-    }
-
-    /// Adds parts to a content's fingerprint. `run` is the stretch of zeroes or of a hole before
-    /// them, which may go on in another page; no parts are the end.
-    fn fold(&self, parts: &[Part], id: &mut Fingerprint, run: &mut (u8, u64)) {
-        let domain = self.reader.domain();
-        let fingerprinter = &domain.fingerprinter;
-        let mut add = |kind: u8, bytes: &[u8]| {
-            *id = fingerprinter.bytes(&[&id.0[..], &[kind], bytes].concat());
-        };
-        for part in parts {
-            let (kind, more) = match part {
-                Part::Zeroes(bytes) => (1, *bytes),
-                Part::Hole(bytes) => (2, *bytes),
-                _ => (0, 0),
-            };
-            if kind != run.0 && run.1 > 0 {
-                add(run.0, &run.1.to_le_bytes());
-                run.1 = 0;
-            }
-            // A hostile file may have any number of them.
-            *run = (kind, run.1.saturating_add(more));
-            if let Part::Run { fingerprints, .. } = part {
-                fingerprints.iter().for_each(|fingerprint| add(0, &fingerprint.0));
-            }
-        }
-        if parts.is_empty() && run.1 > 0 {
-            add(run.0, &run.1.to_le_bytes());
-        }
     }
 
     /// The content of a file from its beginning, in order; `bytes` of it, or it is damaged.
@@ -432,7 +380,7 @@ fn data(parts: &[Part]) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-fn too_much() -> Error {
+pub(super) fn too_much() -> Error {
     corrupt("a file has more content than its length")
 }
 

@@ -122,8 +122,15 @@ impl From<Errno> for Stop {
 
 fn told(path: &Path, followed: Result<OwnedFd, Stop>) -> Result<Followed> {
     let shown = path.display();
-    let failed =
-        |errno: Errno| Error::from_io(format_args!("{shown} can't be looked at"), errno.into());
+    let failed = |errno: Errno| {
+        let error = Error::from_io(format_args!("{shown} can't be looked at"), errno.into());
+        if errno != Errno::NOTCONN {
+            return error;
+        }
+        let why = "the program that served a mount there has ended, and the mount is left";
+        let way = format!("`umount {shown}`, or `fusermount3 -u {shown}`, takes it away");
+        Error::new(error.kind(), format!("{error}: {why}; {way}"))
+    };
     let denied = |why: String| Error::new(Kind::Denied, format!("{shown}: {why}"));
     let stop = match followed {
         Ok(at) => match rustix::fs::fstat(&at) {

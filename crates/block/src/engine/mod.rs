@@ -74,6 +74,14 @@ pub struct Engine {
     pub(crate) scheme: Box<dyn Scheme>,
 }
 
+/// The number of the newest state of a store that is durable. Whoever opens the store by a key may compare it
+/// the next time ([`Opener::state_seen`](onefold_seal::Opener::state_seen)). The twin of its superblock, which
+/// has the next number, may not be durable yet.
+#[must_use]
+pub fn durable_state(engine: &Engine) -> u64 {
+    engine.kernel.tables().state.sequence.saturating_sub(1)
+}
+
 impl Engine {
     /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
     /// durable is there.
@@ -91,14 +99,6 @@ impl Engine {
     /// `InvalidInput` for impossible choices, or a disk that is too small; `Io`.
     pub fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
         create::format(disk, format)
-    }
-
-    /// The number of the newest state that is durable. Whoever opens the store by a key may compare it
-    /// the next time ([`Opener::state_seen`](onefold_seal::Opener::state_seen)). The twin of its
-    /// superblock, which has the next number, may not be durable yet.
-    #[must_use]
-    pub fn durable_state(&self) -> u64 {
-        self.kernel.tables().state.sequence.saturating_sub(1)
     }
 
     /// The choices of the store's creation.

@@ -1,7 +1,7 @@
 //! `onefold find`: in which snapshots a file is.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -26,8 +26,8 @@ use onefold_console::{
 
 /// Finds files and directories in all snapshots of an archive
 ///
-/// Each version of what is found is shown once, with the newest snapshot that has it. A page that
-/// several snapshots share is read once.
+/// Each version of what is found is shown once, with the newest snapshot that has it, as long as there are
+/// no more than 900,000 versions. A page that several snapshots share is read once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold find backups fstab\n  \
@@ -59,6 +59,9 @@ pub(crate) struct Options {
     json: bool,
 }
 
+/// Pages, directories and versions that a search remembers at most of each kind: about 70 MiB in sum.
+const REMEMBERED_MAX: usize = 7 << 17;
+
 /// Finds them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (mut all, mut directories) = (GlobSetBuilder::new(), GlobSetBuilder::new());
@@ -77,7 +80,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         all,
         directories,
         identity: archive.label().identity(),
-        seen: HashSet::new(),
+        names_deep: names_deep(&options.patterns),
+        hits: 0,
+        snapshot: 0,
+        seen: HashMap::new(),
+        without: HashSet::new(),
         shown: HashSet::new(),
         json: options.json,
     };
@@ -126,12 +133,31 @@ fn glob(pattern: &str) -> Result<Glob, Failure> {
         .map_err(|e| wrong(e.kind()))
 }
 
+/// How many names at the end of a directory's path decide what is found below it; `None` when all do.
+fn names_deep(patterns: &[String]) -> Option<usize> {
+    let slashes = |pattern: &String| {
+        // What is in brackets and braces, and two stars, may reach across names.
+        let reaches = ["[", "{", "**", "\\"].iter().any(|sign| pattern.contains(sign));
+        let name = pattern.trim_end_matches('/');
+        (!reaches && !name.starts_with('/')).then(|| name.matches('/').count())
+    };
+    patterns.iter().map(slashes).try_fold(0, |most, slashes| Some(most.max(slashes?)))
+}
+
 struct Finding {
     all: GlobSet,
     directories: GlobSet,
     identity: Identity,
-    /// Pages that were looked at, with the path of their directory.
-    seen: HashSet<(Fingerprint, u64)>,
+    /// See [`names_deep`].
+    names_deep: Option<usize>,
+    /// Entries that were found, and pages that may have some and were passed over.
+    hits: u64,
+    /// Of the snapshots that are looked through, the one at hand.
+    snapshot: u32,
+    /// Pages that were looked at, with the path of their directory, and in which snapshot.
+    seen: HashMap<(Fingerprint, u64), u32>,
+    /// Directories below which nothing was found, with what decides of their paths.
+    without: HashSet<(Fingerprint, u64)>,
     /// Versions of entries that were shown.
     shown: HashSet<u64>,
     json: bool,
@@ -143,6 +169,9 @@ struct Directory {
     path: usize,
     /// The checksum of its path.
     at: u64,
+    /// What is remembered of it when nothing is found below it, and how much was found before it.
+    known_by: Option<(Fingerprint, u64)>,
+    hits_before: u64,
     pages: DirectoryPages,
     /// What is still to be looked at of the page at hand.
     entries: IntoIter<TreeEntry>,
@@ -177,6 +206,7 @@ impl Finding {
     fn look(&mut self, reader: &mut TreeReader, snapshot: &Snapshot) -> Result<()> {
         let TreeWhat::Directory(top) = reader.root(snapshot)?.directory.what else { return Ok(()) };
         let mut path = Vec::new();
+        self.snapshot += 1;
         let mut open = vec![self.directory(&path, top)];
         let mut left = snapshot.entries;
         while let Some(directory) = open.last_mut() {
@@ -188,9 +218,27 @@ impl Finding {
             }
             let Some(entry) = directory.entries.next() else {
                 let Directory { pages, at, .. } = directory;
-                let wants = &mut |page: &Fingerprint| self.seen.insert((*page, *at));
+                let Finding { seen, hits, snapshot: now, .. } = self;
+                let wants = &mut |page: &Fingerprint| {
+                    let key = (*page, *at);
+                    let before = seen.get(&key).copied();
+                    // Of one directory the other copy of it counts.
+                    *hits += u64::from(before.is_some_and(|before| before != *now));
+                    if before.is_none() && seen.len() < REMEMBERED_MAX {
+                        seen.insert(key, *now);
+                    }
+                    before.is_none()
+                };
                 let Some(entries) = pages.next(reader, wants)? else {
-                    open.pop();
+                    if let Some(Directory { known_by: Some(known), hits_before, .. }) = open.pop()
+                        && hits_before == self.hits
+                    {
+                        // A tree that doubles at each level is looked through level by level.
+                        if self.without.len() >= REMEMBERED_MAX {
+                            self.without.clear();
+                        }
+                        self.without.insert(known);
+                    }
                     continue;
                 };
                 // A tree that doubles at each level has more entries than its root says.
@@ -202,9 +250,13 @@ impl Finding {
             };
             go_into(&mut path, &entry.name);
             if self.hits(&path, &entry) {
+                self.hits += 1;
                 self.show(snapshot, &path, &entry);
             }
             if let TreeWhat::Directory(top) = entry.what {
+                if self.known_by(&path, top).is_some_and(|known| self.without.contains(&known)) {
+                    continue;
+                }
                 if open.len() > LEVELS_MAX {
                     return Err(Error::new(Kind::Corrupt, "a snapshot has too many levels"));
                 }
@@ -221,10 +273,21 @@ impl Finding {
         Directory {
             path: path.len(),
             at: self.identity.checksum(path),
+            known_by: self.known_by(path, top),
+            hits_before: self.hits,
             pages: DirectoryPages::new(top),
             entries: Vec::new().into_iter(),
             rests_behind: None,
         }
+    }
+
+    /// What decides whether something is found below a directory.
+    fn known_by(&self, path: &[u8], top: Option<Top>) -> Option<(Fingerprint, u64)> {
+        let names = path.split(|&byte| byte == b'/').rev();
+        let last = names.take(self.names_deep.unwrap_or(usize::MAX)).map(|name| name.len() + 1);
+        let bytes = path.len().min(last.sum());
+        let decides = self.identity.checksum(&path[path.len() - bytes..]);
+        Some((top?.node.fingerprint, decides))
     }
 
     /// Those that are found, and directories.
@@ -257,8 +320,12 @@ impl Finding {
             TreeWhat::Directory(_) => format!("{path:?} {} {}", entry.seconds, entry.nanoseconds),
             _ => format!("{path:?} {entry:?}"),
         };
-        if !self.shown.insert(self.identity.checksum(version.as_bytes())) {
+        let version = self.identity.checksum(version.as_bytes());
+        if self.shown.contains(&version) {
             return;
+        }
+        if self.shown.len() < REMEMBERED_MAX {
+            self.shown.insert(version);
         }
         let path = String::from_utf8_lossy(path);
         if self.json {

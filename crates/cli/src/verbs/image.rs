@@ -18,7 +18,7 @@ use onefold_block::{
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
 use serde_json::json;
 
-use super::{block_store, replicate::Sent, served_or_not};
+use super::{block_store_or, replicate::Sent, served_or_not};
 use onefold::parts::{
     control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
@@ -93,6 +93,10 @@ pub(crate) struct ImportOptions {
     answer: Answer,
 }
 
+/// Why other engines have no images.
+const OVER_NBD: &str = "only block stores take and give images; over NBD, which `onefold serve` offers, `qemu-img convert` \
+     copies one to or from a volume";
+
 /// Exports.
 pub(crate) fn export(options: &ExportOptions) -> Result<(), Failure> {
     let to_output = options.file == Path::new("-");
@@ -100,7 +104,7 @@ pub(crate) fn export(options: &ExportOptions) -> Result<(), Failure> {
         let message = "standard output has the image: --json needs a file";
         return Err(Failure::usage(message));
     }
-    let store = block_store(&options.store)?;
+    let store = block_store_or(&options.store, OVER_NBD)?;
     let (sent, bytes) = if to_output {
         let mut out = std::io::stdout().lock();
         let mut sink = InOrder { out: &mut out, at: 0, gone: false };
@@ -278,7 +282,7 @@ fn other_version() -> Error {
 /// Imports.
 pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
     let ImportOptions { store, name, file, raw, answer } = options;
-    let store = block_store(&store)?;
+    let store = block_store_or(&store, OVER_NBD)?;
     let image = Image::open(&file)?;
     if !raw {
         image.check_raw()?;

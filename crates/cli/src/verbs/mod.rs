@@ -78,10 +78,20 @@ fn archive_at(store: &Path, why_not: &str) -> Result<ArchiveDir, Failure> {
 
 /// The block store at a path, for verbs about snapshots, which no other engine has.
 fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
+    block_store_or(store, "it has no snapshots of volumes")
+}
+
+/// The block store at a path, for verbs that no other engine has.
+fn block_store_or(store: &Path, why_not: &str) -> Result<Box<StoreFile>, Failure> {
     match Found::at(store)? {
         Found::Block(file) => Ok(file),
-        other => Err(refused(store, &other, "it has no snapshots of volumes")),
+        other => Err(refused(store, &other, why_not)),
     }
+}
+
+/// The path of an output, unless it is `-`, which stands for standard output.
+fn output_path(output: Option<&Path>) -> Option<&Path> {
+    output.filter(|path| *path != Path::new("-"))
 }
 
 /// Why a block store has no streams.

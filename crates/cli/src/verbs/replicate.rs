@@ -16,7 +16,7 @@ use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    block_store, negotiate,
+    block_store, negotiate, output_path,
     patience::{Patience, Watched},
     receiving, served_or_not,
     volume::block,
@@ -89,7 +89,8 @@ pub(crate) struct SendOptions {
     #[arg(long)]
     skip_damaged: bool,
 
-    /// Writes a new file instead of standard output; it gets its name when it is whole
+    /// Writes a new file instead of standard output, for which - stands; it gets its name when it is
+    /// whole
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -217,7 +218,8 @@ pub(crate) fn what(
 
 /// Sends.
 pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
-    if options.json && options.output.is_none() && options.negotiate.is_none() {
+    let to = output_path(options.output.as_deref());
+    if options.json && to.is_none() && options.negotiate.is_none() {
         let message =
             "standard output has the stream: --json needs --output FILE or --negotiate CMD";
         return Err(Failure::usage(message));
@@ -240,7 +242,7 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
         }
         return whole_or_not(&sent, snapshot);
     }
-    let sent = match &options.output {
+    let sent = match to {
         None => {
             ends_when_asked(&options.snapshot)?;
             send_to(&file, options, &mut std::io::stdout().lock())?

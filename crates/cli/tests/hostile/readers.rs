@@ -5,7 +5,7 @@
 use std::{
     fs,
     os::unix::fs::FileExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -61,6 +61,35 @@ fn all_end(desk: &Desk) -> Vec<(&'static str, Said)> {
     verbs.map(|verb| (verb, ends(desk, &format!("{verb} > out")))).into()
 }
 
+/// Appends a frame to a log for each of these lists of records.
+pub(super) fn append(log: &Path, identity: &Identity, frames: &[&[Record]]) {
+    let bytes = fs::read(log).unwrap();
+    let (mut at, mut last) = (0, (0, 0, 1));
+    while let Some((frame, _)) = decode_frame(identity, &bytes[at..], false) {
+        last = (frame.sequence, frame.checksum, frame.epoch);
+        at += frame.bytes as usize;
+    }
+    let mut all = Vec::new();
+    for records in frames {
+        let payload = Record::encode_all(records);
+        let (frame, checksum) =
+            encode_frame(identity, last.0 + 1, last.2, last.1, &payload).unwrap();
+        last = (last.0 + 1, checksum, last.2);
+        all.extend(frame);
+    }
+    fs::File::options().write(true).open(log).unwrap().write_all_at(&all, at as u64).unwrap();
+}
+
+/// What the label of an archive says of it.
+pub(super) fn identity(archive: &Path) -> Identity {
+    let label = fs::read(archive.join("label")).unwrap();
+    let mut found = label.chunks(4096).map(Label::decode);
+    let Some(Found::Good(label)) = found.find(|found| matches!(found, Found::Good(_))) else {
+        panic!()
+    };
+    label.identity()
+}
+
 /// An archive whose bytes the test writes itself, with checksums that are right.
 struct Forged {
     desk: Desk,
@@ -74,13 +103,7 @@ impl Forged {
         desk.ok("create archive a --compress none");
         fs::write(desk.path("file"), noise(1, 1 << 20)).unwrap();
         desk.ok("put a one file");
-        let label = fs::read(desk.path("a/label")).unwrap();
-        let Some(Found::Good(label)) =
-            label.chunks(4096).map(Label::decode).find(|found| matches!(found, Found::Good(_)))
-        else {
-            panic!()
-        };
-        Forged { identity: label.identity(), desk }
+        Forged { identity: identity(&desk.path("a")), desk }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -89,22 +112,7 @@ impl Forged {
 
     /// Appends a frame to the log.
     fn append(&self, records: &[Record]) {
-        let path = self.path("log-0000000001");
-        let bytes = fs::read(&path).unwrap();
-        let (mut at, mut last) = (0, (0, 0, 1));
-        while let Some((frame, _)) = decode_frame(&self.identity, &bytes[at..], false) {
-            last = (frame.sequence, frame.checksum, frame.epoch);
-            at += frame.bytes as usize;
-        }
-        let (frame, _) =
-            encode_frame(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records))
-                .unwrap();
-        fs::File::options()
-            .write(true)
-            .open(path)
-            .unwrap()
-            .write_all_at(&frame, at as u64)
-            .unwrap();
+        append(&self.path("log-0000000001"), &self.identity, &[records]);
     }
 
     /// Changes the metadata of the first container that holds chunks of streams, and mends its
@@ -393,6 +401,17 @@ fn snapshot(n: u64) -> Snapshot {
         left_out: 0,
         completeness: Completeness::Whole,
         forgotten: None,
+    }
+}
+
+/// Frames that nobody noted as durable are held until they are, each by its own bytes.
+#[test]
+fn rule_09_frames_that_nobody_vouched_for_cost_what_they_have() {
+    let forged = Forged::new();
+    let nothing: &[Record] = &[Record::Freed { places: Vec::new() }];
+    append(&forged.path("log-0000000001"), &forged.identity, &vec![nothing; 8000]);
+    for (verb, said) in all_end(&forged.desk) {
+        assert!(said.status.success(), "{verb}: {said:?}");
     }
 }
 

@@ -4,12 +4,12 @@ use std::{fs, os::unix::fs::FileExt, path::Path, process::Stdio, sync::Arc};
 
 use onefold_archive::{
     Archive, Attributes, BackupRequest, Event, FileMap, Gauge, IndexEntry, Key, Known, Part,
-    Settings, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
-    backup,
+    Record, Settings, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeReader,
+    TreeWhat, backup,
 };
 use onefold_backend::Directory;
 
-use super::readers::bounded;
+use super::readers::{append, bounded, identity};
 use crate::support::{Desk, overwrite};
 
 fn entry(name: &str, what: TreeWhat) -> TreeEntry {
@@ -63,6 +63,19 @@ fn node(archive: &Arc<Archive>, id: u8, node: &TreeNode) -> TreeNodeRef {
         },
         _ => panic!("the node is no file"),
     }
+}
+
+/// Index pages of a file's map so many levels high, each with 100 entries, all of which lead to what is below.
+fn raised(
+    archive: &Arc<Archive>,
+    first_id: u8,
+    below: TreeNodeRef,
+    levels: std::ops::RangeInclusive<u8>,
+) -> TreeNodeRef {
+    levels.fold(below, |below, level| {
+        let entries = (0..100).map(|_| IndexEntry { node: below, key: Key::Sum(1) }).collect();
+        node(archive, first_id + level, &TreeNode::Index(level, entries))
+    })
 }
 
 /// Six levels of index pages, each with 100 entries, all of which lead to one page.
@@ -138,6 +151,128 @@ fn rule_09_index_pages_that_lead_to_one_page_keep_no_reader() {
     let process = rustix::process::Pid::from_child(&mount);
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
     assert!(mount.wait().unwrap().success());
+}
+
+/// The archive `a`, open for writing.
+fn archive(desk: &Desk) -> Arc<Archive> {
+    desk.ok("create archive a --compress none --chunking fastcdc:64K");
+    let files = Directory::open(&desk.path("a"), true).unwrap();
+    Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap())
+}
+
+/// Forty levels of directories, each of which has the one below it twice: a snapshot whose author says that
+/// it has as many entries as there are paths.
+#[test]
+fn rule_09_a_tree_that_doubles_keeps_no_search_and_fills_no_memory() {
+    let desk = Desk::new();
+    let archive = archive(&desk);
+    let mut below = node(&archive, 1, &TreeNode::Directory(vec![entry("leaf", TreeWhat::Fifo)]));
+    for level in 2..=41 {
+        let top = Some(Top { levels: 0, node: below });
+        let twice = ["0", "1"].map(|name| entry(name, TreeWhat::Directory(top)));
+        below = node(&archive, level, &TreeNode::Directory(twice.into()));
+    }
+    let top = TreeWhat::Directory(Some(Top { levels: 0, node: below }));
+    store(
+        &archive,
+        50,
+        "small",
+        vec![(Vec::new(), Event::Other(entry("evil", top), Stat::default()))],
+    );
+    let small = archive.tables().snapshots.get(SnapshotId([50; 16])).unwrap().clone();
+    drop(archive);
+    let mut snapshot = Box::new(small);
+    (snapshot.id, snapshot.set, snapshot.entries) = (SnapshotId([51; 16]), "evil".into(), 1 << 41);
+    let made = Record::SnapshotMade { snapshot, containers: Vec::new(), finished: Vec::new() };
+    append(&desk.path("a/log-0000000001"), &identity(&desk.path("a")), &[&[made]]);
+    for pattern in ["letter", "1/letter", "1/0/letter", "letter/"] {
+        let said = bounded(&desk, &format!("find a {pattern} --set evil")).output().unwrap();
+        assert_eq!(said.status.code(), Some(1), "{pattern}: {said:?}");
+    }
+    // A page that has what is looked for is shown by each of its paths.
+    let said = bounded(&desk, "find a leaf --set evil | head -n 3000").output().unwrap();
+    assert_eq!(said.stdout.iter().filter(|&&byte| byte == b'\n').count(), 3000);
+}
+
+/// The system takes this number for none: who gives it to a file changes nothing, and may stop.
+#[test]
+fn rule_05_an_owner_that_no_file_has_is_damage() {
+    let desk = Desk::new();
+    let archive = archive(&desk);
+    for (id, uid, gid) in [(1, u32::MAX, 0), (2, 0, u32::MAX)] {
+        let page = vec![TreeEntry { uid, gid, ..entry("file", TreeWhat::Fifo) }];
+        let top = Top { levels: 0, node: node(&archive, id, &TreeNode::Directory(page)) };
+        let evil = entry("evil", TreeWhat::Directory(Some(top)));
+        let set = format!("evil{id}");
+        store(&archive, 50 + id, &set, vec![(Vec::new(), Event::Other(evil, Stat::default()))]);
+        let said = bounded(&desk, &format!("restore a {set} -C out{id}")).output().unwrap();
+        assert!(matches!(said.status.code(), Some(1 | 3)), "{said:?}");
+        let told = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(told.contains("its owner or group is none"), "{told}");
+    }
+}
+
+/// Two files of one length and content, or nearly, whose maps name few pages very often.
+#[test]
+fn rule_09_maps_that_name_a_page_again_and_again_keep_no_comparison() {
+    let desk = Desk::new();
+    let archive = archive(&desk);
+    let page = |id, parts| node(&archive, id, &TreeNode::FileMap(parts));
+    let holes = [page(1, vec![Part::Hole(1), Part::Hole(1)]), page(2, vec![Part::Hole(2)])];
+    let mixed = page(3, vec![Part::Hole(300), Part::Zeroes(300)]);
+    let small = [
+        page(4, vec![Part::Hole(2), Part::Zeroes(2)]),
+        page(5, vec![Part::Hole(1), Part::Hole(1), Part::Zeroes(1), Part::Zeroes(1)]),
+    ];
+    let whole = |id, page| raised(&archive, id, page, 1..=6);
+    // The last page that a top names is another one.
+    let below = raised(&archive, 20, mixed, 1..=5);
+    let ends = raised(&archive, 30, page(6, vec![Part::Hole(299), Part::Zeroes(301)]), 1..=5);
+    let nearly = [below, ends].map(|last| {
+        let all = std::iter::repeat_n(below, 99).chain([last]);
+        let entries = all.map(|node| IndexEntry { node, key: Key::Sum(1) }).collect();
+        node(&archive, 40 + u8::from(last == ends), &TreeNode::Index(6, entries))
+    });
+    let files = [
+        ("holes", 2 * 100u64.pow(6), [whole(50, holes[0]), whole(60, holes[1])], 0),
+        ("nearly", 600 * 100u64.pow(6), nearly, 0),
+        // Pages of a few bytes are more than any file needs.
+        ("small", 4 * 100u64.pow(6), [whole(70, small[0]), whole(80, small[1])], 1),
+    ];
+    let mut id = 100;
+    for (name, bytes, maps, status) in files {
+        for (n, node) in maps.into_iter().enumerate() {
+            let file = entry(name, TreeWhat::File(0, FileMap::default()));
+            let map = Some((bytes, FileMap::Pages(Top { levels: 6, node })));
+            let set = format!("{name}{n}");
+            store(&archive, id, &set, vec![(Vec::new(), Event::File(file, Stat::default(), map))]);
+            id += 1;
+        }
+        let said = bounded(&desk, &format!("diff a {name}0 {name}1")).output().unwrap();
+        assert_eq!(said.status.code(), Some(status), "{name}: {said:?}");
+        let told = String::from_utf8_lossy(&said.stdout).into_owned();
+        let differ = told.lines().any(|line| line.starts_with('M'));
+        assert_eq!(differ, name == "nearly", "{name}: {told}");
+    }
+}
+
+#[test]
+fn rule_00_promise_a_mount_whose_program_was_killed_is_told_with_the_way_out() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk.command("mount a m").stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    mount.kill().unwrap();
+    mount.wait().unwrap();
+    let again = desk.run("mount a m");
+    rustix::mount::unmount(desk.path("m"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert!(again.err.contains("`umount m`"), "{again:?}");
 }
 
 /// Levels of a tree whose directories have a full page each.

@@ -7,8 +7,9 @@
 //!
 //! Each such store is a file of `$STATE_DIRECTORY`, `$XDG_STATE_HOME/onefold` or
 //! `~/.local/state/onefold`, in `encrypted`. Its name has a hash of the store's path and the store's
-//! id; it holds the path, and a line with the state's number. Where there is no such directory, or it takes no file, nothing is remembered,
-//! and no opening fails for that.
+//! id; it holds the path, and a line with the state's number. A store that was reached by way of a link
+//! has several, of the path that was given and of the place to which it led. Where there is no such
+//! directory, or it takes no file, nothing is remembered, and no opening fails for that.
 
 use std::{
     fs::{self, DirBuilder},
@@ -28,8 +29,8 @@ const STATE: &str = "state ";
 /// Bytes of a note at most: a path, and a number.
 const NOTE_MAX: u64 = 64 << 10;
 
-/// Stores that are looked through at most.
-const STORES_MAX: usize = 10_000;
+/// Notes of one store that are taken at most.
+const NOTES_MAX: usize = 10_000;
 
 fn directory() -> Option<PathBuf> {
     let places =
@@ -37,14 +38,29 @@ fn directory() -> Option<PathBuf> {
     user_directory(&places).map(|at| at.join("encrypted"))
 }
 
-/// What stands for a path, whichever links lead there.
-fn of_path(path: &Path) -> String {
-    let whole = match is_address(path) {
-        true => Ok(path.to_owned()),
-        false => fs::canonicalize(path).or_else(|_| std::path::absolute(path)),
-    };
-    let whole = whole.unwrap_or_else(|_| path.to_owned());
-    let hash = checksum::forgery_proof(&[0; 32], whole.as_os_str().as_bytes());
+/// What stands for a path: the place to which it leads, the path as it was given, and its name in the
+/// directory to which the rest of it leads, where these differ. Somebody who changes a link, or puts one
+/// in the place of a store, changes one of them only.
+fn of_path(path: &Path) -> Vec<String> {
+    let mut places = Vec::new();
+    if is_address(path) {
+        places.push(path.to_owned());
+    } else {
+        let given = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let parent = given.parent().and_then(|parent| fs::canonicalize(parent).ok());
+        let named = parent.zip(given.file_name()).map(|(parent, name)| parent.join(name));
+        let all = [fs::canonicalize(path).ok(), Some(given), named];
+        for place in all.into_iter().flatten() {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+    }
+    places.iter().map(|place| hash(place)).collect()
+}
+
+fn hash(path: &Path) -> String {
+    let hash = checksum::forgery_proof(&[0; 32], path.as_os_str().as_bytes());
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -54,60 +70,83 @@ fn digits(id: &[u8; 16]) -> String {
 
 /// The files that were noted, of those with names that are wanted.
 fn noted(directory: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten().take(STORES_MAX);
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_str().is_some_and(&wanted));
-    named.map(|entry| entry.path()).collect()
+    named.take(NOTES_MAX).map(|entry| entry.path()).collect()
 }
 
 /// Notes that a store was made or opened by a key.
 pub(super) fn note(path: &Path, id: &[u8; 16]) {
-    let Some(directory) = directory() else { return };
-    let file = directory.join(format!("{}-{}", of_path(path), digits(id)));
-    if file.exists() {
-        return;
-    }
-    let made = || -> Result<()> {
-        let failed = |e| Error::from_io(directory.display(), e);
-        DirBuilder::new().recursive(true).mode(0o700).create(&directory).map_err(failed)?;
-        let new = NewFile::create(&file)?;
-        new.file().write_all(format!("{}\n", path.display()).as_bytes()).map_err(failed)?;
-        new.publish()
-    };
-    match made() {
-        Err(error) if error.kind() != Kind::Exists => {
-            tracing::debug!("it is not remembered that {} is encrypted: {error}", path.display());
+    let known = files_of(path, id);
+    // A path that is new for a store begins with the newest state that the others have.
+    let state = newest(&known);
+    for file in known.iter().filter(|file| !file.exists()) {
+        let Some(directory) = file.parent() else { continue };
+        let made = || -> Result<()> {
+            let failed = |e| Error::from_io(directory.display(), e);
+            DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+            let new = NewFile::create(file)?;
+            new.file().write_all(text(path, state).as_bytes()).map_err(failed)?;
+            new.publish()
+        };
+        match made() {
+            Err(error) if error.kind() != Kind::Exists => {
+                let path = path.display();
+                tracing::debug!("it is not remembered that {path} is encrypted: {error}");
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
-fn file_of(path: &Path, id: &[u8; 16]) -> Option<PathBuf> {
-    directory().map(|directory| directory.join(format!("{}-{}", of_path(path), digits(id))))
+/// What a note holds.
+fn text(path: &Path, state: Option<u64>) -> String {
+    let state = state.map_or_else(String::new, |state| format!("{STATE}{state}\n"));
+    format!("{}\n{state}", path.display())
+}
+
+/// The notes of a store, whether they are there or not.
+fn files_of(path: &Path, id: &[u8; 16]) -> Vec<PathBuf> {
+    let Some(directory) = directory() else { return Vec::new() };
+    let name = |place: String| directory.join(format!("{place}-{}", digits(id)));
+    of_path(path).into_iter().map(name).collect()
 }
 
 /// Notes the newest durable state of a store that is worked on.
 pub(super) fn note_state(path: &Path, id: &[u8; 16], state: u64) {
-    let Some(file) = file_of(path, id).filter(|file| file.exists()) else { return };
-    let text = format!("{}\n{STATE}{state}\n", path.display());
-    if let Err(error) = replace(&file, text.as_bytes()) {
-        tracing::debug!("the state of {} is not remembered: {error}", path.display());
+    for file in files_of(path, id).iter().filter(|file| file.exists()) {
+        if let Err(error) = replace(file, text(path, Some(state)).as_bytes()) {
+            tracing::debug!("the state of {} is not remembered: {error}", path.display());
+        }
     }
 }
 
 /// The newest durable state that was noted of the store at this path with this id.
 pub(super) fn state(path: &Path, id: &[u8; 16]) -> Option<u64> {
-    let mut text = String::new();
-    let file = fs::File::open(file_of(path, id)?).ok()?;
-    file.take(NOTE_MAX).read_to_string(&mut text).ok()?;
-    text.lines().last()?.strip_prefix(STATE)?.parse().ok()
+    newest(&files_of(path, id))
+}
+
+/// The newest state of these notes.
+fn newest(notes: &[PathBuf]) -> Option<u64> {
+    let state = |file: &PathBuf| -> Option<u64> {
+        let mut text = String::new();
+        fs::File::open(file).ok()?.take(NOTE_MAX).read_to_string(&mut text).ok()?;
+        text.lines().last()?.strip_prefix(STATE)?.parse().ok()
+    };
+    notes.iter().filter_map(state).max()
+}
+
+/// True for the name of a note of one of these places.
+fn is_of(name: &str, places: &[String]) -> bool {
+    name.split_once('-').is_some_and(|(place, _)| places.iter().any(|one| one == place))
 }
 
 /// A store was made here by the operator: what was here before counts no more. With an id it is
 /// encrypted.
 pub fn made(path: &Path, encrypted: Option<&[u8; 16]>) {
     if let Some(directory) = directory() {
-        let path = format!("{}-", of_path(path));
-        for file in noted(&directory, |name| name.starts_with(&path)) {
+        let places = of_path(path);
+        for file in noted(&directory, |name| is_of(name, &places)) {
             let _ = fs::remove_file(file);
         }
     }
@@ -119,17 +158,20 @@ pub fn made(path: &Path, encrypted: Option<&[u8; 16]>) {
 /// Errors when the store at this path is plain, and an encrypted one was there before, or had this id.
 ///
 /// # Errors
-/// `Denied`: it says which file is to be removed when the operator did it.
+/// `Denied`: it says which files are to be removed when the operator did it.
 pub(super) fn refuse_plain(path: &Path, id: &[u8; 16]) -> Result<()> {
     let Some(directory) = directory() else { return Ok(()) };
-    let (here, own) = (format!("{}-", of_path(path)), format!("-{}", digits(id)));
-    let before = noted(&directory, |name| name.starts_with(&here) || name.ends_with(&own));
-    let Some(file) = before.first() else { return Ok(()) };
+    let (places, own) = (of_path(path), format!("-{}", digits(id)));
+    let before = noted(&directory, |name| is_of(name, &places) || name.ends_with(&own));
+    if before.is_empty() {
+        return Ok(());
+    }
+    let files: Vec<_> = before.iter().map(|file| file.display().to_string()).collect();
     let why = format!(
         "{} is not encrypted, and an encrypted store was here, or had its id, when you opened it \
          before: somebody may have replaced it; if you did, remove {}",
         path.display(),
-        file.display()
+        files.join(" and ")
     );
     Err(Error::new(Kind::Denied, why))
 }

@@ -15,6 +15,7 @@ use onefold_backend::{
 use onefold_block::{
     Engine, KeySource, Settings, Store,
     check::look_with,
+    durable_state,
     format::{
         geometry::{KEY_AREAS, SUPERBLOCKS},
         superblock::{Found, Superblock, seen},
@@ -258,7 +259,7 @@ impl StoreFile {
 
     /// Notes the state that is durable of an encrypted store.
     fn note_state(&self, store: &Store) {
-        let state = store.engine().durable_state();
+        let state = durable_state(store.engine());
         sealed_before::note_state(&self.path, &self.superblock.fixed.id, state);
     }
 }

@@ -847,7 +847,7 @@ impl Subject for Thin {
     }
 
     fn durable_state(&self) -> u64 {
-        self.0.durable_state()
+        onefold_block::durable_state(&self.0)
     }
 
     fn change_keys(

@@ -17,7 +17,6 @@ use onefold_core::{
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::LOOK_EVERY;
 use onefold::parts::cluster_store::Url;
 use onefold_console::{
     failure::Failure,
@@ -40,6 +39,9 @@ const OBJECT_MAX: u64 = 1 << 30;
 
 /// Threads that read, cut and compress.
 const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+
+/// Time between two looks at how far the threads are.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is read of a pool.
 #[derive(Clone, Copy)]

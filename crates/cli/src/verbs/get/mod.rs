@@ -19,7 +19,7 @@ use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
 use self::space::fits;
-use super::{Found, VOLUMES_ONLY, cluster, refused};
+use super::{Found, VOLUMES_ONLY, cluster, output_path, refused};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -60,8 +60,8 @@ pub(crate) struct Options {
     #[arg(long)]
     preserve_privileged: bool,
 
-    /// Writes a new file, with holes for zeroes, instead of standard output; the file gets its name
-    /// when it is whole
+    /// Writes a new file, with holes for zeroes, instead of standard output, for which - stands; the
+    /// file gets its name when it is whole
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -85,7 +85,8 @@ const OUT_BYTES: usize = 256 << 10;
 
 /// Restores it.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if options.json && options.directory.is_none() && options.output.is_none() {
+    let to = output_path(options.output.as_deref());
+    if options.json && options.directory.is_none() && to.is_none() {
         return Err(Failure::usage(
             "standard output has the data: --json needs --output FILE or -C DIR",
         ));
@@ -100,7 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Found::Archive(directory) => directory,
         Found::Cluster(url) if options.directory.is_none() => {
             let answer = Answer { json: options.json };
-            return cluster::get(&url, &options.name, options.output.as_deref(), answer);
+            return cluster::get(&url, &options.name, to, answer);
         }
         other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
         other => return Err(refused(&options.store, &other, "it holds no directories")),
@@ -112,7 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report =
         json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks });
     let mut in_part = 0;
-    match (stream.shape, &options.directory, &options.output) {
+    match (stream.shape, &options.directory, to) {
         (Shape::Tree, Some(root), _) => {
             if stream.is_incomplete() {
                 tracing::warn!(
