@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, io::Read, os::unix::fs::PermissionsExt, time::D
 
 use rustix::fs::SealFlags;
 use support::Desk;
-use vhost::{VhostBackend, vhost_user::VhostUserFrontend};
+use vhost::vhost_user::VhostUserFrontend;
 use vhost_driver::*;
 
 const MOMENT: Duration = Duration::from_millis(200);

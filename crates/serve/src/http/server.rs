@@ -38,7 +38,7 @@ use crate::{
     audit::{Audit, Event, Who},
     listener::{Listener, Reach},
     nbd::{Peer, Rights, too_many},
-    tls::{Credentials, Session},
+    tls::{Credentials, TlsSession},
 };
 
 /// Connections at once.
@@ -354,7 +354,7 @@ struct Visit {
     hall: Arc<Hall>,
     guard: Option<Guard>,
     /// Once hands were shaken.
-    tls: Option<Box<Session>>,
+    tls: Option<Box<TlsSession>>,
     /// Encrypted bytes that were received and not decrypted yet.
     sealed: Vec<u8>,
     socket: Arc<OwnedFd>,
@@ -415,7 +415,7 @@ impl Visit {
     /// Shakes hands with a client of TLS. One whose certificate may not see the pages gets a sentence
     /// that says so.
     fn shake_hands(&mut self, guard: &Guard) -> io::Result<Option<String>> {
-        let mut session = Box::new(Session::new(&guard.credentials)?);
+        let mut session = Box::new(TlsSession::new(&guard.credentials)?);
         let (mut unsent, mut buffer) = (Vec::new(), [0; 2048]);
         while session.is_handshaking() {
             let Some(bytes) = self.receive_socket(&mut buffer) else {
@@ -501,7 +501,7 @@ impl Visit {
     }
 
     /// Receives content of TLS; `None` when none comes any more.
-    fn receive_sealed(&mut self, session: &mut Session, into: &mut [u8]) -> Option<usize> {
+    fn receive_sealed(&mut self, session: &mut TlsSession, into: &mut [u8]) -> Option<usize> {
         loop {
             match session.take(into).ok()? {
                 Some(0) => return None,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::tls::{Credentials, Proof, Session};
+use crate::tls::{Credentials, Proof, TlsSession};
 
 /// Bytes that a connection receives at once while it waits for its client, and while it works.
 const RECEIVED_IDLE: usize = 4 << 10;
@@ -44,7 +44,7 @@ pub(crate) struct Line {
 }
 
 pub(crate) struct Tls {
-    session: Mutex<Session>,
+    session: Mutex<TlsSession>,
     /// Bytes that were encrypted and not sent yet. The thread that holds the lock sends.
     sealed: Mutex<Vec<u8>>,
 }
@@ -81,7 +81,7 @@ impl Line {
         in_turn: &InTurn<'_>,
     ) -> io::Result<Proof> {
         let credentials = self.credentials.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        let (mut session, mut unsent) = (Session::new(credentials)?, Vec::new());
+        let (mut session, mut unsent) = (TlsSession::new(credentials)?, Vec::new());
         received.resize(RECEIVED_IDLE);
         let mut fed = Ok(0);
         loop {

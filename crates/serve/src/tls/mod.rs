@@ -17,4 +17,4 @@ mod session;
 pub use authority::{Authority, Holder, Made};
 pub use credentials::{CA, CA_LIST, Credentials, SERVER_CERTIFICATE, SERVER_KEY};
 pub use identity::{CLIENT, Identity};
-pub(crate) use session::{Proof, Session};
+pub(crate) use session::{Proof, TlsSession};

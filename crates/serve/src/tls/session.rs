@@ -49,7 +49,7 @@ impl Proof {
 }
 
 /// The server's side of a connection.
-pub(crate) struct Session {
+pub(crate) struct TlsSession {
     connection: ServerConnection,
     by: Arc<Loaded>,
     record: Record,
@@ -90,18 +90,18 @@ fn broken(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-impl Session {
+impl TlsSession {
     /// A connection that has not begun.
     ///
     /// # Errors
     /// Those of the library.
-    pub(crate) fn new(credentials: &Credentials) -> io::Result<Session> {
+    pub(crate) fn new(credentials: &Credentials) -> io::Result<TlsSession> {
         let by = credentials.now();
         let mut connection = ServerConnection::new(by.config.clone()).map_err(broken)?;
         // Nothing is sealed but what is sent at once; the caller sees to it.
         connection.set_buffer_limit(None);
         let empty = (EMPTY_MAX, Instant::now());
-        Ok(Session { connection, by, record: Record::default(), empty })
+        Ok(TlsSession { connection, by, record: Record::default(), empty })
     }
 
     /// True until both sides have proved who they are.
@@ -126,7 +126,7 @@ impl Session {
     /// holds must have been taken out before.
     ///
     /// # Errors
-    /// `InvalidData` when it is no TLS, or not by its rules; what is [`unsent`](Session::unsent) then
+    /// `InvalidData` when it is no TLS, or not by its rules; what is [`unsent`](TlsSession::unsent) then
     /// tells the client why.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (fed, ends) = self.record.part(bytes);
