@@ -182,7 +182,8 @@ fn a_volume_grows_and_is_renamed_under_its_guest_and_a_snapshot_is_read() {
 fn archives_clusters_and_encrypted_stores_have_devices_too() {
     let desk = Desk::new();
     std::fs::write(desk.path("key"), [7; 32]).unwrap();
-    std::fs::set_permissions(desk.path("key"), PermissionsExt::from_mode(0o600)).unwrap();
+    let key = std::fs::File::open(desk.path("key")).unwrap();
+    key.set_permissions(PermissionsExt::from_mode(0o600)).unwrap();
     desk.ok("create archive archive");
     desk.ok("create cluster cluster");
     desk.ok("create block sealed --size 64M --preallocate none --key file:key");
