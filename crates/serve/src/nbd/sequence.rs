@@ -102,10 +102,11 @@ impl Sequence {
         self.is_row() && self.ahead.end * BLOCK_BYTES as u64 > self.next
     }
 
-    /// The blocks that are worth keeping: those which the client will ask for.
+    /// The blocks that are worth keeping: those which the client will ask for, or has asked for and
+    /// was not given yet.
     pub(crate) fn coming(&self) -> Range<u64> {
         let next = self.next / BLOCK_BYTES as u64;
-        next..self.ahead.end.max(next)
+        next.saturating_sub(self.most)..self.ahead.end.max(next)
     }
 
     /// Blocks to be read ahead next, of a volume of `size` blocks.
