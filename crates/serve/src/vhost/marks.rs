@@ -363,7 +363,7 @@ mod tests {
         let mut at_the_end = marks();
         assert_eq!(at_the_end.recover(4), Ok(vec![0]));
         at_the_end.begin(1);
-        assert!(Region::of(Region::create(1, 4).unwrap().0, 0, 1 << 20, 1, 5).is_err());
+        assert!(Region::of(Region::create(1, 4).unwrap().0, 0, 1 << 20, 1, 16).is_err());
         assert!(Region::of(Region::create(1, 4).unwrap().0, 64, 128, 1, 4).is_err());
     }
 }
