@@ -34,9 +34,10 @@ const NOT_YET: &str = "it has one domain, and can't have others yet";
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
                   onefold domain create backups customer-7\n  \
-                  onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7\n  \
                   onefold domain list backups\n  \
-                  onefold domain erase backups customer-7 --confirm 1f2e3d4c-1")]
+                  onefold domain erase backups customer-7 --confirm 1f2e3d4c-1\n\n\
+                  A snapshot in a domain:\n\n    \
+                  onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7")]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
