@@ -66,7 +66,7 @@ pub struct Store {
 
 /// The parts that are at work.
 pub(crate) enum Engine {
-    Block(WorkingStore),
+    Block(Box<WorkingStore>),
     Archive(OpenArchive),
     Cluster(OpenCluster),
 }
@@ -125,7 +125,9 @@ impl Store {
             return Err(Error::new(Kind::InvalidInput, least));
         }
         let engine = match Found::at(path)? {
-            Found::Block(file) => Engine::Block(file.work(Blocks::for_memory(options.memory))?),
+            Found::Block(file) => {
+                Engine::Block(Box::new(file.work(Blocks::for_memory(options.memory))?))
+            }
             Found::Archive(directory) => Engine::Archive(OpenArchive::open(&directory)?),
             Found::Cluster(url) => Engine::Cluster(OpenCluster::open(&url, options)?),
         };
