@@ -250,6 +250,15 @@ impl Collection {
         }
     }
 
+    /// What comes when all is freed that nobody has to be asked for.
+    fn freed(&mut self) -> Result<Step> {
+        if self.recounts && self.archive.keeps(Rule::CondemnedSparedFirst) {
+            self.spare_condemned()?;
+        }
+        let is_over = self.archive.tables().condemned.is_empty() || self.recounts;
+        Ok(if is_over { Step::Count } else { Step::Recheck })
+    }
+
     /// Does the next step; false when there is none.
     ///
     /// # Errors
@@ -259,15 +268,11 @@ impl Collection {
             // Space that an earlier collector left to be freed comes first.
             Step::Free => {
                 self.free()?;
-                Step::Erased
+                if self.archive.label().domains { Step::Erased } else { self.freed()? }
             }
             Step::Erased => {
                 self.drop_erased()?;
-                if self.recounts && self.archive.keeps(Rule::CondemnedSparedFirst) {
-                    self.spare_condemned()?;
-                }
-                let is_over = self.archive.tables().condemned.is_empty() || self.recounts;
-                if is_over { Step::Count } else { Step::Recheck }
+                self.freed()?
             }
             Step::Recheck => {
                 if self.recheck()? {

@@ -20,9 +20,6 @@ impl Collection {
     /// Drops all containers of domains that were erased. Their places are freed when whoever may still read
     /// them has left.
     pub(super) fn drop_erased(&mut self) -> Result<()> {
-        if !self.archive.label().domains {
-            return Ok(());
-        }
         let tables = self.archive.refresh()?;
         let (found, is_complete) = containers_of_erased(&tables)?;
         let at_once = (self.archive.settings.frame_bytes / 2 / ID_BYTES).max(1);
