@@ -175,7 +175,7 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let place = Place::new(10 << 30)?;
     let source = Scratch::new("bench-backups")?;
     let trees = source.file("tree");
-    println!("{}", machine_facts(source.path(), &["borg", "rustic"]));
+    println!("{}", machine_facts(source.path(), &["borg", "borg2", "rustic"]));
     let mut restic = program("restic");
     restic.arg("version");
     println!("{}", run_program(restic, LIMIT).unwrap_or("restic: not installed\n".into()).trim());

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use super::{Action, Event, Holder, Loss, Place, Taker, Times, hold::fresh};
 use crate::format::claim::{CLAIM_AT, Claim, Claimant, State};
 
-/// Looks in a row that may each take too long.
-const LOOKS_MAX: u32 = 3;
+/// Looks and renewals in a row that may each take too long.
+const TRIES: u32 = 3;
 
 /// The functions that a guard needs from outside.
 pub struct Outside {
@@ -39,6 +39,7 @@ pub struct Guard {
     /// without its lock.
     looked: AtomicU64,
     lost: OnceLock<Error>,
+    place: Place,
     holder: Mutex<Holder>,
 }
 
@@ -89,9 +90,9 @@ impl Guard {
                 }
             };
         };
-        let holder = Mutex::new(Holder::new(taker.claim().clone(), looked));
+        let holder = Mutex::new(Holder::new(taker.claim().clone(), looked, place));
         let looked = AtomicU64::new(nanos(looked));
-        Ok(Guard { disk, outside, times, looked, lost: OnceLock::new(), holder })
+        Ok(Guard { disk, outside, times, looked, lost: OnceLock::new(), place, holder })
     }
 
     /// Finds the claim, and writes new bytes.
@@ -115,11 +116,19 @@ impl Guard {
 
     fn rewrite(&self, state: State) -> Result<()> {
         let mut holder = self.holder.lock();
-        self.look(&mut holder)?;
-        let block = holder.renewal((self.outside.token)()?, state);
-        // Nobody knows which bytes are there after a write that failed.
-        write(&*self.disk, &block).map_err(|e| self.stop(e))?;
-        holder.wrote(&self.times, self.outside.clock.now()).map_err(|loss| self.lose(&loss))
+        // After a slow write others may soon count the bytes as stale, so it is followed by another.
+        for _ in 0..TRIES {
+            self.look(&mut holder)?;
+            let block = holder.renewal((self.outside.token)()?, state);
+            // Nobody knows which bytes are there after a write that failed.
+            write(&*self.disk, &block).map_err(|e| self.stop(e))?;
+            let wrote = holder.wrote(&self.times, self.outside.clock.now());
+            wrote.map_err(|loss| self.lose(&loss))?;
+            if self.sees() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Called before anything is submitted or acknowledged; the guard's own disk does so itself.
@@ -157,12 +166,12 @@ impl Guard {
         }
         // A look that took long says nothing of now: the machine slept meanwhile, or the medium is
         // slow.
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..TRIES {
             let asked = self.outside.clock.now();
             let block = read(&*self.disk)?;
             holder.seen(asked, &block).map_err(|loss| self.lose(&loss))?;
             self.looked.store(nanos(holder.looked()), Ordering::Release);
-            if self.sees() {
+            if self.sees() || self.place == Place::LocalFile {
                 return Ok(());
             }
         }
@@ -175,7 +184,7 @@ impl Guard {
             match loss {
                 Loss::Taken(Some(claim)) if claim.state != State::Free => format!("the store was taken over by {}", who(claim)),
                 Loss::Taken(_) => "the claim on the store was overwritten by another program".to_owned(),
-                Loss::Late => "this process slept while it renewed its claim on the store, and another may have taken it over".to_owned(),
+                Loss::Late => "the medium took so long to renew the claim on the store, or this process slept meanwhile, that another machine may have taken it over".to_owned(),
             },
         ))
     }

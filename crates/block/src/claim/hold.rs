@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onefold_core::Block;
 
-use super::Times;
+use super::{Place, Times};
 use crate::format::claim::{Claim, SECTOR, State};
 
 /// Why a claim is lost, for good.
@@ -12,7 +12,8 @@ use crate::format::claim::{Claim, SECTOR, State};
 pub enum Loss {
     /// Somebody else's bytes are there; `None` when they are no claim of this store.
     Taken(Option<Claim>),
-    /// Its own bytes reached the medium so late that they may have covered somebody else's.
+    /// Its own bytes reached the medium so late that they may have covered those of somebody who
+    /// works.
     Late,
 }
 
@@ -22,14 +23,18 @@ pub struct Holder {
     claim: Claim,
     /// When it last found its own bytes: the time before that look began.
     looked: Duration,
+    /// Its bytes were not on the medium before this: the look before they were written. Who watches
+    /// them began no earlier.
+    since: Duration,
+    place: Place,
     lost: Option<Loss>,
 }
 
 impl Holder {
     /// The holder of a claim that it wrote, after a look at `looked`.
     #[must_use]
-    pub fn new(claim: Claim, looked: Duration) -> Holder {
-        Holder { claim, looked, lost: None }
+    pub fn new(claim: Claim, looked: Duration, place: Place) -> Holder {
+        Holder { claim, looked, since: looked, place, lost: None }
     }
 
     /// When it last found its own bytes.
@@ -75,14 +80,21 @@ impl Holder {
         self.claim.encode()
     }
 
-    /// The claim that was written has reached the medium by `now`.
+    /// The claim that was written has reached the medium by `now`. However long a disk takes for it,
+    /// nobody else reaches a file of this machine whose locks are held.
     ///
     /// # Errors
     /// The loss.
     pub fn wrote(&mut self, times: &Times, now: Duration) -> Result<(), Loss> {
-        // Somebody who took the claim after that look may have confirmed it by now, and these bytes
-        // cover theirs.
-        if fresh(times, self.looked, now) { Ok(()) } else { self.lose(Loss::Late) }
+        // Nobody else works yet who took the claim since the look, or who watched the bytes before
+        // these. Of later ones these bytes may cover the claim.
+        let alone = fresh(times, self.looked, now)
+            || now.checked_sub(self.since).is_some_and(|age| age <= times.lasts);
+        if !alone && self.place == Place::Shared {
+            return self.lose(Loss::Late);
+        }
+        self.since = self.looked;
+        Ok(())
     }
 
     fn lose(&mut self, loss: Loss) -> Result<(), Loss> {

@@ -6,9 +6,9 @@
 //! again, both as values without I/O, time or chance of their own; [`Guard`] is the disk with both
 //! around it. The rules, and who is stopped when, are in `docs/format.md`.
 //!
-//! *Invariant:* a holder submits and acknowledges nothing later than [`Times::unseeing`] after it
-//! last found its own bytes, and whoever else takes the claim begins later than that after its own
-//! bytes were there.
+//! *Invariant:* on a medium that others reach a holder submits and acknowledges nothing later than
+//! [`Times::unseeing`] after it last found its own bytes, and whoever else takes the claim begins
+//! later than that after its own bytes were there.
 
 mod guard;
 mod hold;
@@ -25,6 +25,8 @@ pub use take::{Action, Event, Place, Taker};
 pub struct Times {
     /// A holder writes new bytes so often.
     pub renew: Duration,
+    /// Nobody else works before bytes are so old, which is less than `watch` and `confirm` together.
+    pub lasts: Duration,
     /// A holder works for so long without looking.
     pub unseeing: Duration,
     /// A claim that nobody renews for so long is stale.
@@ -45,6 +47,7 @@ impl Default for Times {
         let seconds = Duration::from_secs;
         Times {
             renew: seconds(5),
+            lasts: seconds(25),
             unseeing: seconds(10),
             watch: seconds(15),
             confirm: seconds(12),

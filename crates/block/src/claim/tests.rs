@@ -23,6 +23,7 @@ const fn ticks(n: u64) -> Duration {
 /// one tick.
 const SMALL: Times = Times {
     renew: ticks(1),
+    lasts: ticks(3),
     unseeing: ticks(1),
     watch: ticks(2),
     confirm: ticks(2),
@@ -92,7 +93,8 @@ fn taker(machine: u8, token: u8) -> Actor {
 }
 
 fn holder(machine: u8, token: u8) -> Actor {
-    let part = Part::Holding(Holder::new(claim(machine, token, State::Held), ticks(0)));
+    let part =
+        Part::Holding(Holder::new(claim(machine, token, State::Held), ticks(0), Place::Shared));
     Actor { part, begun: Begun::Nothing, tokens: token, restarts: false, machine }
 }
 
@@ -193,7 +195,8 @@ impl Actor {
             Action::Wait(time) => Begun::Sleep { until: now + time },
             Action::Won { looked } => {
                 let Part::Taking(taker) = &self.part else { unreachable!() };
-                self.part = Part::Holding(Holder::new(taker.claim().clone(), looked));
+                self.part =
+                    Part::Holding(Holder::new(taker.claim().clone(), looked, Place::Shared));
                 *owner = Some(n);
                 Begun::Nothing
             }
@@ -266,6 +269,13 @@ fn rule_15_a_write_long_after_its_look_is_found() {
     let slow = Times { swift: ticks(1000), ..SMALL };
     let (_, world, end) = &worlds()[3];
     assert!(two_at_work(world, &slow, *end).0);
+}
+
+#[test]
+fn rule_15_a_renewal_that_ends_when_another_may_work_is_found() {
+    let lasting = Times { lasts: ticks(4), ..SMALL };
+    let (_, world, end) = &worlds()[0];
+    assert!(two_at_work(world, &lasting, *end).0);
 }
 
 /// Two machines resumed from one memory image hold one claim. Their first renewals may overlap in
@@ -347,8 +357,9 @@ impl Clock for Hands {
     }
 }
 
-/// A medium in memory. During the next read the machine sleeps for 20 s, when there is a clock.
-struct Medium(Mutex<Vec<Block>>, Mutex<Option<Arc<Hands>>>);
+/// A medium in memory. During the next read the machine sleeps for 20 s, when there is a clock; the
+/// next write takes so many seconds by a clock.
+struct Medium(Mutex<Vec<Block>>, Mutex<Option<Arc<Hands>>>, Mutex<Option<(Arc<Hands>, u64)>>);
 
 impl Disk for Medium {
     fn blocks(&self) -> u64 {
@@ -370,6 +381,9 @@ impl Disk for Medium {
             for (n, block) in run.blocks.iter().enumerate() {
                 self.0.lock()[run.at.0 as usize + n] = block.block.clone();
             }
+        }
+        if let Some((clock, seconds)) = self.2.lock().take() {
+            *clock.0.lock() += ticks(seconds);
         }
         Ok(())
     }
@@ -401,7 +415,11 @@ impl Bench {
 
     fn of(blocks: usize) -> Bench {
         Bench {
-            medium: Arc::new(Medium(Mutex::new(Block::zeroed_vec(blocks)), Mutex::default())),
+            medium: Arc::new(Medium(
+                Mutex::new(Block::zeroed_vec(blocks)),
+                Mutex::default(),
+                Mutex::default(),
+            )),
             clock: Arc::default(),
             tokens: Arc::default(),
         }
@@ -413,6 +431,20 @@ impl Bench {
 
     /// Takes the claim as a machine; `meanwhile` happens in each of its waits.
     fn take(&self, machine: u8, meanwhile: impl Fn() + Send + Sync + 'static) -> Result<Guard> {
+        self.take_at(Place::Shared, machine, meanwhile)
+    }
+
+    /// The next write takes so long.
+    fn slow_write(&self, seconds: u64) {
+        *self.medium.2.lock() = Some((self.clock.clone(), seconds));
+    }
+
+    fn take_at(
+        &self,
+        place: Place,
+        machine: u8,
+        meanwhile: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Guard> {
         let (clock, tokens) = (self.clock.clone(), self.tokens.clone());
         let token = move || {
             *tokens.lock() += 1;
@@ -428,7 +460,7 @@ impl Bench {
             self.medium.clone(),
             [9; 16],
             claimant(machine),
-            Place::Shared,
+            place,
             Times::default(),
             outside,
             &mut |_| {},
@@ -510,6 +542,44 @@ fn rule_15_a_machine_that_slept_during_a_look_looks_again() {
     put(&guard, Class::Data).unwrap();
     *bench.medium.1.lock() = Some(bench.clock.clone());
     guard.renew().unwrap();
+}
+
+#[test]
+fn rule_15_a_disk_that_takes_long_to_renew_stops_nobody_while_no_other_can_work() {
+    let bench = Bench::new();
+    let guard = bench.take(1, || {}).unwrap();
+    guard.renew().unwrap();
+    for _ in 0..10 {
+        bench.pass(5);
+        bench.slow_write(15);
+        guard.renew().unwrap();
+        put(&guard, Class::Super).unwrap();
+    }
+    // A taker that had watched since the last renewal could work by now.
+    bench.pass(5);
+    bench.slow_write(25);
+    let error = guard.renew().unwrap_err();
+    assert!(error.kind() == Kind::Stopped && error.to_string().contains("took so long"), "{error}");
+    assert!(put(&guard, Class::Data).is_err(), "for good");
+}
+
+#[test]
+fn rule_15_nobody_else_reaches_a_local_file_however_long_its_disk_takes() {
+    let bench = Bench::new();
+    let guard = bench.take_at(Place::LocalFile, 1, || {}).unwrap();
+    for seconds in [1, 11, 1000] {
+        bench.slow_write(seconds);
+        guard.renew().unwrap();
+        bench.pass(11);
+        // Each look takes 20 s.
+        *bench.medium.1.lock() = Some(bench.clock.clone());
+        put(&guard, Class::Super).unwrap();
+    }
+    // Bytes of another stop it all the same.
+    bench.medium.0.lock()[CLAIM_AT.0 as usize] = *claim(2, 3, State::Held).encode();
+    bench.pass(11);
+    let error = put(&guard, Class::Data).unwrap_err();
+    assert!(error.to_string().contains("taken over"), "{error}");
 }
 
 #[test]

@@ -24,8 +24,9 @@ use super::reply::{Code, Outbox, Refusal, Replies};
 use super::statistics::{Counters, add, sub};
 use super::wire::Dialect;
 
-/// Bytes of reads that are worth another thread: about 100 µs of disk and processor.
-pub(crate) const WORTH_BYTES: usize = 256 << 10;
+/// Bytes of reads that are worth another thread: eight blocks of random reads, which the disk works on
+/// while the blocks of others are verified and sent.
+pub(crate) const WORTH_BYTES: usize = 32 << 10;
 
 /// Helpers of a connection: with its own thread one for the disk, one for verifying and one for
 /// sending.

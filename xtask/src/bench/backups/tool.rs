@@ -19,10 +19,12 @@ pub(super) enum Kind {
     Restic,
     Rustic,
     Borg,
+    Borg2,
 }
 
 /// All of them, ours first.
-pub(super) const ALL: [Kind; 4] = [Kind::Onefold, Kind::Restic, Kind::Rustic, Kind::Borg];
+pub(super) const ALL: [Kind; 5] =
+    [Kind::Onefold, Kind::Restic, Kind::Rustic, Kind::Borg, Kind::Borg2];
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,6 +39,7 @@ impl Kind {
             Kind::Restic => "restic",
             Kind::Rustic => "rustic",
             Kind::Borg => "borg",
+            Kind::Borg2 => "borg2",
         }
     }
 
@@ -49,6 +52,10 @@ impl Kind {
     pub(super) fn whence(self) -> &'static str {
         match self {
             Kind::Rustic => "`cargo install rustic-rs --locked` has it",
+            Kind::Borg2 => {
+                "a beta: `pip install --pre borgbackup[llfuse]` into an environment of its own has \
+                 it, as `borg`; a link to it is called `borg2`"
+            }
             _ => "Debian's packages restic and borgbackup have it",
         }
     }
@@ -87,6 +94,7 @@ impl Tool {
             Kind::Onefold => self.command(&["create", "archive", at]),
             Kind::Restic | Kind::Rustic => self.command(&["init"]),
             Kind::Borg => self.command(&["init", "--encryption", "none", at]),
+            Kind::Borg2 => self.command(&["repo-create", "--encryption", "none"]),
         })
     }
 
@@ -97,6 +105,7 @@ impl Tool {
             Kind::Onefold => self.command(&["backup", at, path(tree), "--set", "nights"]),
             Kind::Restic | Kind::Rustic => self.command(&["backup", path(tree)]),
             Kind::Borg => self.command(&["create", &format!("{at}::{night}"), path(tree)]),
+            Kind::Borg2 => self.command(&["create", &format!("night{night:03}"), path(tree)]),
         }
     }
 
@@ -118,12 +127,13 @@ impl Tool {
                 let to = if to == "/" { what.to_owned() } else { format!("{to}/it") };
                 self.command(&["restore", &format!("latest:{what}"), &to])
             }
-            Kind::Borg => {
-                let mut command = self.command(&[
-                    "extract",
-                    &format!("{at}::{night}"),
-                    what.trim_start_matches('/'),
-                ]);
+            Kind::Borg | Kind::Borg2 => {
+                let archive = match self.kind {
+                    Kind::Borg => format!("{at}::{night}"),
+                    _ => format!("night{night:03}"),
+                };
+                let mut command =
+                    self.command(&["extract", &archive, what.trim_start_matches('/')]);
                 command.current_dir(to);
                 command
             }
@@ -139,6 +149,9 @@ impl Tool {
             // The package of the registry is built without it.
             Kind::Rustic => None,
             Kind::Borg => Some(self.command(&["mount", "-f", &format!("{at}::{night}"), on])),
+            Kind::Borg2 => {
+                Some(self.command(&["mount", "-f", "-a", &format!("night{night:03}"), on]))
+            }
         }
     }
 
@@ -147,6 +160,10 @@ impl Tool {
         let tree = tree.strip_prefix("/").unwrap_or(tree);
         match self.kind {
             Kind::Restic => on.join("snapshots/latest").join(tree),
+            Kind::Borg2 => {
+                let mut shown = fs::read_dir(on).into_iter().flatten().flatten();
+                shown.next().map_or_else(|| on.to_owned(), |archive| archive.path()).join(tree)
+            }
             _ => on.join(tree),
         }
     }
@@ -167,6 +184,9 @@ impl Tool {
                 self.command(&["delete", "--first", &gone.to_string(), at]),
                 self.command(&["compact", at]),
             ],
+            Kind::Borg2 => {
+                vec![self.command(&["prune", "--keep-last", kept]), self.command(&["compact"])]
+            }
         }
     }
 
@@ -177,6 +197,7 @@ impl Tool {
             Kind::Onefold => self.command(&["check", at]),
             Kind::Restic | Kind::Rustic => self.command(&["check"]),
             Kind::Borg => self.command(&["check", "--archives-only", at]),
+            Kind::Borg2 => self.command(&["check", "--archives-only"]),
         }
     }
 
@@ -210,6 +231,9 @@ impl Tool {
                     .env("BORG_BASE_DIR", &self.home)
                     .env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes")
                     .env("BORG_RELOCATED_REPO_ACCESS_IS_OK", "yes");
+                if self.kind == Kind::Borg2 {
+                    command.env("BORG_REPO", &self.repository);
+                }
             }
         }
         command.args(arguments);
