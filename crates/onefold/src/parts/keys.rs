@@ -1,7 +1,7 @@
 //! Who is asked for the keys of stores, for the whole process.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, OnceLock},
 };
 
