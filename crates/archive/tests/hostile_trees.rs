@@ -172,7 +172,8 @@ fn rule_09_pages_without_data_are_passed_in_few_steps() {
     let desk = Desk::new();
     let pages = 100u64.pow(6);
     let of_holes = desk.again_and_again(1, &TreeNode::FileMap(vec![Part::Hole(1); 1000]));
-    let mixed = [Part::Hole(1), Part::Zeroes(2)].repeat(500);
+    let both = || [Part::Hole(1), Part::Zeroes(2)];
+    let mixed = (0..500).flat_map(|_| both()).collect();
     let of_both = desk.again_and_again(10, &TreeNode::FileMap(mixed));
     // Behind pages with data as well.
     let some = TreeNode::FileMap(vec![Part::Zeroes(5)]);
