@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Address, Archive, Attributes, BackupReport, BackupRequest, Collection, Compression,
-    ContainerId, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry,
-    Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode,
-    TreeNodeRef, TreeReader, TreeWhat, backup, check, diff, forget,
+    ContainerId, Content, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge,
+    IndexEntry, Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder,
+    TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup, check, diff, forget,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Fingerprint, Kind, Result};
@@ -164,6 +164,82 @@ fn rule_09_a_file_with_more_pages_than_bytes_ends_a_comparison() {
     assert!(is_corrupt(differ));
     diff(&mut reader, snapshot(3), snapshot(4), &mut |_, _| Ok(())).unwrap();
     assert!(!check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+/// A million million pages, each of which is the same one: a hole costs its author nothing.
+#[test]
+fn rule_09_pages_without_data_are_passed_in_few_steps() {
+    let desk = Desk::new();
+    let pages = 100u64.pow(6);
+    let of_holes = desk.again_and_again(1, &TreeNode::FileMap(vec![Part::Hole(1); 1000]));
+    let both = || [Part::Hole(1), Part::Zeroes(2)];
+    let mixed = (0..500).flat_map(|_| both()).collect();
+    let of_both = desk.again_and_again(10, &TreeNode::FileMap(mixed));
+    // Behind pages with data as well.
+    let some = TreeNode::FileMap(vec![Part::Zeroes(5)]);
+    let (bytes, at) = (some.encode().len() as u32, desk.store(20, &some));
+    let chunk = Part::Run { first: at.address, bytes, fingerprints: vec![at.fingerprint] };
+    let data = deep(&desk, 21, &TreeNode::FileMap(vec![chunk]));
+    let all = [data, of_holes.node, data].map(|node| IndexEntry { node, key: Key::Sum(1) });
+    let node = desk.store(30, &TreeNode::Index(7, all.into()));
+    let behind = Top { levels: 7, node };
+    for (top, bytes, steps) in [
+        (of_holes, pages * 1000, 1),
+        (of_both, pages * 1500, 1),
+        (behind, pages * 1000 + 2 * u64::from(bytes), 3),
+    ] {
+        let map = FileMap::Pages(top);
+        let (mut reader, mut count, mut sum) = (desk.reader(), 0, 0);
+        reader
+            .map_pages(bytes, &map, &mut |_, parts| {
+                count += parts.len();
+                sum += parts.iter().map(|(_, part)| part_bytes(part)).sum::<u64>();
+                if count > 100 { Err(Error::new(Kind::Stopped, "too many parts")) } else { Ok(()) }
+            })
+            .unwrap();
+        assert_eq!((count, sum), (steps, bytes));
+        let (mut count, mut sum) = (0, 0);
+        reader
+            .read(bytes, &map, Verify::Chunks, &mut |content| {
+                count += 1;
+                sum += match content {
+                    Content::Bytes(bytes) => bytes.len() as u64,
+                    Content::Zeroes(n) | Content::Hole(n) => n,
+                };
+                if count > 100 { Err(Error::new(Kind::Stopped, "too many parts")) } else { Ok(()) }
+            })
+            .unwrap();
+        assert_eq!((count, sum), (steps, bytes));
+    }
+    let found = std::cell::RefCell::new(Vec::new());
+    let mut reader = desk.reader();
+    for top in [of_holes, of_both] {
+        let bytes = pages * if top == of_holes { 1000 } else { 1500 };
+        let map = FileMap::Pages(top);
+        reader
+            .map_pages(bytes, &map, &mut |_, parts| {
+                found.borrow_mut().extend(parts.into_iter().map(|(_, part)| part));
+                Ok(())
+            })
+            .unwrap();
+    }
+    assert_eq!(*found.borrow(), [Part::Hole(pages * 1000), Part::Zeroes(pages * 1500)]);
+}
+
+fn part_bytes(part: &Part) -> u64 {
+    match part {
+        Part::Run { bytes, .. } => u64::from(*bytes),
+        Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
+        _ => 0,
+    }
+}
+
+/// A page below six levels of index pages, each with one entry.
+fn deep(desk: &Desk, first_id: u8, page: &TreeNode) -> TreeNodeRef {
+    (1..=6).fold(desk.store(first_id, page), |node, level| {
+        let entry = IndexEntry { node, key: Key::Sum(1) };
+        desk.store(first_id + level, &TreeNode::Index(level, vec![entry]))
+    })
 }
 
 #[test]

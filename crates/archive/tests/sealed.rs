@@ -497,6 +497,80 @@ fn rule_22_who_names_a_key_is_given_no_plain_archive_and_who_has_none_no_sealed_
     assert_eq!(desk.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
 }
 
+/// Whoever holds the files puts something else in the place of the log, and takes away what says how far it
+/// went. What a crash leaves of the first frame is none of it.
+#[test]
+fn rule_29_rubbish_in_the_place_of_the_log_is_no_empty_archive() {
+    let desk = Desk::new(Compression::None);
+    const LOG: &str = "log-0000000001";
+    put(&desk.open(), "one", &noise(1, 100_000)).unwrap();
+    put(&desk.open(), "two", &noise(2, 100_000)).unwrap();
+    let good = fs::read(desk.at().join(LOG)).unwrap();
+    let vouched = fs::read(desk.at().join("vouched")).unwrap();
+    let frame = |at: usize| {
+        let length = u32::from_le_bytes(good[at + 4..at + 8].try_into().unwrap()) as usize;
+        at + (40 + length).next_multiple_of(64)
+    };
+    let begins = |at: usize| good.get(at..at + 4) == Some(&good[..4]);
+    let first = frame(0);
+    assert!(begins(first) && begins(frame(first)), "there are three frames");
+    let with = |log: &[u8], vouched: &[u8]| {
+        fs::write(desk.at().join(LOG), log).unwrap();
+        fs::write(desk.at().join("vouched"), vouched).unwrap();
+        [false, true].map(|writes| desk.open_by(By(1, false), writes).map(|a| a.tables().sequence))
+    };
+    let changed = |at: &[usize]| {
+        let mut log = good.clone();
+        at.iter().for_each(|at| log[*at] ^= 1);
+        log
+    };
+    let mut bodies = Vec::new();
+    let mut at = 0;
+    while begins(at) {
+        bodies.push(at + 50);
+        at = frame(at);
+    }
+    for (what, log) in [
+        ("noise", noise(3, good.len())),
+        ("short noise", noise(3, 10)),
+        ("its first frame in another place", [&noise(4, 64)[..], &good].concat()),
+        ("no frame that opens", changed(&bodies)),
+        ("a first frame that does not open", changed(&bodies[..1])),
+    ] {
+        for opened in with(&log, &[]) {
+            let error = opened.err().unwrap_or_else(|| panic!("{what} was opened"));
+            let told = error.to_string();
+            assert!(error.kind() == Kind::Corrupt && told.contains("the operations log"), "{told}");
+        }
+    }
+    for vouched in [&vouched[..], &[]] {
+        let all = with(&good, vouched);
+        assert!(all.iter().all(|sequence| sequence.as_ref().is_ok_and(|n| *n > 2)), "{all:?}");
+    }
+    // A crash in the first frame: each of its sectors is there or not.
+    let torn = |sectors: u64| -> Vec<u8> {
+        let mut log = vec![0; good.len()];
+        log[..first].copy_from_slice(&good[..first]);
+        for (n, sector) in log.chunks_mut(512).enumerate() {
+            if sectors >> n & 1 == 0 {
+                sector.fill(0);
+            }
+        }
+        log
+    };
+    let sectors = first.div_ceil(512) as u32;
+    for there in 0..(1 << sectors) - 1 {
+        for opened in with(&torn(there), &[]) {
+            assert_eq!(opened.unwrap(), 0, "{there:b} of {sectors} sectors");
+        }
+    }
+    for length in [0, 30, first / 2, first - 1] {
+        for opened in with(&good[..length], &[]) {
+            assert_eq!(opened.unwrap(), 0, "{length} bytes");
+        }
+    }
+}
+
 #[test]
 fn rule_22_a_label_that_changes_between_two_looks_is_not_taken() {
     let desk = Desk::new(Compression::None);

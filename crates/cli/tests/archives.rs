@@ -156,9 +156,10 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
     desk.ok("put a s old");
     let bytes = noise(5, 160_000_000);
     for part in [1_000_000, 30_000_000, 100_000_000, bytes.len() / 10 * 9] {
-        let (mut child, input) = start_put(&desk, "put a s", &bytes[..part]);
+        let (mut child, mut input) = start_put(&desk, "put a s", &bytes[..part]);
         // A put that has seen so much has listed all but its last 64 MiB, when its disk had time
-        // for it.
+        // for it. It looks at what is durable when more comes, so a little more comes all the time.
+        let mut more = bytes[part..].chunks(64 << 10);
         let listed = (part as u64).saturating_sub(64 << 20);
         let stored = || {
             serde_json::from_str::<serde_json::Value>(&desk.ok("status a \
@@ -171,6 +172,7 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));
+            input.write_all(more.next().unwrap_or_default()).unwrap();
         }
         child.kill().unwrap();
         child.wait().unwrap();

@@ -570,9 +570,38 @@ fn rule_23_a_cluster_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
     desk.fails("create cluster b --no-encryption --key key2", 2, &["--no-encryption"]);
 }
 
+/// The store moved, and the link that leads to it too: what was noted of the place where it had been was an
+/// older state.
+#[test]
+fn rule_43_an_older_image_is_noticed_at_a_place_to_which_a_link_led_before() {
+    let desk = Desk::new();
+    let link = |to: &str| {
+        let _ = fs::remove_file(desk.path("link"));
+        std::os::unix::fs::symlink(desk.path(to), desk.path("link")).unwrap();
+    };
+    desk.ok("create block first --size 64M --key key");
+    link("first");
+    desk.ok("volume create link vm1 --size 1M --key key");
+    fs::copy(desk.path("first"), desk.path("image")).unwrap();
+    fs::rename(desk.path("first"), desk.path("second")).unwrap();
+    link("second");
+    desk.ok("volume create link vm2 --size 1M --key key");
+    // Somebody puts an older image where the store was.
+    fs::rename(desk.path("image"), desk.path("first")).unwrap();
+    fs::hard_link(desk.path("first"), desk.path("third")).unwrap();
+    for path in ["first", "third"] {
+        let verb = format!("volume list {path} --key key");
+        desk.fails(&verb, 1, &["older", "--accept-older"]);
+    }
+    desk.ok("volume list second --key key");
+    // The operator takes it, and then it counts.
+    desk.ok("volume create first vm3 --size 1M --key key --accept-older");
+    desk.ok("volume list third --key key");
+}
+
 /// The image that somebody put back is whole, and proven by its keys: only this machine knows more.
 #[test]
-fn rule_43_an_older_image_of_a_block_store_is_noticed_where_the_store_was_worked_on() {
+fn rule_43_an_older_image_of_a_block_store_is_noticed_by_whoever_worked_on_the_store() {
     let desk = Desk::new();
     desk.ok("create block disk --size 64M --key key");
     desk.ok("volume create disk vm1 --size 1M --key key");
@@ -605,8 +634,11 @@ fn rule_43_an_older_image_of_a_block_store_is_noticed_where_the_store_was_worked
     assert!(disk.len() == older.len() && changed.iter().all(|at| *at == 4), "{changed:?}");
     put_back("newer");
     desk.ok("check disk --key key");
-    // A copy that lies elsewhere is another store for this machine.
-    desk.ok("check older --key key");
+    // So is one that lies elsewhere, and one to which another link leads: what counts is the store's id.
+    desk.fails("check older --key key", 1, &["older", "--accept-older"]);
+    desk.ok("check older --key key --accept-older");
+    std::os::unix::fs::symlink(desk.path("older"), desk.path("another")).unwrap();
+    desk.fails("volume list another --key key", 1, &["older", "--accept-older"]);
     // The operator put it back.
     put_back("older");
     desk.ok("volume create disk vm4 --size 1M --key key --accept-older");

@@ -258,6 +258,65 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
     server.stop(GRACE).unwrap();
 }
 
+/// A connection, in spite of those that gave way and have not left yet.
+fn comes(connect: impl Fn() -> std::io::Result<Raw>) -> Raw {
+    let began = Instant::now();
+    loop {
+        match connect() {
+            Ok(raw) => return raw,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A stranger behind the same address holds all handshakes that there may be, and comes again whenever one
+/// is cut off. Each of them is younger than that of a client who begins and goes on.
+#[test]
+fn rule_12_a_handshake_that_goes_on_gives_no_way_to_silent_ones_of_the_same_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, _, socket) = started(Limits { connections: 4, ..Limits::default() }, dir.path());
+    let mut silent: Vec<Raw> = (0..14).map(|_| comes(|| Raw::connect(&socket))).collect();
+    let mut client = comes(|| Raw::connect(&socket));
+    client.send(&3u32.to_be_bytes());
+    for _ in 0..40 {
+        assert_eq!(client.option_end(99, &[]), ERR_UNSUP);
+        silent.push(comes(|| Raw::connect(&socket)));
+    }
+    assert_eq!(client.option_end(7, &info_data("disk", &[])), ACK);
+    assert!(silent[0].closed());
+    drop(silent);
+    server.stop(GRACE).unwrap();
+}
+
+/// Of two peers the one with more handshakes gives way, also when it has not half of all connections.
+#[test]
+fn rule_12_who_has_more_handshakes_gives_way_to_a_peer_with_fewer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut server, _) = server(Limits { connections: 32, ..Limits::default() });
+    let socket = dir.path().join("nbd.sock");
+    server.add_unix(&socket).unwrap();
+    let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
+    server.start().unwrap();
+    let own: Vec<Raw> = (0..25).map(|_| Raw::go(&socket, Mode::Simple)).collect();
+    let mut other: Vec<TcpStream> = (0..15)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream.read_exact(&mut [0; 18]).unwrap();
+            stream
+        })
+        .collect();
+    // It says nothing for longer than all others.
+    let mut first = comes(|| Raw::connect(&socket));
+    let more: Vec<Raw> = (0..4).map(|_| comes(|| Raw::connect(&socket))).collect();
+    first.send(&3u32.to_be_bytes());
+    assert_eq!(first.option_end(7, &info_data("disk", &[])), ACK);
+    assert_eq!(other[0].read(&mut [0]).unwrap_or(0), 0, "the other peer's oldest gave way");
+    drop((own, more));
+    server.stop(GRACE).unwrap();
+}
+
 #[test]
 fn a_handshake_has_one_deadline_however_busy_it_is() {
     let dir = tempfile::tempdir().unwrap();

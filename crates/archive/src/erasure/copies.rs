@@ -13,7 +13,7 @@ use super::{
 use crate::{
     format::{
         label::find_label,
-        log_reader::LogReader,
+        log_reader::{Behind, LogReader},
         names::{LABEL, RESERVE, is_index, is_segment, log_name},
     },
     memory::Drawn,
@@ -225,7 +225,7 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<(Reached, bool)> {
         frames.pass(bytes);
     }
     let (last, checksum) = chain.unwrap_or_default();
-    let is_damaged = frames.goes_on(&shared.identity, last)?;
+    let is_damaged = frames.behind(&shared.identity, last)? != Behind::End;
     Ok((((label.generation, last), (label.encode(&shared.identity)?, end, checksum)), is_damaged))
 }
 

@@ -87,6 +87,12 @@ pub(crate) fn claimed(header: &[u8]) -> Option<usize> {
         .then_some(FRAME_HEADER_BYTES + length)
 }
 
+/// The number of the frame that begins with this header, as it says itself; 0 where it is not whole.
+#[must_use]
+pub(crate) fn claimed_sequence(header: &[u8]) -> u64 {
+    header.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
 /// The frame that `bytes` begin with, if it is whole.
 #[must_use]
 pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option<(Frame<'a>, u64)> {

@@ -20,6 +20,17 @@ pub(crate) const PIECE_BYTES: usize = 4 << 20;
 /// claims to be there. A crash leaves one torn frame.
 const CLAIMED_MAX: u64 = 1 << 30;
 
+/// What lies behind the last frame that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// Nothing, or what a crash left of one frame.
+    End,
+    /// Later frames: what is here was damaged, and not torn by a crash.
+    Later,
+    /// What is no frame, nor a part of one. No crash leaves that.
+    Rubbish,
+}
+
 /// Reads a log from a place on.
 pub(crate) struct LogReader<'a> {
     log: &'a dyn File,
@@ -105,25 +116,32 @@ impl<'a> LogReader<'a> {
         self.taken = self.held.len().min(self.taken.saturating_add(bytes as usize));
     }
 
-    /// True when a whole frame with a higher number than `sequence` lies anywhere behind: then what
-    /// is here was damaged, and not torn by a crash.
-    pub(crate) fn goes_on(&mut self, identity: &Identity, sequence: u64) -> Result<bool> {
-        let mut claimed = 0;
+    /// What lies here and behind, where no frame follows the one of this number. Frames are later
+    /// ones when they are whole and have higher numbers. Of a sealed log headers are enough: nobody
+    /// writes one into the bytes of a frame there, and a crash leaves one torn frame.
+    pub(crate) fn behind(&mut self, identity: &Identity, sequence: u64) -> Result<Behind> {
+        let is_sealed = identity.sealing().is_some();
+        let (is_first, mut claimed, mut is_here) = (self.at + self.taken as u64 == 0, 0, true);
         loop {
             let header = self.look(FRAME_HEADER_BYTES)?;
             if header.is_empty() {
-                return Ok(false);
+                return Ok(Behind::End);
             }
             if let Some(wanted) = frame::claimed(header) {
+                let is_later = frame::claimed_sequence(header) > sequence;
                 claimed += wanted as u64;
-                if claimed > CLAIMED_MAX
-                    || self
-                        .frame(identity, true)?
-                        .is_some_and(|(frame, _)| frame.sequence > sequence)
-                {
-                    return Ok(true);
+                if claimed > CLAIMED_MAX || is_sealed && is_later && !is_here {
+                    return Ok(Behind::Later);
                 }
+                let whole = self.frame(identity, true)?;
+                if whole.is_some_and(|(frame, _)| frame.sequence > sequence) {
+                    return Ok(Behind::Later);
+                }
+            } else if is_first && is_here && header.iter().any(|&byte| byte != 0) {
+                // The first sector of a frame is there or not, and before it nothing was there.
+                return Ok(Behind::Rubbish);
             }
+            is_here = false;
             self.pass(FRAME_ALIGN);
         }
     }

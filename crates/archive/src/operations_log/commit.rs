@@ -7,7 +7,7 @@ use onefold_core::{Error, Kind, Result};
 use super::{
     archive::{Archive, label_now},
     domains::forget_erased,
-    frames::{Replayed, changes_lost, fits, later_changes, locks_fail, log_full, replay},
+    frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
@@ -142,11 +142,7 @@ impl Archive {
         if follows {
             return Err(position.stopped.insert(locks_fail()).clone());
         }
-        if frames.goes_on(&self.identity, position.tables.sequence)? {
-            Err(later_changes(position.tables.sequence))
-        } else {
-            Ok(())
-        }
+        ends_here(&mut frames, &self.identity, &position.tables)
     }
 
     /// Reads the log from where this process stopped to its end. The commit lock is held. Where one

@@ -11,7 +11,7 @@ use crate::{
         bytes::corrupt,
         frame::{FRAME_ALIGN, FRAME_HEADER_BYTES},
         label::PUT_BACK,
-        log_reader::{LOG_BYTES_MAX, LogReader},
+        log_reader::{Behind, LOG_BYTES_MAX, LogReader},
         names::SYNCED,
         record::Record,
     },
@@ -75,14 +75,30 @@ pub(crate) fn replay(
         to.end += bytes;
         frames.pass(bytes);
     }
-    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? {
-        Err(later_changes(to.tables.sequence))
-    } else {
-        Ok(())
+    if to.tables.sequence < upto { ends_here(&mut frames, identity, &to.tables) } else { Ok(()) }
+}
+
+/// Errors unless a log ends where its reader is, as a crash may have left it.
+pub(crate) fn ends_here(
+    frames: &mut LogReader<'_>,
+    identity: &Identity,
+    tables: &Tables,
+) -> Result<()> {
+    match frames.behind(identity, tables.sequence)? {
+        Behind::End => Ok(()),
+        Behind::Later => Err(later_changes(tables.sequence)),
+        Behind::Rubbish => Err(no_log(tables.sequence)),
     }
 }
 
-pub(crate) fn later_changes(sequence: u64) -> Error {
+fn no_log(sequence: u64) -> Error {
+    let what = format!(
+        "the operations log behind change {sequence} can't be read: it is damaged, or somebody put something else in its place"
+    );
+    corrupt(format!("{what}; {PUT_BACK}"))
+}
+
+fn later_changes(sequence: u64) -> Error {
     let what = format!(
         "the operations log is damaged behind change {sequence}: later changes are there, this one is not"
     );

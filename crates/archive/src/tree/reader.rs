@@ -15,6 +15,7 @@ use crate::{
         Address,
         backup::Snapshot,
         bytes::{Reader as Fields, Writer, corrupt},
+        damage::is_damage,
         recipe::Part,
         tree_node::{
             ATTRIBUTES_BYTES, Attributes, FileMap, IndexEntry, Key, Root, Stat, Top, TreeEntry,
@@ -28,6 +29,9 @@ use crate::{
 
 /// Attributes of an entry at most.
 const ATTRIBUTES_MAX: usize = 32 << 10;
+
+/// Pages of a file map at most of which it is remembered whether they have data.
+const GAPS_MAX: usize = 1 << 20;
 
 /// Names and values of extended attributes.
 type Named = Vec<(Vec<u8>, Vec<u8>)>;
@@ -239,7 +243,8 @@ impl TreeReader {
         Ok(sum)
     }
 
-    /// The content of a file from its beginning, in order; `bytes` of it, or it is damaged.
+    /// The content of a file from its beginning, in order; `bytes` of it, or it is damaged. Zeroes and
+    /// holes come together as in [`map_pages`](Self::map_pages).
     ///
     /// # Errors
     /// `Corrupt` where data is damaged, and those of `each` and the system.
@@ -262,9 +267,8 @@ impl TreeReader {
         match map {
             FileMap::Inline(parts) => self.parts(parts, verify, &mut counted)?,
             FileMap::Pages(top) => {
-                let mut pages = Pages::new(Some(*top));
-                while let Some(node) = pages.next(self)? {
-                    let parts = self.file_map(&node)?;
+                let (mut pages, mut gaps) = (Pages::new(Some(*top)), Gaps::default());
+                while let Some(parts) = pages.next_of_file(self, &mut gaps)? {
                     self.parts(&parts, verify, &mut counted)?;
                 }
             }
@@ -276,7 +280,9 @@ impl TreeReader {
     }
 
     /// The parts of a file's content, page by page, each with its first byte in the file; they must
-    /// have `bytes` bytes in sum. `each` is told when a page ends, too.
+    /// have `bytes` bytes in sum. `each` is told when a page ends, too. Pages that have nothing but
+    /// zeroes and holes may come as one part, so that a few of them that are named again and again cost
+    /// no more than they are.
     ///
     /// # Errors
     /// As [`node`](Self::node), and those of `each`.
@@ -308,12 +314,9 @@ impl TreeReader {
         match map {
             FileMap::Inline(parts) => page(self, parts.clone())?,
             FileMap::Pages(top) => {
-                let mut pages = Pages::new(Some(*top));
-                while let Some(node) = pages.next(self)? {
-                    match self.node(&node)? {
-                        TreeNode::FileMap(parts) => page(self, parts)?,
-                        _ => return Err(corrupt("a page of a file map is none")),
-                    }
+                let (mut pages, mut gaps) = (Pages::new(Some(*top)), Gaps::default());
+                while let Some(parts) = pages.next_of_file(self, &mut gaps)? {
+                    page(self, parts)?;
                 }
             }
         }
@@ -489,6 +492,106 @@ struct Level {
     pages: Option<Vec<TreeNodeRef>>,
 }
 
+/// Bytes of pages that have no data; a hole when they are holes alone.
+#[derive(Clone, Copy)]
+struct Gap {
+    bytes: u64,
+    is_hole: bool,
+}
+
+impl Gap {
+    fn part(self) -> Part {
+        if self.is_hole { Part::Hole(self.bytes) } else { Part::Zeroes(self.bytes) }
+    }
+
+    fn and(self, next: Gap) -> Gap {
+        let bytes = self.bytes.saturating_add(next.bytes);
+        Gap { bytes, is_hole: self.is_hole && next.is_hole }
+    }
+
+    /// Of parts, if none of them has data.
+    fn of(parts: &[Part]) -> Option<Gap> {
+        let mut all = Gap { bytes: 0, is_hole: true };
+        for part in parts {
+            all = all.and(match part {
+                Part::Zeroes(bytes) => Gap { bytes: *bytes, is_hole: false },
+                Part::Hole(bytes) => Gap { bytes: *bytes, is_hole: true },
+                _ => return None,
+            });
+        }
+        Some(all)
+    }
+}
+
+/// Which pages of a file map have no data, as far as that was looked at.
+///
+/// A hole costs nothing, and one page can be named again and again: a few of them make a file of more
+/// holes than anybody can pass one by one.
+#[derive(Default)]
+struct Gaps {
+    known: HashMap<TreeNodeRef, Option<Gap>>,
+}
+
+impl Gaps {
+    fn know(&mut self, node: TreeNodeRef, gap: Option<Gap>) {
+        if self.known.len() >= GAPS_MAX {
+            self.known.clear();
+        }
+        self.known.insert(node, gap);
+    }
+
+    /// The zeroes and holes below an index page of this level, when there is nothing else; it is looked
+    /// through for that up to the first page with data. Of a page what is known.
+    fn below(
+        &mut self,
+        reader: &mut TreeReader,
+        level: u8,
+        node: &TreeNodeRef,
+    ) -> Result<Option<Gap>> {
+        match (self.known.get(node), level) {
+            (Some(known), _) => Ok(*known),
+            (None, 0) => Ok(None),
+            (None, _) => self.look(reader, level, node),
+        }
+    }
+
+    /// Each page once. Pages lie as many levels deep as a top can say.
+    fn look(
+        &mut self,
+        reader: &mut TreeReader,
+        level: u8,
+        node: &TreeNodeRef,
+    ) -> Result<Option<Gap>> {
+        if let Some(known) = self.known.get(node) {
+            return Ok(*known);
+        }
+        let gap = match self.look_at(reader, level, node) {
+            // That is told where the page is read.
+            Err(error) if is_damage(&error) => None,
+            gap => gap?,
+        };
+        self.know(*node, gap);
+        Ok(gap)
+    }
+
+    fn look_at(
+        &mut self,
+        reader: &mut TreeReader,
+        level: u8,
+        node: &TreeNodeRef,
+    ) -> Result<Option<Gap>> {
+        if level == 0 {
+            return Ok(Gap::of(&reader.file_map(node)?));
+        }
+        let mut all = Gap { bytes: 0, is_hole: true };
+        for page in reader.below(level, node)? {
+            let Some(gap) = self.look(reader, level - 1, &page)? else { return Ok(None) };
+            all = all.and(gap);
+        }
+        Ok(Some(all))
+    }
+}
+
 /// The pages below a top, in order; index pages are read as they are met.
 #[derive(Default)]
 pub(super) struct Pages {
@@ -551,6 +654,27 @@ impl Pages {
         while let Some((level, node)) = self.take(reader)? {
             if level == 0 {
                 return Ok(Some(node));
+            }
+            self.expand(level, &node, reader)?;
+        }
+        Ok(None)
+    }
+
+    /// The parts of the next page of a file's content. All that pages without data have is one part.
+    fn next_of_file(
+        &mut self,
+        reader: &mut TreeReader,
+        gaps: &mut Gaps,
+    ) -> Result<Option<Vec<Part>>> {
+        while let Some((level, node)) = self.take(reader)? {
+            if let Some(gap) = gaps.below(reader, level, &node)? {
+                return Ok(Some(vec![gap.part()]));
+            }
+            if level == 0 {
+                let parts = reader.file_map(&node)?;
+                let gap = Gap::of(&parts);
+                gaps.know(node, gap);
+                return Ok(Some(gap.map_or(parts, |gap| vec![gap.part()])));
             }
             self.expand(level, &node, reader)?;
         }

@@ -100,11 +100,9 @@ impl Files {
     /// As above, and those of the system.
     pub fn open_again(&self, directory: usize, entry: &Entry, made: Made) -> Result<File> {
         let (at, _) = self.open(directory, entry)?;
-        let flags = match self.shared.choices.in_place {
-            true => OFlags::RDWR,
-            false => OFlags::WRONLY,
-        };
-        let opened = mounts::open_file(&at, OsStr::from_bytes(last_part(&entry.path)), flags);
+        // Who writes short ranges together reads what lies between them.
+        let name = OsStr::from_bytes(last_part(&entry.path));
+        let opened = mounts::open_file(&at, name, OFlags::RDWR);
         let opened = opened.and_then(|file| Ok((Identity::of(&rustix::fs::fstat(&file)?), file)));
         match opened {
             Ok((identity, file)) if identity == made.0 => Ok(File::from(file)),

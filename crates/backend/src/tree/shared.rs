@@ -382,7 +382,7 @@ impl Shared {
         bytes: u64,
     ) -> Result<(File, Identity)> {
         let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = last_part(&entry.path);
         let made = rustix::fs::openat(at.0, name, flags, Mode::from_raw_mode(0o600));
         let file = File::from(made.map_err(|errno| self.not_made(at.0, entry, errno))?);

@@ -166,7 +166,7 @@ fn unrecovered(
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let tables = load_tables(&pages, state)?;
-    let volumes = Volumes::of(&tables.volumes, tables.state.next_volume);
+    let volumes = Volumes::of(&tables.volumes, tables.state.next_volume)?;
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };
@@ -217,10 +217,18 @@ fn unrecovered(
 }
 
 /// Reads the catalogue and the pending discards of a checkpoint.
+///
+/// # Errors
+/// `Corrupt`, also when two volumes have one number, or one has a number that was never given.
 pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tables> {
     let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
     let mut volumes = BTreeMap::new();
     let mut places = BTreeMap::new();
+    let mut add = |volume: Volume| {
+        let is_given = volume.id.0 != 0 && volume.id.0 < state.next_volume;
+        let is_new = volumes.insert(volume.id, volume).is_none();
+        if is_given && is_new { Ok(()) } else { Err(damaged("catalogue")) }
+    };
     let shared = state.shares_pages();
     let per_leaf = Table::Maps.per_leaf();
     for n in (0..state.volumes).filter(|_| shared) {
@@ -232,7 +240,7 @@ pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tab
         let entry = Volume::get_shared(&page, u64::from(n) % per_leaf);
         if let Some(volume) = entry.ok_or_else(|| damaged("catalogue"))? {
             places.insert(volume.id, n);
-            volumes.insert(volume.id, volume);
+            add(volume)?;
         }
     }
     let per_leaf = Table::Catalogue.per_leaf();
@@ -240,8 +248,7 @@ pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tab
         let (_, page) = pages
             .leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?
             .ok_or_else(|| damaged("catalogue"))?;
-        let volume = Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?;
-        volumes.insert(volume.id, volume);
+        add(Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?)?;
     }
     let mut discards = Ranges::default();
     let per_leaf = Table::Discards.per_leaf();

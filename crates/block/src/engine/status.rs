@@ -150,8 +150,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
             .tables()
             .discards
             .iter()
-            .map(|(_, start, span)| span.end - start)
-            .sum(),
+            .fold(0, |sum, (_, start, span)| sum.saturating_add(span.end - start)),
         uncommitted_records: state.uncommitted_records(),
         records_max: kernel.settings.records_max,
         delayed_leaves,

@@ -326,6 +326,8 @@ impl Volume {
             && raw.moment.get() <= WindowNumber::MAX.0
             && (raw.cursor.get() == 0 || matches!(kind, MapKind::Leaving | MapKind::Receiving))
             && raw.cursor.get() <= VOLUME_BLOCKS_MAX
+            && (raw.mapped.get() <= VOLUME_BLOCKS_MAX || raw.mapped.get() == UNCOUNTED)
+            && raw.lost.get() <= VOLUME_BLOCKS_MAX
             && (raw.flags == 0 || raw.flags == REPLICA && kind == MapKind::Volume);
         let mapped = Some(raw.mapped.get()).filter(|&mapped| mapped != UNCOUNTED);
         volume.sharing = Sharing {

@@ -26,6 +26,9 @@ const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 /// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
 pub const CUTS_MAX: usize = 32;
 
+/// Most addresses of all maps together that have a block: in bytes they are a number.
+pub const MAPPED_MAX: u64 = u64::MAX / 4096;
+
 /// The choices of a store's creation, which never change, and its sizes, which change when it
 /// grows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -597,8 +600,10 @@ impl Raw {
                 keys: ((self.keys.get() != 0) == (self.features.get() & SEALED != 0)
                     || self.keys.get() == 0)
                     .then_some(self.keys.get())?,
-                live_blocks: self.live_blocks.get(),
-                mapped_blocks: self.mapped_blocks.get(),
+                live_blocks: (self.live_blocks.get() <= blocks)
+                    .then_some(self.live_blocks.get())?,
+                mapped_blocks: (self.mapped_blocks.get() <= MAPPED_MAX)
+                    .then_some(self.mapped_blocks.get())?,
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX)
                     .then_some(self.volumes.get())?,
                 discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX)

@@ -81,7 +81,10 @@ pub(crate) struct Volumes {
 
 impl Volumes {
     /// Those of a catalogue; the next one gets the number `next`, or a higher one.
-    pub(crate) fn of(catalogue: &BTreeMap<VolumeId, Volume>, next: u32) -> Volumes {
+    ///
+    /// # Errors
+    /// `Corrupt`: no program made this catalogue.
+    pub(crate) fn of(catalogue: &BTreeMap<VolumeId, Volume>, next: u32) -> Result<Volumes> {
         let next =
             catalogue.keys().map(|id| id.0.saturating_add(1)).chain([next]).max().unwrap_or(1);
         let mut volumes = Volumes {
@@ -91,10 +94,40 @@ impl Volumes {
             expected: BTreeMap::new(),
             rolled_back: BTreeSet::new(),
         };
+        let mut blocks = 0_u64;
         for (&id, volume) in catalogue {
-            shown(volume).into_iter().for_each(|volume| volumes.insert(id, volume));
+            let Some(volume) = shown(volume) else { continue };
+            if volume.is_any_volume() {
+                blocks = blocks.saturating_add(volume.blocks);
+            }
+            if let Some(wrong) = volumes.what_is_wrong(id, &volume) {
+                let what = format!("the catalogue is damaged: volume {id} {wrong}");
+                return Err(Error::new(Kind::Corrupt, what));
+            }
+            volumes.insert(id, volume);
         }
-        volumes
+        if blocks > VOLUME_BLOCKS_MAX {
+            let what = "the catalogue is damaged: all volumes together are larger than 1 EiB";
+            return Err(Error::new(Kind::Corrupt, what));
+        }
+        Ok(volumes)
+    }
+
+    /// Why what a catalogue has beside these can't be true.
+    fn what_is_wrong(&self, id: VolumeId, volume: &VolumeState) -> Option<&'static str> {
+        let (below, name, _) = volume.key(id);
+        let of_none = volume.snapshot.is_some_and(|of| matches!(of.volume.0, 0 | RECEIVING));
+        if matches!(id.0, 0 | RECEIVING) {
+            Some("has a number that none has")
+        } else if of_none {
+            Some("is a snapshot of none")
+        } else if volume.is_any_volume() && volume.blocks == 0 {
+            Some("has no blocks")
+        } else if volume.receiving.is_none() && self.find(below, &name).is_some() {
+            Some("has the name of another one")
+        } else {
+            None
+        }
     }
 
     fn insert(&mut self, id: VolumeId, volume: VolumeState) {
@@ -325,8 +358,8 @@ impl Volumes {
         let all = self.volumes.iter().chain(&self.expected);
         let others =
             all.filter(|(id, volume)| Some(**id) != replacing && volume.snapshot.is_none());
-        let sum = others.map(|(_, volume)| volume.blocks).sum::<u64>().checked_add(blocks);
-        if sum.is_none_or(|sum| sum > VOLUME_BLOCKS_MAX) {
+        let sum = others.fold(blocks, |sum, (_, volume)| sum.saturating_add(volume.blocks));
+        if sum > VOLUME_BLOCKS_MAX {
             return Err(Error::new(
                 Kind::InvalidInput,
                 "all volumes together can't be larger than 1 EiB",

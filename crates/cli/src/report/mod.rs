@@ -337,7 +337,8 @@ impl Report {
     pub(crate) fn new(file: &StoreFile, engine: &Engine, status: &Status) -> Report {
         let fixed = engine.fixed();
         let by_name = |name: String| name.to_lowercase();
-        let (mapped, stored) = (status.mapped_blocks * BLOCK, status.live_blocks * BLOCK);
+        let (mapped, stored) =
+            (status.mapped_blocks.saturating_mul(BLOCK), status.live_blocks.saturating_mul(BLOCK));
         Report {
             engine: block(),
             store: file.path().display().to_string(),

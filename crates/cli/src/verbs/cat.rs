@@ -7,13 +7,10 @@ use std::{
 
 use clap::Args;
 use onefold_archive::{Content, TreeReader, TreeWhat, Verify};
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind};
 
-use super::{archive_at, snapshots};
+use super::{archive_at, gathered::Gathered, snapshots};
 use onefold_console::{failure::Failure, size::Size};
-
-/// Zeroes that are written at once.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Writes a file of a snapshot to standard output
 ///
@@ -50,26 +47,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         tracing::warn!("it could not be read to its end when it was stored");
     }
     let mut out = std::io::stdout().lock();
+    let mut write = |bytes: &[u8]| out.write_all(bytes).map_err(|e| failed(&e));
+    let mut gathered = Gathered::new(&mut write);
     let read = reader.read(*bytes, map, Verify::Chunks, &mut |content| match content {
-        Content::Bytes(bytes) => write(&mut out, bytes),
-        Content::Zeroes(mut n) | Content::Hole(mut n) => {
-            while n > 0 {
-                let now = n.min(ZEROES.len() as u64);
-                write(&mut out, &ZEROES[..now as usize])?;
-                n -= now;
-            }
-            Ok(())
-        }
+        Content::Bytes(bytes) => gathered.bytes(bytes),
+        Content::Zeroes(n) | Content::Hole(n) => gathered.zeroes(n),
     });
-    match read.and_then(|()| out.flush().map_err(|e| failed(&e))) {
+    // What came before damage goes out, too.
+    let ended = gathered.end();
+    match read.and(ended).and_then(|()| out.flush().map_err(|e| failed(&e))) {
         // The reader has seen enough.
         Err(error) if error.kind() == Kind::Stopped => Ok(()),
         done => Ok(done?),
     }
-}
-
-fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
-    out.write_all(bytes).map_err(|e| failed(&e))
 }
 
 fn failed(error: &std::io::Error) -> Error {

@@ -14,6 +14,7 @@ pub(crate) mod estimate;
 mod exclude;
 pub(crate) mod find;
 pub(crate) mod forget;
+mod gathered;
 pub(crate) mod gc;
 pub(crate) mod get;
 pub(crate) mod grow;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_backend::EmbeddedStore;
 use onefold_cluster::{Mode, Session, Settings, Volume, Watermarks, Worker, format::ObjectId};
-use onefold_core::object::{Change, ObjectName, ObjectStore, Pool, Write};
+use onefold_core::object::{Change, ObjectName, ObjectStore, Pool, Read, ReadPart, Write};
 
 use crate::support::{Desk, Said, noise};
 
@@ -110,4 +110,35 @@ fn rule_09_a_status_tells_what_it_can_and_names_what_is_damaged() {
     assert_eq!(told["problems"].as_array().unwrap().len(), 1);
     assert_eq!((&told["objects"], &told["chunks"]), (&1.into(), &4.into()));
     assert_eq!(told["logical_bytes"], 2 * CHUNK);
+}
+
+/// Damages a key of the catalogue, in the object in which it is; gives what a person is to be told.
+fn damage_key(store: &dyn ObjectStore, key: &[u8], value: &[u8]) -> [String; 2] {
+    let shards = (0..256).map(|shard| ObjectName::metadata(format!("n.{shard:02x}")));
+    let has_key = |shard: &ObjectName| {
+        let parts = vec![ReadPart::Keys(vec![key.to_vec()])];
+        let answers = store.read(&[Read { object: shard.clone(), parts }]);
+        answers[0].as_ref().is_ok_and(|answer| !answer.pairs(0).0.is_empty())
+    };
+    let shard = shards.into_iter().find(has_key).unwrap();
+    let told = [format!("metadata object {}", shard.name), key.escape_ascii().to_string()];
+    set(store, shard, Change::SetOmap(vec![(key.to_vec(), value.to_vec())]));
+    told
+}
+
+/// A person who is told that "the catalogue" is damaged can't mend it.
+#[test]
+fn damage_of_the_catalogue_is_told_with_its_object_and_key() {
+    for value in [&b"nonsense"[..], b"", &[0xff; 40]] {
+        let told = std::cell::RefCell::new([String::new(), String::new()]);
+        let desk = damaged(|store| *told.borrow_mut() = damage_key(store, b"nv", value));
+        for verb in ["ls a", "volume list a", "check a"] {
+            let said = said(&desk, verb);
+            assert_eq!(said.status.code(), Some(1), "{verb}: {said:?}");
+            for part in &*told.borrow() {
+                assert!(said.err.contains(part) || said.out.contains(part), "{verb}: {said:?}");
+            }
+            assert!(said.err.lines().count() <= 1, "{verb}: {said:?}");
+        }
+    }
 }

@@ -11,6 +11,7 @@
 mod support;
 
 mod actors;
+mod catalogues;
 mod certificates;
 mod clusters;
 mod connections;

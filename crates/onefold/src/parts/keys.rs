@@ -1,7 +1,7 @@
 //! Who is asked for the keys of stores, for the whole process.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, OnceLock},
 };
 
@@ -283,42 +283,36 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
-/// The same, for the block store at a path that is opened: an older state of it than was seen here is
-/// refused.
+/// The same, for block stores that are opened: an older state of one than was seen here is refused.
 #[must_use]
-pub fn of_block_store(path: &Path) -> onefold_block::KeySource {
-    let given = |asker: &Arc<Asker>| {
-        let of_store = OfStore { asker: asker.clone(), path: path.to_owned() };
-        onefold_block::KeySource::new(Arc::new(of_store))
-    };
+pub fn of_block_store() -> onefold_block::KeySource {
+    let given =
+        |asker: &Arc<Asker>| onefold_block::KeySource::new(Arc::new(OfStore(asker.clone())));
     asker().map_or_else(onefold_block::KeySource::default, given)
 }
 
-/// Who is asked for the key of the store at a path, and knows what was seen of it.
-struct OfStore {
-    asker: Arc<Asker>,
-    path: PathBuf,
-}
+/// Who is asked for the key of a block store, and knows what was seen of it.
+struct OfStore(Arc<Asker>);
 
 impl Opener for OfStore {
     fn root(&self, area: &KeyArea) -> Result<Secret> {
-        self.asker.root(area)
+        self.0.root(area)
     }
 
     fn accepts_older(&self) -> bool {
-        self.asker.accepts_older()
+        self.0.accepts_older()
     }
 
     fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
-        sealed_before::state(&self.path, id)
+        sealed_before::state(id)
     }
 
     fn refuses_plain(&self) -> bool {
-        self.asker.refuses_plain()
+        self.0.refuses_plain()
     }
 
     fn random(&self) -> Arc<dyn Random> {
-        self.asker.random()
+        self.0.random()
     }
 }
 

@@ -3,7 +3,8 @@
 //! plain. So a plain store is refused where an encrypted one was, and under its id.
 //!
 //! Of an encrypted block store its newest durable state is noted too: who puts back an older image of the
-//! disk is noticed where the store was worked on.
+//! disk is noticed by whoever worked on the store. It counts for the store's id, whatever path leads to the
+//! store: by links, mounts and other names of a file there are more paths than anybody remembers.
 //!
 //! Each such store is a file of `$STATE_DIRECTORY`, `$XDG_STATE_HOME/onefold` or
 //! `~/.local/state/onefold`, in `encrypted`. Its name has a hash of the store's path and the store's
@@ -79,14 +80,15 @@ fn noted(directory: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 pub(super) fn note(path: &Path, id: &[u8; 16]) {
     let known = files_of(path, id);
     // A path that is new for a store begins with the newest state that the others have.
-    let state = newest(&known);
+    let state = state(id);
     for file in known.iter().filter(|file| !file.exists()) {
         let Some(directory) = file.parent() else { continue };
         let made = || -> Result<()> {
             let failed = |e| Error::from_io(directory.display(), e);
             DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
             let new = NewFile::create(file)?;
-            new.file().write_all(text(path, state).as_bytes()).map_err(failed)?;
+            let text = text(&path.display().to_string(), state);
+            new.file().write_all(text.as_bytes()).map_err(failed)?;
             new.publish()
         };
         match made() {
@@ -100,9 +102,9 @@ pub(super) fn note(path: &Path, id: &[u8; 16]) {
 }
 
 /// What a note holds.
-fn text(path: &Path, state: Option<u64>) -> String {
+fn text(path: &str, state: Option<u64>) -> String {
     let state = state.map_or_else(String::new, |state| format!("{STATE}{state}\n"));
-    format!("{}\n{state}", path.display())
+    format!("{path}\n{state}")
 }
 
 /// The notes of a store, whether they are there or not.
@@ -112,28 +114,44 @@ fn files_of(path: &Path, id: &[u8; 16]) -> Vec<PathBuf> {
     of_path(path).into_iter().map(name).collect()
 }
 
-/// Notes the newest durable state of a store that is worked on.
-pub(super) fn note_state(path: &Path, id: &[u8; 16], state: u64) {
-    for file in files_of(path, id).iter().filter(|file| file.exists()) {
-        if let Err(error) = replace(file, text(path, Some(state)).as_bytes()) {
-            tracing::debug!("the state of {} is not remembered: {error}", path.display());
+/// Notes the newest durable state of a store that is worked on, in all of its notes: the operator may have
+/// taken an older one, and then that counts.
+pub(super) fn note_state(id: &[u8; 16], state: u64) {
+    for file in notes_of(id) {
+        let Some((path, _)) = read_note(&file) else { continue };
+        if let Err(error) = replace(&file, text(&path, Some(state)).as_bytes()) {
+            tracing::debug!("the state of {} is not remembered: {error}", digits(id));
         }
     }
 }
 
-/// The newest durable state that was noted of the store at this path with this id.
-pub(super) fn state(path: &Path, id: &[u8; 16]) -> Option<u64> {
-    newest(&files_of(path, id))
+/// The newest durable state that was noted of the store with this id, by whatever path.
+pub(super) fn state(id: &[u8; 16]) -> Option<u64> {
+    notes_of(id).iter().filter_map(|file| read_note(file)?.1).max()
 }
 
-/// The newest state of these notes.
-fn newest(notes: &[PathBuf]) -> Option<u64> {
-    let state = |file: &PathBuf| -> Option<u64> {
-        let mut text = String::new();
-        fs::File::open(file).ok()?.take(NOTE_MAX).read_to_string(&mut text).ok()?;
-        text.lines().last()?.strip_prefix(STATE)?.parse().ok()
-    };
-    notes.iter().filter_map(state).max()
+/// The notes of a store that are there, of all paths.
+fn notes_of(id: &[u8; 16]) -> Vec<PathBuf> {
+    let own = format!("-{}", digits(id));
+    // A name that begins with a dot is that of a note which was being written.
+    let is_own = |name: &str| name.ends_with(&own) && !name.starts_with('.');
+    directory().map_or_else(Vec::new, |at| noted(&at, is_own))
+}
+
+/// The path that a note holds, and the state.
+fn read_note(file: &Path) -> Option<(String, Option<u64>)> {
+    let mut text = String::new();
+    fs::File::open(file).ok()?.take(NOTE_MAX).read_to_string(&mut text).ok()?;
+    let text = text.trim_end_matches('\n');
+    let stated = text
+        .rsplit_once('\n')
+        .and_then(|(path, last)| Some((path, last.strip_prefix(STATE)?.parse().ok()?)));
+    Some(
+        stated.map_or_else(
+            || (text.to_owned(), None),
+            |(path, state)| (path.to_owned(), Some(state)),
+        ),
+    )
 }
 
 /// True for the name of a note of one of these places.

@@ -107,7 +107,7 @@ impl StoreFile {
 
     /// Who is asked for its key.
     pub fn keys(&self) -> KeySource {
-        keys::of_block_store(&self.path)
+        keys::of_block_store()
     }
 
     /// True when the store is sealed at rest.
@@ -260,7 +260,7 @@ impl StoreFile {
     /// Notes the state that is durable of an encrypted store.
     fn note_state(&self, store: &Store) {
         let state = durable_state(store.engine());
-        sealed_before::note_state(&self.path, &self.superblock.fixed.id, state);
+        sealed_before::note_state(&self.superblock.fixed.id, state);
     }
 }
 

@@ -2,7 +2,7 @@
 //! them all on request.
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
-//! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
+//! beside, and when that is full the one that was silent longest gives way. Neither a peer nor, within a peer, a
 //! volume keeps others out, nor do several together: when all connections are taken, and one has
 //! more than half of them or more than the newcomer, that of it which was silent longest gives way.
 //! A session that panics ends alone.
@@ -623,7 +623,11 @@ impl Hall {
         let late = Instant::now() + self.limits.handshake;
         let own = activity.clone();
         let gives_up = || own.is_cut() || Instant::now() >= late;
-        let in_turn = |compute: &mut dyn FnMut()| self.shares.shake(peer, &gives_up, compute);
+        let in_turn = |compute: &mut dyn FnMut()| {
+            self.shares.shake(peer, &gives_up, compute);
+            // It was the server that kept the client waiting.
+            own.hears(Instant::now());
+        };
         let (receiver, transmitter) = (
             Receiver::new(
                 socket.clone(),
@@ -869,13 +873,20 @@ impl Guests {
     }
 
     /// The handshake that ends when there are too many connections and another one comes from
-    /// `peer`: the oldest of another peer that has more than `half` of all connections, or else
-    /// of this one, or else of all.
+    /// `peer`: of another peer that has more than `half` of all connections, or else of one that has
+    /// more handshakes than the newcomer with the one that comes, or else of the newcomer's own. Of
+    /// these it is the one that was silent longest. So who holds handshakes and says nothing, or comes
+    /// again and again, cuts off none that goes on, also of the same peer.
     fn which_handshake_gives_way(&self, peer: Peer, half: usize) -> Option<u64> {
-        let greedy = self.greedy(peer, half);
-        let handshakes = self.present.iter().filter(|(_, guest)| guest.volume.is_none());
-        handshakes
-            .min_by_key(|(id, guest)| (Some(guest.peer) != greedy, guest.peer != peer, **id))
+        let handshakes = || self.present.iter().filter(|(_, guest)| guest.volume.is_none());
+        let has_some = |peer: &Peer| handshakes().any(|(_, guest)| guest.peer == *peer);
+        let of = self
+            .greedy(peer, half)
+            .filter(has_some)
+            .or_else(|| too_many(handshakes().map(|(_, guest)| guest.peer), peer, usize::MAX))
+            .unwrap_or(peer);
+        handshakes()
+            .min_by_key(|(id, guest)| (guest.peer != of, guest.activity.heard(), **id))
             .map(|(id, _)| *id)
     }
 

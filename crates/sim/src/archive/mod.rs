@@ -34,6 +34,7 @@ const MARKS: [&str; 109] = [
     "a drain lost a damaged block",
     "a forged key area was refused",
     "a forgotten snapshot expired",
+    "a log of rubbish was refused",
     "a lost frame of counts came back",
     "a lost index was made anew",
     "a node that came back was outdated",

@@ -49,7 +49,7 @@ pub(crate) fn adopt_changes(kernel: &Kernel, tables: &Tables, records: &[Record]
     state.overlays.active_mut().change(changes);
     let mut volumes = tables.volumes.clone();
     apply_catalogue(&mut volumes, state.overlays.active().catalogue());
-    state.volumes = Volumes::of(&volumes, state.volumes.next());
+    state.volumes = Volumes::of(&volumes, state.volumes.next())?;
     Ok(())
 }
 

@@ -52,7 +52,7 @@ impl TableBuild<'_> {
                 if let MapEntry::Block { pba, prefix, .. } = old {
                     let lower = Delta::new(pba, Touch::Lower, prefix);
                     deltas.extend(std::iter::repeat_n(lower, lowered));
-                    mapped -= 1;
+                    mapped = mapped.saturating_sub(1);
                 }
                 if let MapEntry::Block { pba, prefix, .. } = new {
                     deltas.push(Delta::new(pba, Touch::Raise, prefix));

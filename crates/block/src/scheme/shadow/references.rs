@@ -82,7 +82,7 @@ impl TableBuild<'_> {
                             }
                         }
                         (1.., 0) => {
-                            live -= 1;
+                            live = live.saturating_sub(1);
                             bits.push((pba, false));
                             freed.push(pba);
                         }

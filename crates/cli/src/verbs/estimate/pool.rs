@@ -12,7 +12,7 @@ use onefold_backend::{
 use onefold_cluster::{Chunks, Estimate, Format};
 use onefold_core::{
     Error, Kind,
-    object::{ObjectName, ObjectStore, Pool, Read, ReadPart, Refusal},
+    object::{ObjectName, ObjectStore, Pool, Read, ReadPart, ReadResult, Refusal, Seen},
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -54,7 +54,7 @@ pub(super) struct Budget {
 
 /// The names of a pool, in the order of their hashes, which has nothing to do with what is in them.
 struct Names<'a> {
-    store: &'a RadosObjects,
+    store: &'a dyn ObjectStore,
     page: Vec<String>,
     from: Option<String>,
     ended: bool,
@@ -75,40 +75,60 @@ impl Names<'_> {
     }
 }
 
-/// The content of objects, without those that were removed meanwhile.
-fn read(store: &RadosObjects, names: &[String]) -> Result<Vec<Vec<u8>>, Refusal> {
-    let mut all: Vec<Vec<u8>> = vec![Vec::new(); names.len()];
-    let mut going: Vec<usize> = (0..names.len()).collect();
-    let mut gone = Vec::new();
-    while !going.is_empty() {
-        let one = |at: &usize| Read {
-            object: ObjectName::chunk(&names[*at]),
-            parts: vec![ReadPart::Data(all[*at].len() as u64, PIECE)],
-        };
-        let answers = store.read(&going.iter().map(one).collect::<Vec<_>>());
-        let mut further = Vec::new();
-        for (at, answer) in going.into_iter().zip(answers) {
-            match answer {
-                Ok(answer) => {
-                    let data = answer.data(0);
-                    all[at].extend_from_slice(data);
-                    if data.len() as u64 == PIECE && (all[at].len() as u64) < OBJECT_MAX {
-                        further.push(at);
-                    }
-                }
-                Err(Refusal::Missing) => gone.push(at),
-                Err(refusal) => return Err(refusal),
-            }
+/// Calls `each` with the content of objects, one after the other, without those that were removed
+/// meanwhile. Their first pieces are read at one time. What else large ones have is read when it is their
+/// turn, so that of one object alone more than a piece is held.
+fn read_each(
+    store: &dyn ObjectStore,
+    names: &[String],
+    each: &mut dyn FnMut(&[u8]),
+) -> Result<(), Refusal> {
+    let first = |name: &String| Read {
+        object: ObjectName::chunk(name),
+        parts: vec![ReadPart::Data(0, PIECE), ReadPart::Stat],
+    };
+    let firsts = store.read(&names.iter().map(first).collect::<Vec<_>>());
+    for (name, first) in names.iter().zip(firsts) {
+        let whole = first.and_then(|first| rest_of(store, name, first));
+        match whole {
+            Ok(data) => each(&data),
+            Err(Refusal::Missing) => {}
+            Err(refusal) => return Err(refusal),
         }
-        going = further;
     }
-    let kept = all.into_iter().enumerate().filter(|(at, _)| !gone.contains(at));
-    Ok(kept.map(|(_, data)| data).collect())
+    Ok(())
+}
+
+/// All of an object of which the first piece was read.
+fn rest_of(store: &dyn ObjectStore, name: &str, first: ReadResult) -> Result<Vec<u8>, Refusal> {
+    let mut data = first.data(0).to_vec();
+    let end = match first.seen.get(1) {
+        Some(Seen::Stat { bytes, .. }) => (*bytes).min(OBJECT_MAX),
+        _ => 0,
+    };
+    drop(first);
+    // An object that became shorter meanwhile ends with a piece that is not whole.
+    let mut whole = data.len() as u64 == PIECE;
+    while whole && (data.len() as u64) < end {
+        let from = data.len() as u64;
+        let pieces = (from..end).step_by(PIECE as usize).take(TOGETHER).map(|at| Read {
+            object: ObjectName::chunk(name),
+            parts: vec![ReadPart::Data(at, PIECE.min(end - at))],
+        });
+        for piece in store.read(&pieces.collect::<Vec<_>>()) {
+            let piece = piece?;
+            if whole {
+                data.extend_from_slice(piece.data(0));
+            }
+            whole &= piece.data(0).len() as u64 == PIECE;
+        }
+    }
+    Ok(data)
 }
 
 /// Reads a pool in several threads, and counts what it holds.
 fn count(
-    store: &RadosObjects,
+    store: &dyn ObjectStore,
     estimate: Estimate,
     budget: Budget,
     objects: Option<u64>,
@@ -127,13 +147,13 @@ fn count(
             if some.is_empty() {
                 return Ok(());
             }
-            for data in read(store, &some)? {
+            read_each(store, &some, &mut |data| {
                 bytes.fetch_add(data.len() as u64, Relaxed);
-                let mut chunks = Chunks::of(&data, how, chunk_bytes);
+                let mut chunks = Chunks::of(data, how, chunk_bytes);
                 let new = estimate.lock().new_ones(&chunks);
-                chunks.pack(&data, &new, compress);
+                chunks.pack(data, &new, compress);
                 estimate.lock().count(&chunks);
-            }
+            })?;
             if let Some(rate) = budget.rate {
                 let due = Duration::from_secs_f64(bytes.load(Relaxed) as f64 / rate.max(1) as f64);
                 std::thread::sleep(due.saturating_sub(begun.elapsed()));
@@ -238,4 +258,150 @@ pub(super) fn estimate(
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use onefold_cluster::Cut;
+    use onefold_core::checksum;
+    use onefold_core::object::{Change, Held, Holder, Page, PoolKind, Space, Version, Write};
+    use onefold_testbed::{MemoryObjects, Rng};
+
+    use super::*;
+
+    /// A store that notes what is read behind first pieces, of which objects, in the order of the reads.
+    struct Watched {
+        store: MemoryObjects,
+        behind: Mutex<Vec<BTreeSet<String>>>,
+        /// A name that is listed, and gone when it is read.
+        gone: String,
+    }
+
+    /// A pool of objects of these lengths, each of noise of its own.
+    fn pool(lengths: &[u64]) -> (Watched, Vec<String>) {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        let names: Vec<String> = (0..lengths.len()).map(|n| format!("object-{n}")).collect();
+        for (name, length) in names.iter().zip(lengths) {
+            let changes = vec![Change::Full(content(name, *length))];
+            let object = ObjectName::chunk(name);
+            assert!(store.write(&[Write { object, guards: vec![], changes }])[0].is_ok());
+        }
+        (Watched { store, behind: Mutex::default(), gone: String::new() }, names)
+    }
+
+    fn content(name: &str, length: u64) -> Vec<u8> {
+        let mut bytes = vec![0; length as usize];
+        Rng::new(checksum::fast(7, name.as_bytes())).fill(&mut bytes);
+        bytes
+    }
+
+    impl ObjectStore for Watched {
+        fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
+            let behind = batch.iter().filter(|read| !matches!(read.parts[0], ReadPart::Data(0, _)));
+            let objects: BTreeSet<String> = behind.map(|read| read.object.name.clone()).collect();
+            if !objects.is_empty() {
+                self.behind.lock().push(objects);
+            }
+            let answers = self.store.read(batch).into_iter().zip(batch);
+            answers
+                .map(|(answer, read)| match read.object.name == self.gone {
+                    true => Err(Refusal::Missing),
+                    false => answer,
+                })
+                .collect()
+        }
+
+        fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
+            self.store.list(pool, from, most)
+        }
+
+        fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {
+            self.store.held(pool)
+        }
+
+        fn kind(&self, pool: Pool) -> PoolKind {
+            self.store.kind(pool)
+        }
+
+        fn identity(&self) -> String {
+            self.store.identity()
+        }
+
+        fn time(&self) -> Duration {
+            self.store.time()
+        }
+
+        fn space(&self) -> Result<Space, Refusal> {
+            self.store.space()
+        }
+
+        fn write(&self, _: &[Write]) -> Vec<Result<Version, Refusal>> {
+            unreachable!("an estimate changes nothing")
+        }
+
+        fn lock(
+            &self,
+            _: &ObjectName,
+            _: &'static str,
+            _: &str,
+            _: Option<Duration>,
+        ) -> Result<(), Refusal> {
+            unreachable!("an estimate locks nothing")
+        }
+
+        fn unlock(&self, _: &ObjectName, _: &'static str, _: &str) -> Result<(), Refusal> {
+            unreachable!("an estimate locks nothing")
+        }
+
+        fn holder(&self, _: &ObjectName, _: &'static str) -> Result<Option<Holder>, Refusal> {
+            unreachable!("an estimate locks nothing")
+        }
+
+        fn break_lock(&self, _: &ObjectName, _: &'static str, _: &Holder) -> Result<(), Refusal> {
+            unreachable!("an estimate locks nothing")
+        }
+
+        fn fence(&self, _: &str) -> Result<(), Refusal> {
+            unreachable!("an estimate fences nobody")
+        }
+    }
+
+    #[test]
+    fn rule_09_one_large_object_is_held_at_one_time() {
+        let lengths = [3 * PIECE + 5, 100, 9 * PIECE, PIECE, 0, PIECE + 1];
+        let (store, names) = pool(&lengths);
+        let large = ["object-0", "object-2", "object-5"];
+        let mut counted = Vec::new();
+        read_each(&store, &names, &mut |data| {
+            let name = &names[counted.len()];
+            assert!(data == content(name, lengths[counted.len()]), "{name}");
+            counted.push(name.clone());
+            // Nothing of a later object was read yet, but for its first piece.
+            for objects in &*store.behind.lock() {
+                assert!(objects.iter().all(|object| counted.contains(object)), "{objects:?}");
+            }
+        })
+        .unwrap();
+        assert_eq!(counted, names);
+        let behind = store.behind.into_inner();
+        assert!(behind.iter().all(|objects| objects.len() == 1), "{behind:?}");
+        let read: BTreeSet<String> = behind.into_iter().flatten().collect();
+        assert!(read.iter().eq(large), "no read is made behind the end of an object: {read:?}");
+    }
+
+    #[test]
+    fn what_is_counted_is_what_the_pool_has_without_what_went_meanwhile() {
+        let lengths: Vec<u64> = (0..30).map(|n| 50_000 + n).chain([PIECE + 4096]).collect();
+        let (mut store, names) = pool(&lengths);
+        store.gone = names[3].clone();
+        let nothing = || Estimate::new(32 << 10, Cut::Static, false);
+        let all = Budget { rate: None, share: 1.0 };
+        let found = count(&store, nothing(), all, Some(31)).unwrap().result();
+        assert_eq!((found.objects, found.bytes), (30, lengths.iter().sum::<u64>() - lengths[3]));
+        let half = Budget { rate: None, share: 0.5 };
+        store.gone.clear();
+        assert_eq!(count(&store, nothing(), half, Some(31)).unwrap().result().objects, 16);
+    }
 }

@@ -13,13 +13,17 @@ use clap::Args;
 use onefold_archive::{Content, Reader, Shape, Stream, Verify};
 use onefold_backend::{
     new_file::NewFile,
-    tree::{Choices, LeftOut, write_part},
+    tree::{Choices, LeftOut},
 };
 use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
 use self::space::fits;
-use super::{Found, VOLUMES_ONLY, cluster, output_path, refused};
+use super::{
+    Found, VOLUMES_ONLY, cluster,
+    gathered::{Gathered, Stretch},
+    output_path, refused,
+};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -79,9 +83,6 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
 }
-
-/// Bytes written to a pipe at once.
-const OUT_BYTES: usize = 256 << 10;
 
 /// Restores it.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -192,9 +193,6 @@ pub(super) fn tell(counts: &LeftOut) {
 
 fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let zeroes = vec![0; OUT_BYTES];
-    let mut held: Vec<u8> = Vec::with_capacity(OUT_BYTES * 2);
-    let mut gone = false;
     let mut write = |bytes: &[u8]| match out.write_all(bytes) {
         // The reader has seen enough.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => {
@@ -202,30 +200,15 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
         }
         written => written.map_err(|e| Error::from_io("the output can't be written", e)),
     };
-    let mut read = reader.read(&stream.recipe, verify, &mut |content| {
-        match content {
-            Content::Bytes(bytes) => held.extend_from_slice(bytes),
-            Content::Zeroes(mut n) | Content::Hole(mut n) => {
-                write(&held)?;
-                held.clear();
-                while n > 0 {
-                    let part = n.min(zeroes.len() as u64);
-                    write(&zeroes[..part as usize])?;
-                    n -= part;
-                }
-            }
-        }
-        if held.len() >= OUT_BYTES {
-            write(&held)?;
-            held.clear();
-        }
-        Ok(())
+    let mut gathered = Gathered::new(&mut write);
+    let read = reader.read(&stream.recipe, verify, &mut |content| match content {
+        Content::Bytes(bytes) => gathered.bytes(bytes),
+        Content::Zeroes(n) | Content::Hole(n) => gathered.zeroes(n),
     });
-    if read.is_ok() {
-        read = write(&held);
+    match read.and_then(|()| gathered.end()) {
+        Err(error) if error.kind() == Kind::Stopped => Ok(()),
+        written => written,
     }
-    gone |= read.as_ref().is_err_and(|error| error.kind() == Kind::Stopped);
-    if gone { Ok(()) } else { read }
 }
 
 fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {
@@ -234,11 +217,11 @@ fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) ->
     new.file().set_len(stream.bytes).map_err(|e| {
         Error::from_io(format_args!("the length of {} can't be set", path.display()), e)
     })?;
-    let (bar, mut at) = (Progress::new("restoring"), 0);
+    let (bar, mut at, mut stretch) = (Progress::new("restoring"), 0, Stretch::default());
     reader.read(&stream.recipe, verify, &mut |content| {
         match content {
             Content::Bytes(bytes) => {
-                write_part(new.file(), at, bytes)?;
+                stretch.bytes(new.file(), at, bytes)?;
                 at += bytes.len() as u64;
             }
             Content::Zeroes(n) | Content::Hole(n) => at += n,
@@ -246,5 +229,6 @@ fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) ->
         bar.set(at, stream.bytes);
         Ok(())
     })?;
+    stretch.end(new.file())?;
     new.publish()
 }

@@ -6,7 +6,7 @@ use std::{fs::File, path::Path, sync::Arc};
 use onefold_archive::{Archive, Content, Reader, Stream, Verify};
 use onefold_backend::{
     room::room,
-    tree::{Choices, LeftOut, Restorer, write_part},
+    tree::{Choices, LeftOut, Restorer},
 };
 use onefold_core::{
     Error, Kind, Result,
@@ -17,6 +17,7 @@ use super::{
     listing::{self, Entries},
     space::fits,
 };
+use crate::verbs::gathered::Stretch;
 use onefold_console::progress::Progress;
 
 /// The parts that were not restored as they were.
@@ -82,6 +83,7 @@ fn fill(
             entries: Entries::read(scope, archive, stream),
             restorer,
             target: None,
+            stretch: Stretch::default(),
             in_part: 0,
         };
         filling.next_file()?;
@@ -129,6 +131,8 @@ struct Filling<'a> {
     restorer: &'a mut Restorer,
     /// `None` when there is no file left that has data.
     target: Option<Target>,
+    /// What is to be written to it.
+    stretch: Stretch,
     in_part: u64,
 }
 
@@ -155,21 +159,22 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The file at hand, where it goes on, and how much fits there.
-    fn place(&self) -> Result<(&File, u64, u64)> {
+    /// The file at hand, where it goes on, and how much fits there; and what is to be written to it.
+    fn place(&mut self) -> Result<(&File, u64, u64, &mut Stretch)> {
+        let stretch = &mut self.stretch;
         let place = self.target.as_ref().and_then(|target| {
             let (start, length) = target.range()?;
-            Some((&target.file, start + target.written, length - target.written))
+            Some((&target.file, start + target.written, length - target.written, stretch))
         });
         place.ok_or_else(|| Error::new(Kind::Corrupt, "the tree has more data than its listing"))
     }
 
     fn bytes(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let (file, at, room) = self.place()?;
+            let (file, at, room, stretch) = self.place()?;
             let (now, later) =
                 bytes.split_at(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
-            write_part(file, at, now)?;
+            stretch.bytes(file, at, now)?;
             self.advance(now.len() as u64)?;
             bytes = later;
         }
@@ -196,6 +201,7 @@ impl Filling<'_> {
         if target.range().is_none()
             && let Some(done) = self.target.take()
         {
+            self.stretch.end(&done.file)?;
             self.restorer.finish_file(&done.entry, &done.file)?;
             self.next_file()?;
         }

@@ -3,11 +3,13 @@
 mod aside;
 mod dry;
 mod finishing;
+mod gaps;
 mod listing;
 mod options;
 mod paths;
 mod sizes;
 mod slots;
+mod tiny;
 mod walk;
 mod wanted;
 mod writing;

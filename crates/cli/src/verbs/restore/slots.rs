@@ -12,22 +12,21 @@ use std::{
 };
 
 use onefold_archive::RestoreTarget;
-use onefold_backend::{
-    sparse::next_data,
-    tree::{Files, Made, punch, write_part},
-};
+use onefold_backend::tree::{Files, Made, write_part};
 use onefold_console::progress::Progress;
 use onefold_core::{Error, Kind, Result, tree::Entry};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
-use super::{sizes::AllNames, walk::is_of_entry};
+use super::{
+    gaps::{Gap, are_gaps, clear, together},
+    sizes::AllNames,
+    tiny::{FILE_BYTES, TINY_BYTES, Tiny},
+    walk::is_of_entry,
+};
 
 /// Files that stay open. With the directories, there are fewer than the 1,024 that a process may
 /// have.
 const OPEN: usize = 256;
-
-/// Bytes of a hole that are compared at a time.
-const LOOK_BYTES: usize = 256 << 10;
 
 /// A file of a window.
 pub(super) struct Slot {
@@ -38,11 +37,13 @@ pub(super) struct Slot {
     /// The number of the file of which it is the first name; 0 for none.
     pub(super) link: u64,
     pub(super) is_in_part: bool,
-    /// In place: zeroes and holes, and whether it is a hole.
-    pub(super) gaps: Vec<(u64, u64, bool)>,
+    /// In place: zeroes and holes.
+    pub(super) gaps: Vec<Gap>,
     /// Nothing is written at its end.
     pub(super) ends_in_gap: bool,
     pub(super) state: Mutex<State>,
+    /// Ranges that wait to be written together; held alone while they are.
+    pub(super) tiny: RwLock<Tiny>,
 }
 
 /// What there is of a file.
@@ -314,7 +315,7 @@ impl RestoreTarget for Slots {
     }
 
     fn write(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
-        self.of_file(number, || write_part(&*self.file(number)?, at, bytes))?;
+        self.of_file(number, || self.write_one(number, at, bytes))?;
         self.went_on(bytes.len() as u64);
         Ok(())
     }
@@ -334,8 +335,8 @@ impl Slots {
         }
         let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
         let mut changes = is_written || metadata.len() != slot.bytes;
-        for gap in &slot.gaps {
-            changes = changes || !is_gap(&file, *gap)?;
+        for gaps in together(&slot.gaps) {
+            changes = changes || !are_gaps(&*file, metadata.len(), gaps)?;
         }
         if changes {
             self.files.shut(&slot.entry, &file, &self.names(slot))?;
@@ -355,16 +356,27 @@ impl Slots {
         if metadata.len() != slot.bytes {
             file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
         }
-        for &(at, bytes, is_hole) in &slot.gaps {
-            if !is_gap(&file, (at, bytes, is_hole))? {
-                punch(&file, at, bytes)?;
+        for gaps in together(&slot.gaps) {
+            if !are_gaps(&*file, slot.bytes, gaps)? {
+                clear(&*file, gaps)?;
             }
         }
         Ok(())
     }
 
+    fn write_one(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        let (slot, file) = (self.slot(number)?, self.file(number)?);
+        if bytes.len() >= TINY_BYTES || slot.bytes < FILE_BYTES {
+            let _no_tiny_ones = slot.tiny.read();
+            return write_part(&file, at, bytes);
+        }
+        let mut tiny = slot.tiny.write();
+        if tiny.take(at, bytes) { tiny.write(&*file) } else { Ok(()) }
+    }
+
     fn finish_one(&self, number: usize, lost: Option<Error>) -> Result<()> {
         let (slot, file) = (self.slot(number)?, self.file(number)?);
+        slot.tiny.write().write(&*file)?;
         let (is_old, is_shut) = {
             let state = slot.state.lock();
             (state.is_old, state.is_shut)
@@ -401,27 +413,4 @@ impl Slots {
 fn wrong(entry: &Entry, error: std::io::Error) -> Error {
     let path = String::from_utf8_lossy(&entry.path);
     Error::from_io(format_args!("the length of {} can't be set", path.escape_debug()), error)
-}
-
-/// True when a file has zeroes in a range, or no data when it is to be a hole.
-fn is_gap(file: &File, (at, bytes, is_hole): (u64, u64, bool)) -> Result<bool> {
-    let length = file.metadata().map_or(0, |metadata| metadata.len());
-    let end = at.saturating_add(bytes).min(length);
-    let (mut at, mut room) = (at, Vec::new());
-    while let Some((start, stop)) = next_data(file, at, end)? {
-        if is_hole {
-            return Ok(false);
-        }
-        room.resize(LOOK_BYTES, 0);
-        at = start;
-        while at < stop {
-            let most = room.len().min((stop - at) as usize);
-            let n = file.read_at(&mut room[..most], at).unwrap_or(0);
-            if n == 0 || room[..n].iter().any(|&byte| byte != 0) {
-                return Ok(false);
-            }
-            at += n as u64;
-        }
-    }
-    Ok(true)
 }

@@ -13,6 +13,7 @@ use onefold_core::{
 };
 
 use super::{
+    gaps::{Gap, HOLE_BYTES},
     paths::{Name, Paths},
     sizes::AllNames,
     slots::{Slot, Slots},
@@ -130,6 +131,7 @@ impl Writing {
             gaps: Vec::new(),
             ends_in_gap: false,
             state: Default::default(),
+            tiny: Default::default(),
         });
         let mut failed = None;
         let read = reader.map_pages(*bytes, map, &mut |_, parts| {
@@ -161,6 +163,7 @@ impl Writing {
             slot.ends_in_gap = gap.is_some();
             if self.in_place
                 && let Some(gap) = gap
+                && !goes_on(&mut slot.gaps, gap)
             {
                 slot.gaps.push(gap);
                 self.window.hold(GAP_BYTES);
@@ -172,6 +175,18 @@ impl Writing {
             None => self.window.part(at, part),
         }
     }
+}
+
+/// Makes the last gap longer by one that follows it, where that changes nothing: both are of one kind, or
+/// one is too short for a hole.
+fn goes_on(gaps: &mut [Gap], (at, bytes, is_hole): Gap) -> bool {
+    let Some(last) = gaps.last_mut() else { return false };
+    let is_next = last.0.saturating_add(last.1) == at;
+    let is_one = last.2 == is_hole || last.1.min(bytes) < HOLE_BYTES;
+    if is_next && is_one {
+        (last.1, last.2) = (last.1.saturating_add(bytes), last.2 && is_hole);
+    }
+    is_next && is_one
 }
 
 impl Visitor for Writing {

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use onefold_archive::{Archive, Collection, CollectionOptions as Options, check};
+use onefold_archive::{
+    Archive, Collection, CollectionOptions as Options, FoundLabel, Label, check,
+};
 use onefold_core::{Files, Kind, Result};
 use onefold_testbed::Rng;
 
@@ -16,8 +18,29 @@ use crate::{
 
 const MAPS: &str = "maps";
 
+/// The file that says how far the log is durable.
+const SYNCED: &str = "vouched";
+
 /// Bytes of both copies of a page of the maps.
 const PAGE: usize = 8192;
+
+/// Bytes of one of the two places of a label.
+const PLACE: usize = 4096;
+
+/// Bytes of a frame's header, and the number by which it begins.
+const HEADER: usize = 40;
+const MAGIC: [u8; 4] = 0x4c46_4e4f_u32.to_le_bytes();
+
+/// Where the frames of a log begin.
+fn headers(log: &[u8]) -> Vec<usize> {
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Some(header) = log.get(at..at + 8).filter(|header| header[..4] == MAGIC) {
+        all.push(at);
+        let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        at += (HEADER + length).next_multiple_of(64);
+    }
+    all
+}
 
 /// What was taken.
 pub(crate) struct Taken {
@@ -74,6 +97,7 @@ impl Sim {
             return Ok(());
         }
         self.put_maps_back()?;
+        self.put_rubbish()?;
         if !self.params.collects || self.upgraded.kinds.trees {
             return Ok(());
         }
@@ -112,6 +136,58 @@ impl Sim {
         self.reach.hit("other usage counts were refused");
         drop(archive);
         self.write_all(&name, &good)
+    }
+
+    /// The number of the log that the label names.
+    fn log_of_label(&self) -> Option<u64> {
+        let bytes = self.bytes_of("label").ok()?;
+        let labels = bytes.chunks(PLACE).filter_map(|place| match Label::decode(place) {
+            FoundLabel::Good(label) => Some(label),
+            _ => None,
+        });
+        labels.max_by_key(|label| label.generation).map(|label| label.snapshot)
+    }
+
+    /// The log becomes rubbish, all of it or each frame a little, and nothing says any more how far it was
+    /// durable. That is no archive in an older state.
+    fn put_rubbish(&mut self) -> Flow {
+        let Some(taken) = &mut self.taken else { return Ok(()) };
+        let (is_noise, seed) = (taken.rng.percent(50), taken.rng.next());
+        let Some(number) = self.log_of_label() else { return Ok(()) };
+        let [log, next] = [number, number + 1].map(|number| format!("log-{number:010}"));
+        // Where the label was lost, the next log counts.
+        if self.bytes_of(&next).is_ok_and(|next| !headers(&next).is_empty()) {
+            return Ok(());
+        }
+        let (Ok(good), Ok(synced)) = (self.bytes_of(&log), self.bytes_of(SYNCED)) else {
+            return Ok(());
+        };
+        let mut bad = good.clone();
+        let frames = headers(&good);
+        match is_noise {
+            true if !frames.is_empty() => Rng::new(seed).fill(&mut bad),
+            // Of one frame a crash may have left so much.
+            false if frames.len() > 1 => frames.iter().for_each(|at| bad[at + HEADER] ^= 1),
+            _ => return Ok(()),
+        }
+        self.write_all(&log, &bad)?;
+        self.write_all(SYNCED, &[])?;
+        let opened = [false, true].map(|writes| {
+            Archive::open(Arc::new(self.files.clone()), writes, self.settings())
+                .map(|archive| archive.tables().sequence)
+        });
+        self.write_all(&log, &good)?;
+        self.write_all(SYNCED, &synced)?;
+        for opened in opened {
+            match opened {
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    self.reach.hit("a log of rubbish was refused");
+                }
+                Err(error) => return Err(self.judge("open", &error)),
+                Ok(_) => return Err(Sim::breach("a log of rubbish was taken for an empty one")),
+            }
+        }
+        Ok(())
     }
 
     /// A collector runs until a frame names new counts.
