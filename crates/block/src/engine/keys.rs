@@ -133,6 +133,9 @@ fn flaws(settings: &Settings) -> Flaws {
             .into_iter()
             .find(|(rule, _)| !settings.keeps(*rule))
             .map(|(_, what)| what),
+        one_fingerprint: !settings.keeps(Rule::FingerprintsByDomain),
+        one_key: !settings.keeps(Rule::DataByDomain),
+        payloads_by_store: !settings.keeps(Rule::PayloadsByDomain),
     }
 }
 
@@ -213,7 +216,7 @@ fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Ope
         Kind::Denied,
         format!(
             "the key area is an older one ({opened}, and the store has seen {told}): slots that were \
-             removed would be back; --accept-older takes it"
+             removed and domains that were erased would be back; --accept-older takes it"
         ),
     ))
 }

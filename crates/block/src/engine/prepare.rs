@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
+#[cfg(feature = "planted-bugs")]
+use super::broken;
 use crate::{
     coverage::Mark,
     engine::zone_list_flush::flush_zone_list,
     format::{
+        FIRST_DOMAIN,
         carrier::{Carrier, Header},
         page::{self, ReferenceEntry, Table},
         record::{Change, Record, WindowNumber},
@@ -19,7 +22,7 @@ use crate::{
     rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
     space::Extent,
-    window::{Placed, Plan, Source, Window},
+    window::{Placed, Plan, SealedBy, Source, Window},
 };
 
 /// Zones' worth of blocks that are listed ahead, besides what may be unflushed.
@@ -53,7 +56,7 @@ pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<boo
 }
 
 fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
-    let content = Content::of(kernel, window);
+    let content = Content::of(kernel, window)?;
     loop {
         let (tables, releases) = {
             let state = kernel.state.lock();
@@ -80,17 +83,21 @@ fn decide(
     content: &Content<'_>,
     tables: &Tables,
 ) -> Result<Decision> {
-    let wanted: Vec<Option<&Fingerprint>> = content
+    let wanted: Vec<Option<Sought<'_>>> = content
         .slots
         .iter()
-        .zip(&content.fingerprints)
+        .zip(content.sought())
         .zip(&content.shared)
-        .map(|((&slot, fingerprint), &shared)| {
+        .map(|((&slot, sought), &shared)| {
             let block = &window.blocks[slot];
-            (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
+            (shared && block.placed.is_none() && !block.moved).then_some(sought)
         })
         .collect();
-    let mut stored = look_up(kernel, tables, &wanted, &content.blocks)?;
+    let mut stored = look_up(kernel, tables, &wanted)?;
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::DuplicatesWithinDomain) {
+        broken::look_elsewhere(kernel, tables, &wanted, &mut stored)?;
+    }
     for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
         *stored = stored.or(window.blocks[slot].placed);
     }
@@ -135,7 +142,10 @@ fn place(
         let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
         if kernel.identity.sealing.is_some() {
             let change = || arrangement.changes.get(n.checked_sub(new.len())?).copied();
-            plan.prefixes.push(fingerprint.or_else(change).map_or(0, |found| found.prefix()));
+            plan.seals.push(SealedBy {
+                domain: new.get(n).map_or(FIRST_DOMAIN, |&block| content.domains[block]),
+                prefix: fingerprint.or_else(change).map_or(0, |found| found.prefix()),
+            });
         }
         let carrier = !matches!(role, Role::Raw);
         state.allocator.note(pba, window.number, carrier, fingerprint);
@@ -152,7 +162,7 @@ fn place(
     }
     #[cfg(feature = "planted-bugs")]
     if !kernel.keeps(Rule::ReuseAfterRelease) {
-        super::broken::reuse_early(state, window, &content.slots);
+        broken::reuse_early(state, window, &content.slots);
     }
     decision.records(window, content, &addresses, &mut plan)?;
     plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
@@ -211,23 +221,32 @@ fn ready<'k>(
     }
 }
 
-/// For each fingerprint: the block that has it, if one is stored. Table pages of the whole
-/// window are read together.
-fn look_up(
+/// What is looked for among the stored blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Sought<'a> {
+    /// The domain of whoever looks, by whose key the fingerprint is made.
+    pub(super) domain: u32,
+    pub(super) fingerprint: &'a Fingerprint,
+    /// Its bytes. A store that compares them has to have them.
+    pub(super) block: Option<&'a Block>,
+}
+
+/// For each that is sought: the block of its domain that it is, if one is stored. Table pages of the
+/// whole window are read together.
+pub(super) fn look_up(
     kernel: &Kernel,
     tables: &Tables,
-    wanted: &[Option<&Fingerprint>],
-    blocks: &[&Block],
+    wanted: &[Option<Sought<'_>>],
 ) -> Result<Vec<Option<Placed>>> {
     let mut candidates: Vec<(usize, Pba)> = Vec::new();
     let mut on_disk: Vec<(usize, u64)> = Vec::new();
     {
         let index = kernel.index.lock();
         let mut found = Vec::new();
-        for (n, fingerprint) in
+        for (n, sought) in
             wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
         {
-            let hash = hash_of(fingerprint.prefix());
+            let hash = hash_of(sought.fingerprint.prefix());
             if index.candidates(hash, &mut found) {
                 on_disk.push((n, hash));
             }
@@ -271,10 +290,13 @@ fn look_up(
         }
     }
     for (&(n, pba), entry) in candidates.iter().zip(entries) {
-        let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
-        if Some(&fingerprint) == wanted[n]
+        let (Some((fingerprint, carried)), None, Some(sought)) = (entry, stored[n], wanted[n])
+        else {
+            continue;
+        };
+        if fingerprint == *sought.fingerprint
             && (!kernel.fixed.compares_bytes()
-                || has_bytes(kernel, Placed { pba, carried }, &fingerprint, blocks[n])?)
+                || has_bytes(kernel, Placed { pba, carried }, sought)?)
         {
             stored[n] = Some(Placed { pba, carried });
         }
@@ -302,44 +324,46 @@ fn candidates_on_disk(
     }
 }
 
-/// The stored block that has this content.
-pub(crate) fn stored(
-    kernel: &Kernel,
-    fingerprint: &Fingerprint,
-    block: &Block,
-) -> Result<Option<Placed>> {
+/// The stored block of a domain that has this content.
+pub(crate) fn stored(kernel: &Kernel, domain: u32, block: &Block) -> Result<Option<Placed>> {
     let tables = kernel.tables();
-    Ok(look_up(kernel, &tables, &[Some(fingerprint)], &[block])?.pop().flatten())
+    let fingerprint = &kernel.identity.fingerprinter_of(domain)?.one(block);
+    let sought = Sought { domain, fingerprint, block: Some(block) };
+    Ok(look_up(kernel, &tables, &[Some(sought)])?.pop().flatten())
 }
 
-/// For each fingerprint: the block that has it, if one is stored. Its bytes are not looked at.
+/// For each fingerprint of a domain: the block that has it, if one is stored. Its bytes are not looked
+/// at.
 pub(crate) fn find(
     kernel: &Kernel,
     tables: &Tables,
+    domain: u32,
     wanted: &[Fingerprint],
 ) -> Result<Vec<Option<Placed>>> {
     if kernel.fixed.compares_bytes() {
         return Err(Error::new(Kind::Unsupported, "a fingerprint names no content here"));
     }
-    let wanted: Vec<_> = wanted.iter().map(Some).collect();
-    look_up(kernel, tables, &wanted, &[])
+    let sought = |fingerprint| Some(Sought { domain, fingerprint, block: None });
+    let wanted: Vec<_> = wanted.iter().map(sought).collect();
+    look_up(kernel, tables, &wanted)
 }
 
-/// True when a stored block has exactly these bytes. One that can't be read or expanded has
-/// not.
+/// True when a stored block is of the domain and has exactly these bytes. One that can't be read or
+/// expanded has not.
 fn has_bytes(
     kernel: &Kernel,
     Placed { pba, carried }: Placed,
-    fingerprint: &Fingerprint,
-    block: &Block,
+    Sought { domain, fingerprint, block }: Sought<'_>,
 ) -> Result<bool> {
+    let Some(block) = block else { return Ok(false) };
     let in_flight = {
         let state = kernel.state.lock();
-        state.windows.content_of(pba).map(|block| Box::new(block.clone()))
+        state.windows.content_of(pba).map(|(found, of)| (Box::new(found.clone()), of))
     };
     let raw = match in_flight {
         // A raw block is in memory as the client wrote it.
-        Some(raw) => raw,
+        Some((_, Some(of))) if of != domain => return Ok(false),
+        Some((raw, _)) => raw,
         None => {
             let mut buffer = Block::zeroed_vec(1);
             let mut read = [Read::new(pba, &mut buffer)];
@@ -349,8 +373,8 @@ fn has_bytes(
                 return Ok(false);
             }
             let mut raw = Box::new(buffer.swap_remove(0));
-            if let Some(sealing) = kernel.identity.sealing.as_ref().filter(|_| !carried) {
-                sealing.open_raw(fingerprint.prefix(), pba, &mut raw)?;
+            if !carried {
+                kernel.identity.open_raw(domain, fingerprint.prefix(), pba, &mut raw)?;
             }
             raw
         }
@@ -360,7 +384,7 @@ fn has_bytes(
     }
     let mut expanded = Block::zeroed();
     let whole = Carrier::shape(&kernel.identity, &raw, pba)
-        .is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut expanded).is_ok());
+        .is_some_and(|carrier| carrier.expand(domain, fingerprint.prefix(), &mut expanded).is_ok());
     Ok(whole && expanded.0 == block.0)
 }
 
@@ -369,25 +393,39 @@ fn has_bytes(
 struct Content<'a> {
     slots: Vec<usize>,
     blocks: Vec<&'a Block>,
+    /// The domain of each.
+    domains: Vec<u32>,
     fingerprints: Vec<Fingerprint>,
     /// False for critical blocks: they are no duplicates, and no duplicates of theirs are found.
     shared: Vec<bool>,
 }
 
 impl<'a> Content<'a> {
-    fn of(kernel: &Kernel, window: &'a Window) -> Content<'a> {
+    fn of(kernel: &Kernel, window: &'a Window) -> Result<Content<'a>> {
         let slots: Vec<usize> =
             (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
-        let mut fingerprints = kernel.identity.fingerprinter.many(&blocks);
-        let shares =
-            |&slot: &usize| !(window.blocks[slot].no_dedup && kernel.keeps(Rule::NoDedupNotShared));
+        let domains: Vec<u32> = slots.iter().map(|&slot| window.blocks[slot].kept.domain).collect();
+        let mut fingerprints = kernel.identity.fingerprints(&domains, &blocks)?;
+        let shares = |&slot: &usize| {
+            !(window.blocks[slot].kept.no_dedup && kernel.keeps(Rule::NoDedupNotShared))
+        };
         let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)
         {
             *fingerprint = fingerprint.unshared();
         }
-        Content { slots, blocks, fingerprints, shared }
+        Ok(Content { slots, blocks, domains, fingerprints, shared })
+    }
+
+    /// What is looked for among stored blocks, for each.
+    fn sought(&self) -> impl Iterator<Item = Sought<'_>> {
+        let all = self.domains.iter().zip(&self.fingerprints).zip(&self.blocks);
+        all.map(|((&domain, fingerprint), &block)| Sought {
+            domain,
+            fingerprint,
+            block: Some(block),
+        })
     }
 }
 
@@ -475,6 +513,7 @@ fn fates(
             (None, Some(&earlier))
                 if !moved
                     && content.shared[n]
+                    && content.domains[earlier] == content.domains[n]
                     && content.blocks[earlier].0 == content.blocks[n].0 =>
             {
                 Fate::Repeats(earlier)

@@ -107,7 +107,13 @@ mod tests {
         }
         let speed = Speed::default();
         for request in [
-            Request::VolumeCreate { name: name(), bytes: 1, no_dedup: Vec::new(), limits: speed },
+            Request::VolumeCreate {
+                name: name(),
+                bytes: 1,
+                no_dedup: Vec::new(),
+                limits: speed,
+                domain: None,
+            },
             Request::VolumeResize { name: name(), bytes: 1, force: true },
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
