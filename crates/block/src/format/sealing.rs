@@ -14,7 +14,6 @@
 
 use onefold_core::{Block, Error, Kind, Pba, Result};
 use onefold_seal::{CtrKey, Domain, Keys, Place, Secret, SivKey, TAG_BYTES, Use, block_counter};
-use zeroize::Zeroizing;
 
 /// The domain that each store begins with: of volumes that were made without a word, and of the changes
 /// of the catalogue.
@@ -76,7 +75,7 @@ pub(crate) struct Flaws {
 struct DomainKeys {
     number: u32,
     /// Its name; empty for the first one.
-    name: Zeroizing<String>,
+    name: String,
     blocks: CtrKey,
     payloads: SivKey,
     fingerprints: Secret,
@@ -115,7 +114,7 @@ impl DomainKeys {
         })?;
         Ok(DomainKeys {
             number,
-            name: Zeroizing::new(name.unwrap_or_default().to_owned()),
+            name: name.unwrap_or_default().to_owned(),
             blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
             payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
             fingerprints: domain.derive(Use::FINGERPRINTS),
@@ -164,7 +163,7 @@ impl Sealing {
 
     /// The name of a domain; `None` when it was erased.
     pub(crate) fn domain_name(&self, number: u32) -> Option<&str> {
-        self.domain(number).ok().map(|one| one.name.as_str())
+        self.domain(number).ok().map(|one| &*one.name)
     }
 
     /// The number of the domain that has a name.

@@ -127,7 +127,7 @@ mod tests {
             Request::SnapshotRollback { name: name(), keep: None, force: true },
             Request::SnapshotClone { of: name(), name: name() },
             Request::Export { name: name() },
-            Request::Import { name: name() },
+            Request::Import { name: name(), domain: None },
             Request::Send {
                 snapshot: name(),
                 from: None,

@@ -236,9 +236,11 @@ impl Served for Commands {
         progress("ready", 0, 0)?;
         let input = BufReader::with_capacity(PIECE_BYTES, stream::Pieces::new(input));
         match request {
-            Request::Import { name } => {
+            Request::Import { name, domain } => {
                 let look = &mut |done| progress("importing", done, 0);
-                let bytes = Copies::of(&self.store).import(&name, input, look)?;
+                let domain = volume::block::domain_of(&self.store, domain.as_deref())?;
+                let copies = Copies::of(&self.store).in_domain(domain);
+                let bytes = copies.import(&name, input, look)?;
                 tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
                 json(&bytes)
             }

@@ -110,7 +110,12 @@ pub enum Request {
     Export { name: String },
     /// A new volume of a stream of raw data, which follows in pieces when the answer says that it
     /// may.
-    Import { name: String },
+    Import {
+        name: String,
+        /// The name of the domain that it belongs to; none for the first one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
+    },
     /// A snapshot as a stream, as with an export.
     Send {
         snapshot: String,
