@@ -679,9 +679,11 @@ pub trait Subject: Sized {
         u64::MAX
     }
 
-    /// Different blocks that must always fit; none where blocks stay that nothing names.
+    /// Different blocks that must always fit; none where blocks stay that nothing names, or where a
+    /// content may be stored once for each domain.
     fn roomy(options: &StoreOptions) -> u64 {
-        if options.references.is_some() { 0 } else { options.disk_blocks / 8 }
+        let more = options.references.is_some() || options.domains > 0;
+        if more { 0 } else { options.disk_blocks / 8 }
     }
 
     /// Leaked blocks that are within the promise.
