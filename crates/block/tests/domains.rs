@@ -17,9 +17,9 @@ use damage::{copy, get, persevere, put};
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Acts, Copies, DomainListed, Engine, Format, KeySource, NewVolume, Settings, Store,
-    StoreExports, create_domain,
+    StoreExports,
     check::{MEMORY, check_with, scrub_with},
-    domain_called, domains, erase_domain,
+    create_domain, domain_called, domains, erase_domain,
     format::{
         geometry::{KEY_AREAS, SUPERBLOCKS},
         superblock::{DOMAINS, Found, Superblock},
@@ -27,7 +27,9 @@ use onefold_block::{
     identified,
 };
 use onefold_core::{Disk, Error, Exports, Kind, Pba, Read, Result, Run, Volume, VolumeId};
-use onefold_seal::{AREA_BYTES, Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
+use onefold_seal::{
+    AREA_BYTES, Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret,
+};
 use support::{changes, content, whole};
 
 const ID: [u8; 16] = [0x72; 16];
@@ -226,7 +228,8 @@ fn rule_26_an_erased_domain_gives_errors_and_its_space_comes_back() {
     assert_eq!(erase(&disk, 1).unwrap_err().kind(), Kind::NotFound);
     is_well(&disk, 80);
     let engine = open(&disk);
-    let listed = |number, name: Option<&str>| DomainListed { number, name: name.map(str::to_owned) };
+    let listed =
+        |number, name: Option<&str>| DomainListed { number, name: name.map(str::to_owned) };
     let right = [listed(0, Some("")), listed(1, None), listed(2, Some("other"))];
     assert_eq!(domains(&engine), right);
     assert!(domain_called(&engine, "one").is_err());
@@ -385,7 +388,10 @@ fn rule_26_a_crash_in_the_making_or_erasing_of_a_domain_leaves_it_as_it_was_or_d
             engine.close().unwrap();
             let (superblock, _) = identified(&*disk, &keys()).unwrap();
             let next = if changed && !erases { 4 } else { 3 };
-            assert_eq!((superblock.state.features & DOMAINS, superblock.state.next_domain), (16, next));
+            assert_eq!(
+                (superblock.state.features & DOMAINS, superblock.state.next_domain),
+                (16, next)
+            );
             // Once the new state is seen, the old key area opens nothing.
             if done.is_ok() {
                 is_well(&disk, if erases { 12 } else { 0 });
@@ -463,7 +469,8 @@ fn rule_35_a_store_without_domains_stays_as_it_was_and_its_first_one_is_a_featur
     is_well(&disk, 0);
     // A plain store has none.
     let plain = Arc::new(MemoryDisk::new(BLOCKS));
-    Engine::format(&*plain, &Format { zone_blocks: 64, ..Format::new(ID, [5; 32], BLOCKS) }).unwrap();
+    Engine::format(&*plain, &Format { zone_blocks: 64, ..Format::new(ID, [5; 32], BLOCKS) })
+        .unwrap();
     let error = create_domain(&*plain, &settings(), "one").unwrap_err();
     assert!(error.to_string().contains("not encrypted"), "{error}");
     let engine = Engine::open(plain, clock(), damage::settings()).unwrap();

@@ -196,7 +196,11 @@ fn rule_25_volumes_of_two_customers_share_nothing() {
     desk.ok("import disk again image --domain one --key key");
     assert_eq!(stored(&desk), 6 << 20);
     desk.ok("volume create disk empty --size 1M --domain other --key key");
-    desk.fails("volume create disk x --size 1M --domain nobody --key key", 1, &["no domain 'nobody'"]);
+    desk.fails(
+        "volume create disk x --size 1M --domain nobody --key key",
+        1,
+        &["no domain 'nobody'"],
+    );
     desk.ok("snapshot create disk v1@monday --key key");
     desk.ok("volume clone disk v1@monday copy --key key");
     let named = |name: &str, domain| (name.to_owned(), domain, false);
@@ -238,7 +242,10 @@ fn rule_25_volumes_of_two_customers_share_nothing() {
     desk.ok("scrub disk --key key");
     for name in ["v0", "v1", "v2", "copy", "received"] {
         desk.ok(&format!("export disk {name} got-{name} --key key"));
-        assert!(fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20), "{name}");
+        assert!(
+            fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20),
+            "{name}"
+        );
     }
 }
 
@@ -292,7 +299,10 @@ fn rule_26_a_customers_volumes_are_erased_and_all_others_stay() {
     assert_eq!(stored(&desk), before - (2 << 20));
     for name in ["v0", "v2"] {
         desk.ok(&format!("export disk {name} got-{name} --key key"));
-        assert!(fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20), "{name}");
+        assert!(
+            fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20),
+            "{name}"
+        );
     }
     let made = json(&desk.ok("domain create disk one --key key --json"));
     assert_eq!(made["number"], 3);

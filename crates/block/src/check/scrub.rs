@@ -289,9 +289,7 @@ fn content(
         .filter(|carrier| carrier.header.address == pba)
         .ok_or(BAD_CARRIER)?;
     let mut expanded = Block::zeroed();
-    carrier
-        .expand(domain, prefix, &mut expanded)
-        .map_err(|e| format!("can't be expanded: {e}"))?;
+    carrier.expand(domain, prefix, &mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
     Ok((*expanded, Carrier::proven(identity, block, pba).is_some()))
 }
 
@@ -357,7 +355,7 @@ fn settle(
         return;
     }
     let mut bad: Vec<Pba> = Vec::new();
-    let mut look = |_: &Tables, volume: &Volume, _, pba, carried, prefix| {
+    let mut look = |_: &Tables, volume: &Volume, _: Lba, pba: Pba, carried: bool, prefix: u64| {
         if !unknown.contains(pba) || !kernel.identity.has_domain(volume.domain) {
             return;
         }
@@ -434,7 +432,7 @@ fn name_bad(
         return;
     }
     let ScrubReport { bad, unread, .. } = report;
-    let mut name = |tables: &Tables, volume: &Volume, lba, pba, _, _| {
+    let mut name = |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, _: bool, _: u64| {
         let Some(&n) = at.get(&pba) else { return };
         let name = full_name(&tables.volumes, volume);
         let bad = &mut bad[n];

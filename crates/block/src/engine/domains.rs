@@ -77,7 +77,8 @@ pub fn domain_called(engine: &Engine, name: &str) -> Result<u32> {
 }
 
 fn no_domain(name: &str) -> Error {
-    let why = format!("there is no domain '{}'; onefold domain list shows all", name.escape_debug());
+    let why =
+        format!("there is no domain '{}'; onefold domain list shows all", name.escape_debug());
     Error::new(Kind::NotFound, why)
 }
 

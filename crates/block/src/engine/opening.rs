@@ -167,11 +167,8 @@ fn unrecovered(
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let tables = load_tables(&pages, state)?;
-    let volumes = Volumes::of(
-        &tables.volumes,
-        tables.state.next_volume,
-        identity.domains().collect(),
-    );
+    let volumes =
+        Volumes::of(&tables.volumes, tables.state.next_volume, identity.domains().collect());
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };

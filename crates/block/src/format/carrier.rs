@@ -349,7 +349,14 @@ mod tests {
         let mut lz4 = compress::Lz4::default();
         let payload = lz4.compress(&content, 2000).unwrap();
         let mut block = Block::zeroed();
-        encode(&identity, &header, &records, Payload { bytes: payload, ..Payload::NONE }, &mut block).unwrap();
+        encode(
+            &identity,
+            &header,
+            &records,
+            Payload { bytes: payload, ..Payload::NONE },
+            &mut block,
+        )
+        .unwrap();
         let carrier = Carrier::proven(&identity, &block, Pba(4242)).unwrap();
         assert_eq!(carrier.header, header);
         assert_eq!(carrier.records().collect::<Option<Vec<_>>>().unwrap(), records);

@@ -23,7 +23,9 @@ pub mod zone_list;
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Block, Fingerprint, Fingerprinter, Pba, Result, checksum, key_memory::Key};
+use onefold_core::{
+    Algorithm, Block, Fingerprint, Fingerprinter, Pba, Result, checksum, key_memory::Key,
+};
 use onefold_seal::{Keys, TAG_BYTES};
 
 pub use sealing::FIRST_DOMAIN;

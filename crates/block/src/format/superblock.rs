@@ -614,8 +614,7 @@ impl Raw {
                 keys: ((self.keys.get() != 0) == (self.features.get() & SEALED != 0)
                     || self.keys.get() == 0)
                     .then_some(self.keys.get())?,
-                next_domain: ((self.next_domain.get() > 1)
-                    == (self.features.get() & DOMAINS != 0)
+                next_domain: ((self.next_domain.get() > 1) == (self.features.get() & DOMAINS != 0)
                     && self.features.get() & (SEALED | DOMAINS) != DOMAINS)
                     .then_some(self.next_domain.get())?,
                 live_blocks: self.live_blocks.get(),

@@ -141,14 +141,7 @@ impl Window {
         let next = self.blocks.len();
         let slot = *self.index.entry((volume, lba)).or_insert(next as u32) as usize;
         if slot == next {
-            self.blocks.push(WindowBlock {
-                volume,
-                lba,
-                live: true,
-                moved,
-                kept,
-                placed: None,
-            });
+            self.blocks.push(WindowBlock { volume, lba, live: true, moved, kept, placed: None });
             self.live += 1;
             if slot / PIECE_BLOCKS == self.pieces.len() {
                 self.pieces.push(piece());

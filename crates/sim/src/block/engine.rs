@@ -4,8 +4,8 @@ use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, 
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NewVolume,
-    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
-    Times, Transfers, change_keys,
+    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader,
+    StreamWriter, Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
     create_domain, domains, erase_domain, erase_keys,
     format::{
@@ -329,12 +329,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
             &["thin", "cow"],
         ),
         (
-            &[
-                SealedCarriersProven,
-                CompressedHasNoCounter,
-                PayloadsByDomain,
-                RecoveryByDomain,
-            ],
+            &[SealedCarriersProven, CompressedHasNoCounter, PayloadsByDomain, RecoveryByDomain],
             &["thin"],
         ),
     ]

@@ -229,10 +229,7 @@ fn record_text(record: &Record) -> String {
 }
 
 /// The first domain in which something succeeds.
-fn first_domain(
-    identity: &Identity,
-    mut try_in: impl FnMut(u32) -> Result<()>,
-) -> Result<u32> {
+fn first_domain(identity: &Identity, mut try_in: impl FnMut(u32) -> Result<()>) -> Result<u32> {
     let mut failed = None;
     for domain in identity.domains() {
         match try_in(domain) {

@@ -193,9 +193,8 @@ fn open_in_place(kernel: &Kernel, named: &Named, block: &mut Block) -> Result<bo
     }
     let mut content = Block::zeroed();
     let carrier = Carrier::proven(&kernel.identity, block, *pba);
-    let whole = carrier.is_some_and(|carrier| {
-        carrier.expand(*domain, fingerprint.prefix(), &mut content).is_ok()
-    });
+    let whole = carrier
+        .is_some_and(|carrier| carrier.expand(*domain, fingerprint.prefix(), &mut content).is_ok());
     block.0 = content.0;
     Ok(whole)
 }

@@ -27,7 +27,8 @@ fn domains(file: &StoreFile) -> Result<Vec<DomainListed>> {
     let asker = asker().ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked for a key"))?;
     let keys = area.open(&asker.root(&area)?, true)?;
     let forged = || {
-        let why = "the key area was changed by somebody without its key; nothing that it says counts";
+        let why =
+            "the key area was changed by somebody without its key; nothing that it says counts";
         Error::new(Kind::Corrupt, why)
     };
     Ok(domains_of(&keys.ok_or_else(forged)?))

@@ -151,7 +151,9 @@ impl<S: Subject> Sim<S> {
         let (Some(store), Some(tenants)) = (&self.store, &self.tenants) else { return Ok(()) };
         if store.erased_domains() != tenants.erased {
             let (told, right) = (store.erased_domains(), &tenants.erased);
-            return Err(breach(format!("erased domains are {right:?}; the store says {told:?}")).into());
+            return Err(
+                breach(format!("erased domains are {right:?}; the store says {told:?}")).into()
+            );
         }
         let gone = |id| tenants.erased.contains(&store.domain_of(id));
         let volumes = self.model.volumes().iter().filter(|(_, volume)| gone(volume.id));

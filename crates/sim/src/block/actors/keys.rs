@@ -203,7 +203,11 @@ impl<S: Subject> Sim<S> {
     }
 
     /// True when a secret opens the store on a disk.
-    pub(super) fn opens(&self, disk: &Arc<VirtualDisk>, byte: u8) -> std::result::Result<bool, Failure> {
+    pub(super) fn opens(
+        &self,
+        disk: &Arc<VirtualDisk>,
+        byte: u8,
+    ) -> std::result::Result<bool, Failure> {
         self.opens_for(disk, (byte, None))
     }
 

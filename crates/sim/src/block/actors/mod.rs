@@ -8,7 +8,7 @@ mod keys;
 mod replication;
 mod schedule;
 
-pub(super) use growth::Growing;
 pub(crate) use domains::Tenants;
+pub(super) use growth::Growing;
 pub(crate) use keys::Secrets;
 pub(crate) use replication::Transfer;

@@ -98,14 +98,14 @@ impl Reader<'_> {
             self.expanded(at, prefix, domain)
         } else {
             let mut block = self.block(at);
-            let opens =
-                self.sealed.is_none_or(|sealed| sealed.raw(domain, prefix, at, &mut block));
+            let opens = self.sealed.is_none_or(|sealed| sealed.raw(domain, prefix, at, &mut block));
             opens.then_some(block)
         };
         let turned = if critical { u64::MAX } else { 0 };
         match bytes {
             Some(bytes)
-                if self.weak || number::<8>(&self.fingerprint(&bytes, domain), 0) ^ turned == prefix =>
+                if self.weak
+                    || number::<8>(&self.fingerprint(&bytes, domain), 0) ^ turned == prefix =>
             {
                 Held::Data(Arc::new(bytes))
             }
