@@ -3,7 +3,7 @@
 use onefold_core::Result;
 use onefold_seal::KeyArea;
 
-use super::prepare::{Sought, look_up};
+use super::lookup::{Sought, look_up};
 use crate::{
     format::{geometry::Geometry, page::MapEntry},
     kernel::{Kernel, State},

@@ -7,7 +7,7 @@ use crate::{
     counters::add,
     engine::{
         admission::{admit, admit_client_range, client_ranges_left, wait_for_ranges},
-        prepare::stored,
+        lookup::stored,
         read::{Wanted, read_block},
         resolve::map_entry,
         tenants::{admit_data, takes_duplicates},

@@ -82,8 +82,6 @@ pub fn change_keys(
     let sealing = Sealing::new(&keys, Flaws::default())?;
     let mut superblock = read_superblock(disk, Some(&sealing))?;
     keys.saw(superblock.state.keys);
-    // Numbers of domains do not come again, also after an older key area was accepted.
-    superblock.state.next_domain.checked_sub(1).into_iter().for_each(|last| keys.saw_domain(last));
     let random = opener.random();
     change(&mut keys, &*random)?;
     superblock.state.saw_domains(keys.next_domain());

@@ -36,6 +36,7 @@ pub(crate) mod idle;
 mod kept_room;
 pub(crate) mod key_changes;
 pub(crate) mod keys;
+pub(crate) mod lookup;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;

@@ -5,7 +5,7 @@
 
 use onefold_core::{Block, Fingerprint, Lba, Result, VolumeId};
 
-use super::{prepare, read, resolve::map_entries};
+use super::{lookup, read, resolve::map_entries};
 use crate::{
     format::page::{self, MapEntry, Table},
     kernel::Kernel,
@@ -46,7 +46,7 @@ pub(crate) fn contents(
 ) -> Result<Vec<Option<Block>>> {
     // The tables are held until the blocks are read: none of them is reused before.
     let tables = kernel.tables();
-    let placed = prepare::find(kernel, &tables, domain, wanted)?;
+    let placed = lookup::find(kernel, &tables, domain, wanted)?;
     let stored: Vec<Option<read::Wanted>> = placed
         .iter()
         .zip(wanted)
