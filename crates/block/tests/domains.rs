@@ -27,9 +27,7 @@ use onefold_block::{
     identified,
 };
 use onefold_core::{Disk, Error, Exports, Kind, Pba, Read, Result, Run, Volume, VolumeId};
-use onefold_seal::{
-    AREA_BYTES, Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret,
-};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
 use support::{changes, content, whole};
 
 const ID: [u8; 16] = [0x72; 16];
@@ -598,7 +596,7 @@ fn rule_25_what_is_received_belongs_to_the_domain_that_is_named() {
     let here = Site::of(with_domains());
     let there = Site::of(with_domains());
     let volume = here.volume("v1").unwrap();
-    (0..20).for_each(|lba| volume.write(lba * 4096, &bytes(lba)).unwrap());
+    (0..20).for_each(|lba| drop(volume.write(lba * 4096, &bytes(lba)).unwrap()));
     here.store.snapshot(&["v1@a".to_owned()], &mut || {}).unwrap();
     volume.write(0, &bytes(700)).unwrap();
     here.store.snapshot(&["v1@b".to_owned()], &mut || {}).unwrap();

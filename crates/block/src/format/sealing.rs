@@ -168,7 +168,7 @@ impl Sealing {
 
     /// The number of the domain that has a name.
     pub(crate) fn domain_called(&self, name: &str) -> Option<u32> {
-        self.others.iter().find(|one| *one.name == name).map(|one| one.number)
+        self.others.iter().find(|one| one.name == name).map(|one| one.number)
     }
 
     /// The number that the next domain gets.
