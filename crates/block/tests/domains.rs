@@ -343,7 +343,9 @@ fn rule_27_recovery_judges_what_is_in_no_checkpoint_by_each_domains_key() {
     // Also of a volume that no checkpoint knows.
     engine.create_volume_with("new", 64, in_domain(2)).unwrap();
     let id = engine.find_volume("new").unwrap();
-    (0..6).for_each(|lba| drop(engine.write(id, lba * 4096, &bytes(400 + lba)).unwrap()));
+    for lba in 0..6 {
+        engine.write(id, lba * 4096, &bytes(400 + lba)).unwrap();
+    }
     engine.flush().unwrap();
     drop(engine);
     holds(&open(&disk), "new", 400, 6);
@@ -521,7 +523,9 @@ fn rule_25_snapshots_clones_and_rollbacks_stay_in_their_domain() {
     is_well(&disk, 0);
     erase(&disk, 1).unwrap();
     let engine = open(&disk);
-    ["v1", "v1@a", "v1@b", "copy"].map(|name| is_erased(read(&engine, name, 0)));
+    for name in ["v1", "v1@a", "v1@b", "copy"] {
+        is_erased(read(&engine, name, 0));
+    }
     holds(&engine, "v2@a", 0, 24);
 }
 
@@ -596,7 +600,9 @@ fn rule_25_what_is_received_belongs_to_the_domain_that_is_named() {
     let here = Site::of(with_domains());
     let there = Site::of(with_domains());
     let volume = here.volume("v1").unwrap();
-    (0..20).for_each(|lba| drop(volume.write(lba * 4096, &bytes(lba)).unwrap()));
+    for lba in 0..20 {
+        volume.write(lba * 4096, &bytes(lba)).unwrap();
+    }
     here.store.snapshot(&["v1@a".to_owned()], &mut || {}).unwrap();
     volume.write(0, &bytes(700)).unwrap();
     here.store.snapshot(&["v1@b".to_owned()], &mut || {}).unwrap();

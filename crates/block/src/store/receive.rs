@@ -203,9 +203,9 @@ impl Copies<'_> {
         Ok((id, held))
     }
 
-    /// What is there belongs to the domain that was named, if one was.
+    /// What is there belongs to the domain that was named, if one was, and to none that was erased.
     fn must_be_of_domain(&self, id: VolumeId) -> Result<()> {
-        let found = self.0.engine.volume(id)?.domain;
+        let found = self.0.engine.kernel.state.lock().volumes.alive(id)?.domain;
         if self.1.is_none_or(|named| named == found) {
             return Ok(());
         }

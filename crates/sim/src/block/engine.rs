@@ -1,6 +1,13 @@
 //! The block engine under simulation.
 
-use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    io::Cursor,
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NewVolume,
@@ -198,20 +205,21 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         BaseCompared, BlocksSealed, BorrowersKeepPage, BothKeyAreasWritten, CarriersLimited,
         CarriersProven, CodeBeforeCopying, CommittedWhenDurable, CompressedHasNoCounter,
         CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited,
-        DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
-        ErasureEnded, FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery,
-        FramesInOrder, HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared,
-        KeyAreaProven, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        DataBeforeLink, DataByDomain, DiscardsLimited, DroppedRecordsVoid,
+        DuplicatesHaveReferences, DuplicatesWithinDomain, ErasureEnded, FailedFlushStopsWrites,
+        FingerprintGoesWithBlock, FingerprintsByDomain, FlushBeforeRecovery, FramesInOrder,
+        HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven,
+        LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
         MomentsLimited, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
         OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
-        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven,
-        SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited,
-        StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored,
-        WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        PayloadsByDomain, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease, RollbackAfterChanges,
+        SealedCarriersProven, SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered,
+        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,

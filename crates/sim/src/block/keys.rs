@@ -95,7 +95,7 @@ pub(super) fn domains_in(area: &[u8]) -> Result<Vec<u32>> {
     let area = KeyArea::decode(area)?;
     let opened = area.root(&secret(OWNER), 0)?;
     let (_, root) = opened.ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))?;
-    let keys = area.open(&root, true)?;
+    let keys = area.keys(&root)?;
     let keys = keys.ok_or_else(|| Error::new(Kind::Corrupt, "the key area is not proven"))?;
     Ok(keys.domains().iter().map(onefold_seal::Domain::number).collect())
 }

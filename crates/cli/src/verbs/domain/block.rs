@@ -25,7 +25,7 @@ fn settings(file: &StoreFile) -> Settings {
 fn domains(file: &StoreFile) -> Result<Vec<DomainListed>> {
     let area = file.key_area()?;
     let asker = asker().ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked for a key"))?;
-    let keys = area.open(&asker.root(&area)?, true)?;
+    let keys = area.keys(&asker.root(&area)?)?;
     let forged = || {
         let why =
             "the key area was changed by somebody without its key; nothing that it says counts";
