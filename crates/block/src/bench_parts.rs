@@ -6,7 +6,7 @@ use onefold_core::{Algorithm, Block, Fingerprint, Lba, Pba, VolumeId, compress::
 use crate::{
     format::{
         Identity,
-        carrier::{Header, encode, room_beside},
+        carrier::{Header, Payload, encode, room_beside},
         record::{Change, Record, WindowNumber},
     },
     index::{Index, hash_of},
@@ -94,7 +94,13 @@ impl Carriers {
                 durable: WindowNumber(0),
             };
             // A plain carrier is always made.
-            drop(encode(&self.identity, &header, mine, (&chosen.payload, 0), block));
+            drop(encode(
+                &self.identity,
+                &header,
+                mine,
+                Payload { bytes: &chosen.payload, ..Payload::NONE },
+                block,
+            ));
         }
         carriers.len()
     }

@@ -39,10 +39,11 @@ pub use acts::{Acts, Place, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{
-    Asked, CheckpointStep, Engine, Filled, Idleness, Receiving, SnapshotOf, VolumeState,
+    Asked, CheckpointStep, Engine, Filled, Idleness, NewVolume, Receiving, SnapshotOf, VolumeState,
 };
 pub use engine::{
     create::format_sealed,
+    domains::{DomainListed, create_domain, domain_called, domains, domains_of, erase_domain},
     durable_state,
     key_changes::{change_keys, erase_keys, identified, is_sealed},
 };

@@ -64,6 +64,8 @@ pub struct Receive {
     pub blocks: u64,
     /// Its blocks that are not deduplicated.
     pub no_dedup: NoDedup,
+    /// The domain that its data belongs to. With a base it is the base's.
+    pub domain: u32,
     /// The time here, in milliseconds since 1970.
     pub now_ms: u64,
     /// The volume may be one that was changed since the base, or is no replica: what it holds is

@@ -262,12 +262,27 @@ pub enum Rule {
     /// Whoever opens a sealed store to write ends an erasure of its keys that a crash cut off. Otherwise
     /// a copy of the keys stays on the disk that was told to be erased.
     ErasureEnded,
+    /// Fingerprints are made by the key of the volume's domain. Otherwise equal data of two domains is one
+    /// block, and a client learns what another domain has.
+    FingerprintsByDomain,
+    /// Data is sealed by the keys of the volume's domain. Otherwise what was told to be erased is
+    /// readable.
+    DataByDomain,
+    /// Compressed blocks are sealed by the keys of a domain, and not by the store's. Otherwise what was told
+    /// to be erased is readable.
+    PayloadsByDomain,
+    /// A duplicate is looked for in the volume's own domain. Otherwise a block names what its domain's key
+    /// does not open.
+    DuplicatesWithinDomain,
+    /// Recovery judges a block by the key of its volume's domain. Otherwise good records look torn, and what
+    /// was acknowledged is lost.
+    RecoveryByDomain,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 86] = [
+    pub const BUGS: [(&'static str, Rule); 91] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -354,5 +369,10 @@ impl Rule {
         ("older-state-taken", Rule::OlderStateRefused),
         ("keys-copied-unproven", Rule::CodeBeforeCopying),
         ("erasure-not-ended", Rule::ErasureEnded),
+        ("fingerprint-of-other-domain", Rule::FingerprintsByDomain),
+        ("payload-of-other-domain", Rule::DataByDomain),
+        ("payload-of-store-key", Rule::PayloadsByDomain),
+        ("duplicate-of-other-domain", Rule::DuplicatesWithinDomain),
+        ("recovery-by-other-domain", Rule::RecoveryByDomain),
     ];
 }

@@ -324,7 +324,7 @@ impl Settings {
         #[cfg(feature = "planted-bugs")]
         if let Some(bits) = self.weak_fingerprint {
             assert!(fixed.compares_bytes(), "a weak fingerprint needs the comparison of bytes");
-            return Identity { fingerprinter: identity.fingerprinter.shortened(bits), ..identity };
+            return identity.shortened(bits);
         }
         identity
     }

@@ -5,11 +5,11 @@ use std::{iter::once, ops::Range, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Format, NoDedup, Settings,
+    Engine, Format, NewVolume, NoDedup, Settings,
     check::{check, scrub},
     format::superblock::SchemeName,
 };
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId, VolumeLimits};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId};
 
 const COPIES: u64 = 20;
 
@@ -59,9 +59,9 @@ fn critical_blocks_share_nothing_with_any_scheme() {
     for scheme in SchemeName::ALL.into_iter().filter(|scheme| *scheme != SchemeName::Ideal) {
         let disk = formatted(scheme);
         let engine = open(&disk);
-        let critical = NoDedup::new(vec![3..7, 10..11]).unwrap();
-        let (volume, _) =
-            engine.create_volume_with("one", COPIES, critical, VolumeLimits::default()).unwrap();
+        let no_dedup = NoDedup::new(vec![3..7, 10..11]).unwrap();
+        let new = NewVolume { no_dedup, ..NewVolume::default() };
+        let (volume, _) = engine.create_volume_with("one", COPIES, new).unwrap();
         fill(&engine, volume, 7);
         engine.close().unwrap();
         drop(engine);
@@ -113,9 +113,8 @@ fn a_full_store_refuses_a_critical_block_that_is_stored_elsewhere() {
     Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) })
         .unwrap();
     let engine = open(&disk);
-    let (volume, _) = engine
-        .create_volume_with("one", 4096, critical(4000..4096), VolumeLimits::default())
-        .unwrap();
+    let new = NewVolume { no_dedup: critical(4000..4096), ..NewVolume::default() };
+    let (volume, _) = engine.create_volume_with("one", 4096, new).unwrap();
     let content = |n: u64| {
         let mut block = [0x5a; 4096];
         block[..8].copy_from_slice(&n.to_le_bytes());

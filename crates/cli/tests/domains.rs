@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 
 use serde_json::Value;
-use support::{Desk, noise};
+use support::{Desk, noise, qemu_io, try_qemu_io};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
@@ -137,12 +137,16 @@ fn rule_25_what_has_no_domains_says_so_in_a_sentence() {
     desk.fails("domain create plain one", 1, &["is not encrypted"]);
     desk.fails("domain list plain", 1, &["is not encrypted"]);
     desk.ok("create block disk --size 64M");
+    desk.fails("domain create disk one", 1, &["is not encrypted"]);
+    desk.fails("domain list disk", 1, &["is not encrypted"]);
+    desk.fails("domain erase disk one", 1, &["is not encrypted"]);
+    desk.fails("volume create disk v --size 1M --domain one", 1, &["is not encrypted"]);
     desk.ok("create cluster pool");
-    for store in ["disk", "pool"] {
-        desk.fails(&format!("domain create {store} one"), 1, &["can't have others yet"]);
-        desk.fails(&format!("domain list {store}"), 1, &["can't have others yet"]);
-        desk.fails(&format!("domain erase {store} one"), 1, &["can't have others yet"]);
-    }
+    desk.fails("domain create pool one", 1, &["can't have others yet"]);
+    desk.fails("domain list pool", 1, &["can't have others yet"]);
+    desk.fails("domain erase pool one", 1, &["can't have others yet"]);
+    desk.fails("volume create pool v --size 1M --domain one", 1, &["belong to one domain"]);
+    desk.fails("volume create plain v --size 1M --domain one", 1, &["belong to one domain"]);
     fs::write(desk.path("stream"), b"x").unwrap();
     desk.fails("put plain s stream --domain one", 1, &["is not encrypted"]);
     desk.fails("put pool s stream --domain one", 1, &["no domains"]);
@@ -154,4 +158,152 @@ fn rule_25_what_has_no_domains_says_so_in_a_sentence() {
     // Nothing was changed by what was refused.
     let version = fs::read(desk.path("a/label")).unwrap();
     assert_eq!(version[136] & 64, 0);
+}
+
+/// An encrypted block store with two domains, and the same data in a volume of each and of the first one.
+fn block_desk() -> Desk {
+    let desk = Desk::new();
+    desk.ok("create block disk --size 64M --preallocate none --key key");
+    desk.ok("domain create disk one --key key");
+    let made = json(&desk.ok("domain create disk other --key key --json"));
+    assert_eq!(made["number"], 2);
+    fs::write(desk.path("image"), noise(3, 2 << 20)).unwrap();
+    desk.ok("import disk v0 image --key key");
+    desk.ok("import disk v1 image --domain one --key key");
+    desk.ok("import disk v2 image --domain other --key key");
+    desk
+}
+
+fn stored(desk: &Desk) -> u64 {
+    let status = json(&desk.ok("status disk --json --key key"));
+    status["space"]["stored_bytes"].as_u64().unwrap()
+}
+
+/// The volumes of the store, each with the number of its domain and whether that was erased.
+fn volumes(desk: &Desk) -> Vec<(String, u64, bool)> {
+    let listed = json(&desk.ok("volume list disk --json --key key"));
+    let of = |one: &Value| {
+        let name = one["name"].as_str().unwrap().to_owned();
+        (name, one["domain"].as_u64().unwrap(), one["erased"].as_bool().unwrap())
+    };
+    listed.as_array().unwrap().iter().map(of).collect()
+}
+
+#[test]
+fn rule_25_volumes_of_two_customers_share_nothing() {
+    let desk = block_desk();
+    assert_eq!(stored(&desk), 6 << 20);
+    desk.ok("import disk again image --domain one --key key");
+    assert_eq!(stored(&desk), 6 << 20);
+    desk.ok("volume create disk empty --size 1M --domain other --key key");
+    desk.fails(
+        "volume create disk x --size 1M --domain nobody --key key",
+        1,
+        &["no domain 'nobody'"],
+    );
+    desk.ok("snapshot create disk v1@monday --key key");
+    desk.ok("volume clone disk v1@monday copy --key key");
+    let named = |name: &str, domain| (name.to_owned(), domain, false);
+    let right = [
+        named("again", 1),
+        named("copy", 1),
+        named("empty", 2),
+        named("v0", 0),
+        named("v1", 1),
+        named("v2", 2),
+    ];
+    assert_eq!(volumes(&desk), right);
+    assert!(desk.ok("volume list disk --key key").contains("(domain 1, 'one')"));
+    let status = json(&desk.ok("status disk --json --key key"));
+    assert_eq!(status["volumes"][1]["domain_name"], "one");
+    let listed = json(&desk.ok("domain list disk --key key --json"));
+    let rows = listed["domains"].as_array().unwrap();
+    let found: Vec<(&str, u64, u64)> = rows
+        .iter()
+        .map(|row| {
+            let number = |key: &str| row[key].as_u64().unwrap();
+            (row["name"].as_str().unwrap(), number("volumes"), number("snapshots"))
+        })
+        .collect();
+    assert_eq!(found, [("", 1, 0), ("one", 3, 1), ("other", 2, 0)]);
+    // A snapshot from elsewhere goes where it is said.
+    desk.ok("send disk v1@monday --output stream --key key");
+    let receive = |arguments: &str| {
+        let mut command = desk.command(&format!("receive disk {arguments} --key key"));
+        let output = command.stdin(fs::File::open(desk.path("stream")).unwrap()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (went, said) = receive("received --domain other");
+    assert!(went, "{said}");
+    assert!(volumes(&desk).contains(&named("received", 2)));
+    let (went, said) = receive("x --domain nobody");
+    assert!(!went && said.contains("no domain 'nobody'"), "{said}");
+    desk.ok("check disk --key key");
+    desk.ok("scrub disk --key key");
+    for name in ["v0", "v1", "v2", "copy", "received"] {
+        desk.ok(&format!("export disk {name} got-{name} --key key"));
+        assert!(
+            fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn rule_26_a_customers_volumes_are_erased_and_all_others_stay() {
+    let desk = block_desk();
+    desk.ok("snapshot create disk v1@monday --key key");
+    // Nobody serves the store meanwhile; its list can be seen.
+    let serving = desk.serve("disk --key key");
+    desk.fails("domain create disk third --key key", 1, &["is served"]);
+    desk.fails("domain erase disk one --key key", 1, &["is served"]);
+    assert!(desk.ok("domain list disk --key key").contains("other"));
+    desk.ok("volume create disk served --size 1M --domain one --key key");
+    serving.terminate();
+    let said = desk.fails("domain erase disk one --key key", 1, &["--confirm", "2 volumes"]);
+    let digits = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    desk.fails("domain erase disk nobody --key key", 1, &["no domain 'nobody'"]);
+    desk.fails("domain erase disk one --confirm 00000000-1 --key key", 1, &["--confirm"]);
+    assert_eq!(volumes(&desk)[2], ("v1".to_owned(), 1, false));
+    let said = desk.ok(&format!("domain erase disk one --confirm {digits} --key key"));
+    assert!(said.contains("is erased") && said.contains("deleting its volumes"), "{said}");
+    desk.fails("domain erase disk one --key key", 1, &["no domain 'one'"]);
+    assert_eq!(volumes(&desk)[2], ("v1".to_owned(), 1, true));
+    assert!(desk.ok("volume list disk --key key").contains("(domain 1, erased)"));
+    let listed = json(&desk.ok("domain list disk --key key --json"));
+    assert!(listed["domains"][1]["name"].is_null() && listed["domains"][1]["erased"] == true);
+    for refused in [
+        "export disk v1 x",
+        "send disk v1@monday --output x",
+        "volume resize disk v1 --size 4M",
+        "volume clone disk v1 c",
+        "snapshot create disk v1@tuesday",
+        "snapshot rollback disk v1@monday",
+    ] {
+        desk.fails(&format!("{refused} --key key"), 1, &["was erased"]);
+    }
+    desk.ok("check disk --key key");
+    assert!(desk.ok("scrub disk --key key").contains("512 blocks of domains that were erased"));
+    desk.fails("scrub disk --only v1 --key key", 1, &["was erased"]);
+    assert!(desk.ok("status disk --key key").contains("'v1' can't be read"));
+    let before = stored(&desk);
+    // It serves on: clients of others see nothing of it.
+    let serving = desk.serve("disk --key key");
+    qemu_io(&desk.uri("disk", "v2"), &["read 0 2M"]);
+    let refused = try_qemu_io(&desk.uri("disk", "v1"), &["read 0 4k"]);
+    assert!(!refused.status.success() || refused.out.contains("failed"), "{refused:?}");
+    desk.ok("snapshot delete disk v1@monday --key key");
+    desk.ok("volume delete disk v1 served --key key");
+    serving.terminate();
+    desk.ok("check disk --key key");
+    assert_eq!(stored(&desk), before - (2 << 20));
+    for name in ["v0", "v2"] {
+        desk.ok(&format!("export disk {name} got-{name} --key key"));
+        assert!(
+            fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(3, 2 << 20),
+            "{name}"
+        );
+    }
+    let made = json(&desk.ok("domain create disk one --key key --json"));
+    assert_eq!(made["number"], 3);
 }

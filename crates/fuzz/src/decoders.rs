@@ -124,13 +124,13 @@ pub fn carrier(data: &[u8]) {
     let mut block = block(data);
     let mut expanded = Block::zeroed();
     if let Some(carrier) = Carrier::shape(&identity, &block, Pba(0)) {
-        let _ = carrier.expand(0, &mut expanded);
+        let _ = carrier.expand(0, 0, &mut expanded);
     }
     corrupt::repair(&identity, &mut block);
     let address = Pba(u64::from_le_bytes(std::array::from_fn(|n| block.0[32 + n])));
     let Some(found) = Carrier::proven(&identity, &block, address) else { return };
     reach::good();
-    let _ = found.expand(0, &mut expanded);
+    let _ = found.expand(0, 0, &mut expanded);
     let Some(records) = found.records().collect::<Option<Vec<_>>>() else { return };
     assert!(records.len() <= carrier::RECORDS_MAX, "a carrier holds too many records");
     for record in records {
@@ -232,6 +232,7 @@ pub(crate) fn page_examples() -> Vec<Vec<u8>> {
         blocks: 77,
         no_dedup: onefold_block::NoDedup::new(vec![2..5, 9..10]).unwrap_or_default(),
         limits: onefold_core::VolumeLimits { iops: 500, bytes: 10 << 20 },
+        domain: 2,
     };
     examples.push(change.encode().0.to_vec());
     examples

@@ -111,7 +111,7 @@ pub fn sealed_block(data: &[u8]) {
         let Some(carrier) = Carrier::proven(identity, &block, AT) else { continue };
         reach::good();
         let mut expanded = Block::zeroed();
-        let _ = carrier.expand(7, &mut expanded);
+        let _ = carrier.expand(0, 7, &mut expanded);
         assert!(carrier.records().count() <= 100, "a carrier holds too many records");
     }
 }

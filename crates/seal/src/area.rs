@@ -183,6 +183,14 @@ impl KeyArea {
         Secret::take(&mut code(root, &self.bytes)).equals(&array(&self.bytes, CODE_AT))
     }
 
+    /// The keys, by the root key; `None` when somebody without it changed the area.
+    ///
+    /// # Errors
+    /// `Corrupt`: what is wrapped does not open, or the keys are being destroyed.
+    pub fn keys(&self, root: &Secret) -> Result<Option<Keys>> {
+        self.open(root, true)
+    }
+
     /// The keys, by the root key; `None` when the code says that somebody changed the area, or that
     /// this is no root key of it. The code is always compared; only simulators give `compares` as
     /// false.

@@ -203,7 +203,8 @@ impl Keys {
     }
 
     /// The number of the next domain. The number of one that was erased does not come again.
-    pub(crate) fn next_domain(&self) -> u32 {
+    #[must_use]
+    pub fn next_domain(&self) -> u32 {
         let last = self.domains.iter().map(|domain| domain.number).max();
         self.next_domain.max(last.map_or(0, |last| last.saturating_add(1)))
     }

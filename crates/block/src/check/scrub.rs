@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Block, Disk, Fingerprint, Lba, Pba, Result, VolumeId};
 
 use super::{
-    batch::read_each,
+    batch::{read_each, read_one},
     leaves::{self, Leaf, Leaves},
     overlay_disk::OverlayDisk,
     recovered::{OVERLAY_BYTES, Still},
@@ -27,6 +27,7 @@ use crate::{
         carrier::Carrier,
         catalogue::Volume,
         page::{self, MapEntry, ReferenceEntry, Table},
+        stored::{self, Stored},
     },
     kernel::Kernel,
     overlay::Tables,
@@ -64,6 +65,10 @@ pub struct ScrubReport {
     pub bad_found: u64,
     /// How many of them hold their data whole.
     pub whole_found: u64,
+    /// Blocks that no domain opens that was not erased, and that no volume of one names: they belong to one
+    /// that was erased, and become free when its volumes and snapshots are deleted. Their carriers are
+    /// whole.
+    pub erased_blocks: u64,
     /// Table pages that could not be read, so that their blocks were not verified.
     pub unread: Vec<String>,
     /// True when it was cancelled before its end.
@@ -101,13 +106,54 @@ type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 /// The problem with a carrier that gives no data.
 const BAD_CARRIER: &str = "is a damaged carrier, or none";
 
+/// The problem with data that is another.
+const OTHER_FINGERPRINT: &str = "does not have the fingerprint that it should have";
+
+/// Words of blocks that nobody opens, which are judged together: 2^25 blocks at most, of 128 GiB.
+const UNKNOWN_MAX: usize = 1 << 19;
+
 /// A block whose fingerprint is to be computed.
 struct Pending {
-    pba: Pba,
+    stored: Stored,
     expected: Fingerprint,
     content: Block,
+    /// As it was read, where it may be of another domain than was tried.
+    block: Option<Block>,
     /// False for what came from a carrier whose checksum differs.
     proven: bool,
+}
+
+/// Blocks that no domain opens that was not erased: 64 of each word.
+#[derive(Default)]
+struct Unknown(BTreeMap<u64, u64>);
+
+impl Unknown {
+    fn insert(&mut self, pba: Pba) {
+        *self.0.entry(pba.0 / 64).or_default() |= 1 << (pba.0 % 64);
+    }
+
+    fn contains(&self, pba: Pba) -> bool {
+        self.0.get(&(pba.0 / 64)).is_some_and(|word| word & 1 << (pba.0 % 64) != 0)
+    }
+
+    fn remove(&mut self, pba: Pba) {
+        if let Some(word) = self.0.get_mut(&(pba.0 / 64)) {
+            *word &= !(1 << (pba.0 % 64));
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.0.values().map(|word| u64::from(word.count_ones())).sum()
+    }
+}
+
+/// The blocks of one scrub.
+#[derive(Default)]
+struct Blocks {
+    /// The domain of the block before: that of the next one, most likely.
+    domain: u32,
+    pending: Vec<Pending>,
+    unknown: Unknown,
 }
 
 /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
@@ -121,6 +167,7 @@ fn verify_all(
 ) -> ScrubReport {
     let mut report = ScrubReport::default();
     let mut leaves = Leaves::new(Table::References, 0);
+    let mut blocks = Blocks::default();
     loop {
         let tables = kernel.tables();
         let total = tables.state.live_blocks;
@@ -135,9 +182,13 @@ fn verify_all(
         };
         let expected = expected(kernel, rule, &tables, &found, &mut report.unread);
         report.blocks += expected.len() as u64;
-        verify_blocks(kernel, &expected, &mut report);
+        verify_blocks(kernel, &expected, &mut blocks, &mut report);
         drop(tables);
+        if blocks.unknown.0.len() >= UNKNOWN_MAX {
+            settle(kernel, &mut blocks.unknown, &mut report, progress, cancel);
+        }
     }
+    settle(kernel, &mut blocks.unknown, &mut report, progress, cancel);
     name_bad(kernel, &mut report, progress, cancel);
     report
 }
@@ -189,77 +240,183 @@ fn expected(
 }
 
 /// Reads the blocks and compares them.
-fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport) {
+fn verify_blocks(
+    kernel: &Kernel,
+    expected: &Expected,
+    blocks: &mut Blocks,
+    report: &mut ScrubReport,
+) {
     let places: Vec<Pba> = expected.keys().copied().collect();
-    let mut pending: Vec<Pending> = Vec::with_capacity(HASHED);
+    let several = kernel.identity.domains().count() > 1 || kernel.identity.has_erased();
     read_each(&*kernel.disk, &places, &mut |pba, block| {
         let (expected, carried) = expected[&pba];
-        let read = block.map_err(|e| format!("can't be read: {e}"));
-        let content = read.and_then(|block| match carried {
-            false => opened(kernel, block, pba, &expected).map(|block| (block, true)),
-            true => carried_by(kernel, block, pba, &expected),
-        });
-        match content {
-            Ok((content, proven)) => pending.push(Pending { pba, expected, content, proven }),
+        let stored = Stored { pba, carried, prefix: expected.prefix() };
+        let block = match block {
+            Ok(block) => block,
+            Err(e) => return report.add(pba, format!("can't be read: {e}"), false),
+        };
+        match content(kernel, blocks.domain, stored, block) {
+            Ok((content, proven)) => {
+                let block = several.then(|| block.clone());
+                blocks.pending.push(Pending { stored, expected, content, block, proven });
+            }
+            Err(_) if several && is_elsewhere(kernel, stored, block, &expected, blocks) => {}
             Err(what) => report.add(pba, what, false),
         }
-        if pending.len() == HASHED {
-            compare_hashes(kernel, &mut pending, report);
+        if blocks.pending.len() == HASHED {
+            compare_hashes(kernel, blocks, report);
         }
     });
-    compare_hashes(kernel, &mut pending, report);
+    compare_hashes(kernel, blocks, report);
 }
 
-/// A raw block as clients see it.
-fn opened(
+/// The content of a block as its clients see it if it is of this domain, and whether all bytes of its
+/// carrier are as they were written. A reader needs no more than the data.
+fn content(
     kernel: &Kernel,
+    domain: u32,
+    stored: Stored,
     block: &Block,
-    pba: Pba,
-    fingerprint: &Fingerprint,
-) -> Result<Block, String> {
-    let mut block = block.clone();
-    if let Some(sealing) = &kernel.identity.sealing {
-        let prefix = fingerprint.prefix();
-        sealing.open_raw(prefix, pba, &mut block).map_err(|e| e.to_string())?;
-    }
-    Ok(block)
-}
-
-/// The data in a carrier, and whether all bytes of the carrier are as they were written. A reader
-/// needs no more than the data.
-fn carried_by(
-    kernel: &Kernel,
-    block: &Block,
-    pba: Pba,
-    fingerprint: &Fingerprint,
 ) -> Result<(Block, bool), String> {
-    let carrier = Carrier::shape(&kernel.identity, block, pba)
+    let Stored { pba, carried, prefix } = stored;
+    let identity = &kernel.identity;
+    if !carried {
+        let mut content = block.clone();
+        identity.open_raw(domain, prefix, pba, &mut content).map_err(|e| e.to_string())?;
+        return Ok((content, true));
+    }
+    let carrier = Carrier::shape(identity, block, pba)
         .filter(|carrier| carrier.header.address == pba)
         .ok_or(BAD_CARRIER)?;
     let mut expanded = Block::zeroed();
-    carrier
-        .expand(fingerprint.prefix(), &mut expanded)
-        .map_err(|e| format!("can't be expanded: {e}"))?;
-    Ok((*expanded, Carrier::proven(&kernel.identity, block, pba).is_some()))
+    carrier.expand(domain, prefix, &mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+    Ok((*expanded, Carrier::proven(identity, block, pba).is_some()))
 }
 
-fn compare_hashes(kernel: &Kernel, pending: &mut Vec<Pending>, report: &mut ScrubReport) {
-    let blocks: Vec<&Block> = pending.iter().map(|block| &block.content).collect();
-    let found = kernel.identity.fingerprinter.many(&blocks);
-    for (block, found) in pending.iter().zip(found) {
-        match (found.agrees(&block.expected), block.proven) {
-            (true, true) => {}
-            (true, false) => {
-                report.add(block.pba, "is a damaged carrier, but its data is whole".into(), true);
+/// True when a block is that of another domain, or may be of one that was erased. A carrier is whole in
+/// any case.
+fn is_elsewhere(
+    kernel: &Kernel,
+    stored: Stored,
+    block: &Block,
+    expected: &Fingerprint,
+    blocks: &mut Blocks,
+) -> bool {
+    let identity = &kernel.identity;
+    if stored.carried && Carrier::proven(identity, block, stored.pba).is_none() {
+        return false;
+    }
+    let agrees = |found: &Fingerprint| found.agrees(expected);
+    if let Some((domain, ..)) = stored::found(identity, stored, block, agrees) {
+        blocks.domain = domain;
+        return true;
+    }
+    let may_be_erased = identity.has_erased();
+    if may_be_erased {
+        blocks.unknown.insert(stored.pba);
+    }
+    may_be_erased
+}
+
+fn compare_hashes(kernel: &Kernel, blocks: &mut Blocks, report: &mut ScrubReport) {
+    let pending = std::mem::take(&mut blocks.pending);
+    let contents: Vec<&Block> = pending.iter().map(|one| &one.content).collect();
+    // Those that wait were opened in one domain or another: what does not agree is tried in all.
+    let found = kernel
+        .identity
+        .fingerprinter_of(blocks.domain)
+        .unwrap_or(&kernel.identity.fingerprinter)
+        .many(&contents);
+    for (one, found) in pending.iter().zip(found) {
+        let pba = one.stored.pba;
+        match (found.agrees(&one.expected), one.proven, &one.block) {
+            (true, true, _) => {}
+            (true, false, _) => {
+                report.add(pba, "is a damaged carrier, but its data is whole".into(), true);
             }
-            (false, false) => report.add(block.pba, BAD_CARRIER.into(), false),
-            (false, true) => {
-                let what = "does not have the fingerprint that it should have";
-                report.add(block.pba, what.into(), false);
+            (false, _, Some(block))
+                if is_elsewhere(kernel, one.stored, block, &one.expected, blocks) => {}
+            (false, false, _) => report.add(pba, BAD_CARRIER.into(), false),
+            (false, true, _) => report.add(pba, OTHER_FINGERPRINT.into(), false),
+        }
+    }
+}
+
+/// Tells which of the blocks that nobody opens are damage: those that a map of a domain names that was
+/// not erased. The others belong to one that was.
+fn settle(
+    kernel: &Kernel,
+    unknown: &mut Unknown,
+    report: &mut ScrubReport,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) {
+    if unknown.0.is_empty() {
+        return;
+    }
+    let mut bad: Vec<Pba> = Vec::new();
+    let mut look = |_: &Tables, volume: &Volume, _: Lba, pba: Pba, carried: bool, prefix: u64| {
+        if !unknown.contains(pba) || !kernel.identity.has_domain(volume.domain) {
+            return;
+        }
+        // The place may hold something else by now, which is whole.
+        let stored = Stored { pba, carried, prefix };
+        let is_it = |found: &Fingerprint| found.has_prefix(prefix);
+        let whole = read_one(&*kernel.disk, pba)
+            .is_ok_and(|block| stored::found(&kernel.identity, stored, &block, is_it).is_some());
+        unknown.remove(pba);
+        if !whole {
+            bad.push(pba);
+        }
+    };
+    let walked = each_mapping(kernel, &mut report.unread, progress, cancel, &mut look);
+    report.cancelled |= !walked;
+    bad.into_iter().for_each(|pba| report.add(pba, OTHER_FINGERPRINT.into(), false));
+    report.erased_blocks += unknown.count();
+    unknown.0.clear();
+}
+
+/// Sees a mapping to a block: the tables that have it, its map, its address, and what is mapped.
+type SeesMapping<'f> = &'f mut dyn FnMut(&Tables, &Volume, Lba, Pba, bool, u64);
+
+/// Looks at all mappings of maps that have names, some leaves at a time. False when it was cancelled.
+fn each_mapping(
+    kernel: &Kernel,
+    unread: &mut Vec<String>,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+    sees: SeesMapping<'_>,
+) -> bool {
+    let volumes: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
+    for (n, &id) in volumes.iter().enumerate() {
+        let family = kernel.tables().volumes.get(&id).map_or(id.0, |volume| volume.family());
+        let mut leaves = Leaves::new(Table::Map, family);
+        loop {
+            progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
+            if cancel() {
+                return false;
+            }
+            let tables = kernel.tables();
+            let Some(volume) = tables.volumes.get(&id).filter(|volume| !volume.name.is_empty())
+            else {
+                break;
+            };
+            let Some(found) = leaves.next(kernel, &volume.map, MAP_LEAVES, unread) else {
+                break;
+            };
+            for (leaf, pointer, page) in found {
+                for slot in 0..Table::Map.per_leaf() {
+                    let lba = Lba(leaf * Table::Map.per_leaf() + slot);
+                    if let Some(MapEntry::Block { pba, carried, prefix }) =
+                        entry_in(&tables.discards, id, lba, Some((&pointer, &page)))
+                    {
+                        sees(&tables, volume, lba, pba, carried, prefix);
+                    }
+                }
             }
         }
     }
-    pending.clear();
+    true
 }
 
 /// Finds the addresses that name bad blocks.
@@ -270,49 +427,24 @@ fn name_bad(
     cancel: &mut dyn FnMut() -> bool,
 ) {
     let lost = report.bad.iter().zip(0..).filter(|(bad, _)| !bad.whole);
-    let bad: BTreeMap<Pba, usize> = lost.map(|(bad, n)| (bad.pba, n)).collect();
-    if bad.is_empty() {
+    let at: BTreeMap<Pba, usize> = lost.map(|(bad, n)| (bad.pba, n)).collect();
+    if at.is_empty() {
         return;
     }
-    let volumes: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
-    for (n, &id) in volumes.iter().enumerate() {
-        let family = kernel.tables().volumes.get(&id).map_or(id.0, |volume| volume.family());
-        let mut leaves = Leaves::new(Table::Map, family);
-        loop {
-            progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
-            if cancel() {
-                report.cancelled = true;
-                return;
-            }
-            let tables = kernel.tables();
-            let Some(volume) = tables.volumes.get(&id).filter(|volume| !volume.name.is_empty())
-            else {
-                break;
-            };
-            let name = full_name(&tables.volumes, volume);
-            let Some(found) = leaves.next(kernel, &volume.map, MAP_LEAVES, &mut report.unread)
-            else {
-                break;
-            };
-            for (leaf, pointer, page) in found {
-                for slot in 0..Table::Map.per_leaf() {
-                    let lba = Lba(leaf * Table::Map.per_leaf() + slot);
-                    if let Some(MapEntry::Block { pba, .. }) =
-                        entry_in(&tables.discards, id, lba, Some((&pointer, &page)))
-                        && let Some(&n) = bad.get(&pba)
-                    {
-                        let bad = &mut report.bad[n];
-                        bad.names_found += 1;
-                        // Every map that is hit is named, however often the others are.
-                        let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
-                        if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
-                            bad.names.push((name.clone(), lba));
-                        }
-                    }
-                }
-            }
+    let ScrubReport { bad, unread, .. } = report;
+    let mut name = |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, _: bool, _: u64| {
+        let Some(&n) = at.get(&pba) else { return };
+        let name = full_name(&tables.volumes, volume);
+        let bad = &mut bad[n];
+        bad.names_found += 1;
+        // Every map that is hit is named, however often the others are.
+        let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
+        if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
+            bad.names.push((name, lba));
         }
-    }
+    };
+    let walked = each_mapping(kernel, unread, progress, cancel, &mut name);
+    report.cancelled |= !walked;
 }
 
 /// The name of a map as clients use it: of a snapshot `vm1@monday`.

@@ -75,7 +75,7 @@ impl MapScrub {
 /// then; when it is true the report says how far it came.
 ///
 /// # Errors
-/// `NotFound`, also when it is deleted meanwhile.
+/// `NotFound`, also when it is deleted meanwhile; `Corrupt`: its domain was erased.
 pub fn scrub_map(
     engine: &Engine,
     name: &str,
@@ -83,6 +83,7 @@ pub fn scrub_map(
     cancel: &mut dyn FnMut() -> bool,
 ) -> Result<MapScrub> {
     let map = engine.find_volume(name)?;
+    engine.kernel.state.lock().volumes.alive(map)?;
     let mut report = MapScrub::default();
     let mut at = 0;
     loop {

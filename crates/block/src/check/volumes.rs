@@ -7,6 +7,7 @@ use onefold_core::VolumeId;
 use super::{report::Place, tables::Checker};
 use crate::{
     format::{
+        FIRST_DOMAIN,
         catalogue::{Discard, MapKind, VOLUME_BLOCKS_MAX, Volume, check_name},
         page::{Table, body},
     },
@@ -103,6 +104,10 @@ impl Checker<'_> {
                     self.report.problem(place, "it was deleted, but has ranges that wait");
                 }
                 continue;
+            }
+            if volume.domain != FIRST_DOMAIN && volume.domain >= self.state.next_domain {
+                let what = format!("it belongs to domain {}, which was never made", volume.domain);
+                self.report.problem(place.clone(), what);
             }
             if volume.sharing.kind == MapKind::Receiving {
                 self.judge_receiving(volume, &place);

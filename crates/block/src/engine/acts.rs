@@ -8,7 +8,10 @@ use std::{
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::act_room::{Asking, admit, admit_changes, copied_ranges};
+use super::{
+    act_room::{Asking, admit, admit_changes, copied_ranges},
+    catalogue::check_domain,
+};
 use crate::{
     coverage::Mark,
     format::{catalogue::NAME_MAX, record::WindowNumber},
@@ -77,7 +80,7 @@ pub(crate) fn clone_volume(
 ) -> Result<(VolumeId, Asked)> {
     let kernel = asking.kernel;
     let mut state = kernel.state.lock();
-    let origin = state.volumes.get(of)?.clone();
+    let origin = state.volumes.alive(of)?.clone();
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(origin.blocks, None)?;
     admit(asking, &mut state, &[of], 1)?;
@@ -152,6 +155,10 @@ pub(crate) fn receive(asking: Asking<'_>, what: Receive) -> Result<(VolumeId, As
         })?,
         Some(base) => check_base(kernel, &state, base, &what)?,
     }
+    let domain = match what.base {
+        Some(base) => state.volumes.alive(base)?.domain,
+        None => check_domain(&state, what.domain).map(|()| what.domain)?,
+    };
     state.volumes.check_size(what.blocks, None)?;
     let origins: Vec<VolumeId> = what.base.into_iter().collect();
     admit(asking, &mut state, &origins, 1)?;
@@ -165,6 +172,7 @@ pub(crate) fn receive(asking: Asking<'_>, what: Receive) -> Result<(VolumeId, As
         blocks,
         no_dedup: what.no_dedup.clone(),
         limits: VolumeLimits::default(),
+        domain,
         snapshot: None,
         receiving: Some(Receiving {
             guid: what.guid,
@@ -314,7 +322,7 @@ pub(crate) fn received(
 }
 
 fn check_receiving(state: &State, id: VolumeId) -> Result<VolumeState> {
-    let receive = state.volumes.get(id)?;
+    let receive = state.volumes.alive(id)?;
     if receive.receiving.is_some() {
         return Ok(receive.clone());
     }
@@ -325,7 +333,7 @@ fn check_receiving(state: &State, id: VolumeId) -> Result<VolumeState> {
 pub(crate) fn promote(asking: Asking<'_>, id: VolumeId) -> Result<Asked> {
     let kernel = asking.kernel;
     let mut state = kernel.state.lock();
-    if state.volumes.get(id)?.replica_of.is_none() {
+    if state.volumes.alive(id)?.replica_of.is_none() {
         return Err(Error::new(Kind::InvalidInput, "the volume is no replica"));
     }
     if state.volumes.received_for(id) {
@@ -348,7 +356,7 @@ fn check_snapshot(
     name: &str,
     beside: usize,
 ) -> Result<()> {
-    if state.volumes.get(of)?.snapshot.is_some() {
+    if state.volumes.alive(of)?.snapshot.is_some() {
         return Err(Error::new(
             Kind::InvalidInput,
             "a snapshot of a snapshot would be the same; clone it instead",

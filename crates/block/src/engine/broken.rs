@@ -1,12 +1,15 @@
 //! Steps that break a rule; only the simulator runs them.
 
+use onefold_core::Result;
 use onefold_seal::KeyArea;
 
+use super::lookup::{Sought, look_up};
 use crate::{
     format::{geometry::Geometry, page::MapEntry},
     kernel::{Kernel, State},
+    overlay::Tables,
     rules::Rule,
-    window::Window,
+    window::{Placed, Window},
 };
 
 /// Breaks `ReuseAfterRelease`: the blocks that the window overwrites may be handed out at once.
@@ -19,6 +22,27 @@ pub(super) fn reuse_early(state: &mut State, window: &Window, slots: &[usize]) {
             state.allocator.reuse_early(pba);
         }
     }
+}
+
+/// Breaks `DuplicatesWithinDomain`: what is not stored in its own domain is looked for in the others.
+pub(super) fn look_elsewhere(
+    kernel: &Kernel,
+    tables: &Tables,
+    wanted: &[Option<Sought<'_>>],
+    stored: &mut [Option<Placed>],
+) -> Result<()> {
+    let identity = &kernel.identity;
+    for (wanted, stored) in wanted.iter().zip(stored) {
+        let Some(Sought { domain: own, block: Some(block), .. }) = *wanted else { continue };
+        for domain in identity.domains().filter(|&domain| domain != own) {
+            if stored.is_none() {
+                let fingerprint = &identity.fingerprinter_of(domain)?.one(block);
+                let sought = Sought { domain, fingerprint, block: Some(block) };
+                *stored = look_up(kernel, tables, &[Some(sought)])?.pop().flatten();
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Breaks `ListPagesFollowMove` or `ListZonesKept`, when the zone list has moved.

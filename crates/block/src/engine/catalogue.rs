@@ -73,19 +73,39 @@ pub(crate) fn create_volume(
     name: &str,
     blocks: u64,
 ) -> Result<(VolumeId, Ticket)> {
-    create_volume_with(kernel, scheme, name, blocks, NoDedup::default(), VolumeLimits::default())
+    create_volume_with(kernel, scheme, name, blocks, NewVolume::default())
 }
 
-/// As [`create_volume`], with ranges that are not deduplicated and limits for its clients.
+/// What a new volume has besides its name and size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewVolume {
+    /// Its blocks that are not deduplicated.
+    pub no_dedup: NoDedup,
+    /// How fast clients may use it.
+    pub limits: VolumeLimits,
+    /// The domain that its data belongs to; only a sealed store has another one than the first.
+    pub domain: u32,
+}
+
+/// Fails unless a domain is there for new data.
+pub(super) fn check_domain(state: &State, domain: u32) -> Result<()> {
+    if state.volumes.living().contains(&domain) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::NotFound, format!("there is no domain with number {domain}")))
+}
+
+/// As [`create_volume`], with ranges that are not deduplicated, limits for its clients, and a domain.
 pub(crate) fn create_volume_with(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     name: &str,
     blocks: u64,
-    no_dedup: NoDedup,
-    limits: VolumeLimits,
+    new: NewVolume,
 ) -> Result<(VolumeId, Ticket)> {
+    let NewVolume { no_dedup, limits, domain } = new;
     let mut state = kernel.state.lock();
+    check_domain(&state, domain)?;
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(blocks, None)?;
     let most = kernel.settings.limits;
@@ -115,6 +135,7 @@ pub(crate) fn create_volume_with(
         blocks,
         no_dedup: no_dedup.clone(),
         limits,
+        domain,
         snapshot: None,
         receiving: None,
         replica_of: None,
@@ -123,7 +144,7 @@ pub(crate) fn create_volume_with(
     let ticket = record(
         kernel,
         &mut state,
-        CatalogueChange::Create { id, name: name.to_owned(), blocks, no_dedup, limits },
+        CatalogueChange::Create { id, name: name.to_owned(), blocks, no_dedup, limits, domain },
     );
     scheme.end_change(&mut state);
     Ok((id, ticket))

@@ -57,7 +57,9 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
         }
         // A page that can't be read is left to `check`.
         let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, compactor.leaf);
-        let is_volume = volume.sharing.kind == MapKind::Volume;
+        // What nobody can read stays where it is.
+        let is_volume =
+            volume.sharing.kind == MapKind::Volume && kernel.identity.has_domain(volume.domain);
         let Some(leaf) = next.ok().flatten().filter(|_| is_volume) else {
             (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
             continue;

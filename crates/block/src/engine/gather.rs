@@ -7,8 +7,8 @@ use crate::{
     counters::add,
     engine::{
         admission::{admit, admit_client_range, client_ranges_left, wait_for_ranges},
-        prepare::stored,
-        read::read_block,
+        lookup::stored,
+        read::{Wanted, read_block},
         resolve::map_entry,
         tenants::{admit_data, takes_duplicates},
     },
@@ -124,7 +124,7 @@ pub(crate) fn trim(
     if first < end { punch(kernel, scheme, volume, first, end, false) } else { Ok(kernel.newest()) }
 }
 
-/// Refuses ranges that the volume does not have.
+/// Refuses ranges that the volume does not have, and volumes that nobody can read.
 pub(crate) fn check_range(
     kernel: &Kernel,
     volume: VolumeId,
@@ -133,7 +133,7 @@ pub(crate) fn check_range(
 ) -> Result<()> {
     add(&kernel.counters.client_changes, 1);
     let state = kernel.state.lock();
-    let size = state.volumes.get(volume)?.blocks * BLOCK_BYTES as u64;
+    let size = state.volumes.alive(volume)?.blocks * BLOCK_BYTES as u64;
     if offset.checked_add(bytes).is_some_and(|end| end <= size) {
         return Ok(());
     }
@@ -174,8 +174,9 @@ fn write_blocks(
             Admission::Full if !takes_duplicates(&state) => return Err(full()),
             Admission::Full => {
                 let releases = state.releases.count();
+                let domain = state.volumes.alive(volume)?.domain;
                 drop(state);
-                placed = Some(place_first(kernel, &blocks[0])?);
+                placed = Some(place_first(kernel, domain, &blocks[0])?);
                 state = kernel.state.lock();
                 // A critical block needs a block of its own.
                 if state.volumes.get(volume)?.no_dedup.holds(first) {
@@ -246,11 +247,10 @@ pub(crate) fn make_room(kernel: &Kernel, state: &mut State) {
 ///
 /// # Errors
 /// `NoSpace` when it is not.
-fn place_first(kernel: &Kernel, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
+fn place_first(kernel: &Kernel, domain: u32, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
     let mut copy = Block::zeroed();
     copy.0.copy_from_slice(bytes);
-    let fingerprint = kernel.identity.fingerprinter.one(&copy);
-    stored(kernel, &fingerprint, &copy)?.ok_or_else(full)
+    stored(kernel, domain, &copy)?.ok_or_else(full)
 }
 
 /// Makes whole blocks read as zeroes.
@@ -301,8 +301,9 @@ fn edit(
     let at = (offset % BLOCK_BYTES as u64) as usize;
     let mut block = Block::zeroed();
     loop {
-        let (seen, tables) = {
+        let (seen, tables, domain) = {
             let mut state = kernel.state.lock();
+            let domain = state.volumes.alive(volume)?.domain;
             match admit_data(kernel, scheme, &mut state, 1)? {
                 Admission::Granted => {}
                 Admission::Wait => return Err(wait()),
@@ -319,7 +320,7 @@ fn edit(
                     _ => block.0.fill(0),
                 }
             }
-            (seen, state.overlays.tables().clone())
+            (seen, state.overlays.tables().clone(), domain)
         };
         let entry = match &seen {
             Where::Window(_) => None,
@@ -332,7 +333,8 @@ fn edit(
             Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
             Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
             Some(MapEntry::Block { pba, carried, prefix }) => {
-                read_block(kernel, volume, lba, pba, carried, prefix, &mut block)?
+                let wanted = Wanted { pba, carried, prefix };
+                read_block(kernel, (volume, domain), lba, wanted, &mut block)?
             }
         }
         block.0[at..at + bytes.len()].copy_from_slice(bytes);

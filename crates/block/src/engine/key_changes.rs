@@ -59,7 +59,7 @@ pub fn erase_keys(disk: &dyn Disk, settings: &Settings, random: &dyn Random) -> 
     overwrite(disk, random)
 }
 
-fn plain() -> Error {
+pub(super) fn plain() -> Error {
     let why = "the store is not encrypted, and a store can't become so: make another one";
     Error::new(Kind::InvalidInput, why)
 }
@@ -84,6 +84,7 @@ pub fn change_keys(
     keys.saw(superblock.state.keys);
     let random = opener.random();
     change(&mut keys, &*random)?;
+    superblock.state.saw_domains(keys.next_domain());
     let area = keys.next_area(&*random)?;
     write_copies(disk, area.bytes(), [true, settings.keeps(Rule::BothKeyAreasWritten)])?;
     // The store key stays the same. Each of the two goes to the place of the older one.

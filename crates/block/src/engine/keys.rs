@@ -133,6 +133,9 @@ fn flaws(settings: &Settings) -> Flaws {
             .into_iter()
             .find(|(rule, _)| !settings.keeps(*rule))
             .map(|(_, what)| what),
+        one_fingerprint: !settings.keeps(Rule::FingerprintsByDomain),
+        one_key: !settings.keeps(Rule::DataByDomain),
+        payloads_by_store: !settings.keeps(Rule::PayloadsByDomain),
     }
 }
 
@@ -167,8 +170,8 @@ pub(super) fn judged(
     };
     let copies = [&copies[0][..], &copies[1][..]];
     let word = (0, opener.accepts_older());
-    let judged = judge(copies, id, word, &mut |area| opener.root(area), care)?;
-    is_newest(disk, &judged.keys, settings, opener)?;
+    let mut judged = judge(copies, id, word, &mut |area| opener.root(area), care)?;
+    is_newest(disk, &mut judged.keys, settings, opener)?;
     if access == Access::Writes
         && judged.differs != [false; 2]
         && settings.keeps(Rule::BothKeyAreasWritten)
@@ -179,11 +182,14 @@ pub(super) fn judged(
 }
 
 /// Errors when a superblock bears a higher number than the key area has which was opened, and when the
-/// store is in an older state than its opener saw. Without a whole superblock it opens in no case.
-fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Opener) -> Result<()> {
-    if opener.accepts_older() {
-        return Ok(());
-    }
+/// store is in an older state than its opener saw. Without a whole superblock it opens in no case. The
+/// keys learn which numbers of domains were given, also when an older key area is accepted.
+fn is_newest(
+    disk: &dyn Disk,
+    keys: &mut Keys,
+    settings: &Settings,
+    opener: &dyn Opener,
+) -> Result<()> {
     let sealing = Sealing::new(keys, Flaws::default())?;
     let whole = (0..).zip(SUPERBLOCKS).filter_map(|(place, at)| {
         let block = read_superblock_block(disk, at)?;
@@ -193,6 +199,11 @@ fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Ope
         }
     });
     let whole: Vec<State> = whole.collect();
+    let given = whole.iter().filter_map(|state| state.next_domain.checked_sub(1)).max();
+    given.into_iter().for_each(|last| keys.saw_domain(last));
+    if opener.accepts_older() {
+        return Ok(());
+    }
     let newest = whole.iter().map(|state| state.sequence).max();
     let seen = opener.state_seen(keys.id()).filter(|_| settings.keeps(Rule::OlderStateRefused));
     if let (Some(newest), Some(seen)) = (newest, seen)
@@ -213,7 +224,7 @@ fn is_newest(disk: &dyn Disk, keys: &Keys, settings: &Settings, opener: &dyn Ope
         Kind::Denied,
         format!(
             "the key area is an older one ({opened}, and the store has seen {told}): slots that were \
-             removed would be back; --accept-older takes it"
+             removed and domains that were erased would be back; --accept-older takes it"
         ),
     ))
 }

@@ -29,12 +29,14 @@ pub(crate) mod checkpoint;
 pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
+pub(crate) mod domains;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
 mod kept_room;
 pub(crate) mod key_changes;
 pub(crate) mod keys;
+pub(crate) mod lookup;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;
@@ -50,6 +52,7 @@ use std::sync::Arc;
 
 pub use acts::Asked;
 pub use admission::Filled;
+pub use catalogue::NewVolume;
 pub use checkpoint::CheckpointStep;
 use onefold_core::{
     BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId, VolumeLimits,
@@ -161,19 +164,18 @@ impl Engine {
         catalogue::create_volume(&self.kernel, &*self.scheme, name, blocks)
     }
 
-    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated and limits
-    /// for its clients.
+    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated, limits for its
+    /// clients, and a domain.
     ///
     /// # Errors
-    /// As there.
+    /// As there; `NotFound`: there is no such domain.
     pub fn create_volume_with(
         &self,
         name: &str,
         blocks: u64,
-        no_dedup: NoDedup,
-        limits: VolumeLimits,
+        new: NewVolume,
     ) -> Result<(VolumeId, Ticket)> {
-        catalogue::create_volume_with(&self.kernel, &*self.scheme, name, blocks, no_dedup, limits)
+        catalogue::create_volume_with(&self.kernel, &*self.scheme, name, blocks, new)
     }
 
     /// Changes the size of a volume; shrinking drops what lies beyond.

@@ -5,7 +5,7 @@
 
 use onefold_core::{Block, Fingerprint, Lba, Result, VolumeId};
 
-use super::{prepare, read, resolve::map_entries};
+use super::{lookup, read, resolve::map_entries};
 use crate::{
     format::page::{self, MapEntry, Table},
     kernel::Kernel,
@@ -38,11 +38,15 @@ pub(crate) fn fingerprints(
     Ok(entries.iter().map(of).collect())
 }
 
-/// The blocks that the store holds of those that have these fingerprints, read and compared.
-pub(crate) fn contents(kernel: &Kernel, wanted: &[Fingerprint]) -> Result<Vec<Option<Block>>> {
+/// The blocks that the store holds in a domain of those that have these fingerprints, read and compared.
+pub(crate) fn contents(
+    kernel: &Kernel,
+    domain: u32,
+    wanted: &[Fingerprint],
+) -> Result<Vec<Option<Block>>> {
     // The tables are held until the blocks are read: none of them is reused before.
     let tables = kernel.tables();
-    let placed = prepare::find(kernel, &tables, wanted)?;
+    let placed = lookup::find(kernel, &tables, domain, wanted)?;
     let stored: Vec<Option<read::Wanted>> = placed
         .iter()
         .zip(wanted)
@@ -54,13 +58,13 @@ pub(crate) fn contents(kernel: &Kernel, wanted: &[Fingerprint]) -> Result<Vec<Op
             })
         })
         .collect();
-    let mut found = read::read_stored(kernel, &stored);
+    let mut found = read::read_stored(kernel, domain, &stored);
     drop(tables);
     let at: Vec<usize> = (0..found.len()).filter(|&n| found[n].is_some()).collect();
     let blocks: Vec<&Block> = at.iter().filter_map(|&n| found[n].as_ref()).collect();
     let right: Vec<bool> = kernel
         .identity
-        .fingerprinter
+        .fingerprinter_of(domain)?
         .many(&blocks)
         .iter()
         .zip(&at)

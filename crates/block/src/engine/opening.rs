@@ -122,6 +122,7 @@ pub(crate) fn open(
     if let Some(sealing) = &sealing {
         // Both copies of the key area are durable.
         superblock.state.keys = superblock.state.keys.max(sealing.area());
+        superblock.state.saw_domains(sealing.next_domain());
     }
     let scheme = scheme(superblock.fixed.scheme);
     let kernel = unrecovered(disk, clock, settings, superblock, sealing)?;
@@ -166,7 +167,8 @@ fn unrecovered(
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let tables = load_tables(&pages, state)?;
-    let volumes = Volumes::of(&tables.volumes, tables.state.next_volume)?;
+    let volumes =
+        Volumes::of(&tables.volumes, tables.state.next_volume, identity.domains().collect())?;
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };

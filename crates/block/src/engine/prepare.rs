@@ -2,24 +2,27 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
+use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
+#[cfg(feature = "planted-bugs")]
+use super::broken;
+use super::lookup::{Sought, look_up};
 use crate::{
     coverage::Mark,
     engine::zone_list_flush::flush_zone_list,
     format::{
-        carrier::{Carrier, Header},
-        page::{self, ReferenceEntry, Table},
+        FIRST_DOMAIN,
+        carrier::Header,
         record::{Change, Record, WindowNumber},
     },
     hash::MixMap,
-    index::{hash_of, paged},
+    index::hash_of,
     kernel::{Kernel, State},
     overlay::Tables,
     rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
     space::Extent,
-    window::{Placed, Plan, Source, Window},
+    window::{Placed, Plan, SealedBy, Source, Window},
 };
 
 /// Zones' worth of blocks that are listed ahead, besides what may be unflushed.
@@ -53,7 +56,7 @@ pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<boo
 }
 
 fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
-    let content = Content::of(kernel, window);
+    let content = Content::of(kernel, window)?;
     loop {
         let (tables, releases) = {
             let state = kernel.state.lock();
@@ -80,17 +83,21 @@ fn decide(
     content: &Content<'_>,
     tables: &Tables,
 ) -> Result<Decision> {
-    let wanted: Vec<Option<&Fingerprint>> = content
+    let wanted: Vec<Option<Sought<'_>>> = content
         .slots
         .iter()
-        .zip(&content.fingerprints)
+        .zip(content.sought())
         .zip(&content.shared)
-        .map(|((&slot, fingerprint), &shared)| {
+        .map(|((&slot, sought), &shared)| {
             let block = &window.blocks[slot];
-            (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
+            (shared && block.placed.is_none() && !block.moved).then_some(sought)
         })
         .collect();
-    let mut stored = look_up(kernel, tables, &wanted, &content.blocks)?;
+    let mut stored = look_up(kernel, tables, &wanted)?;
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::DuplicatesWithinDomain) {
+        broken::look_elsewhere(kernel, tables, &wanted, &mut stored)?;
+    }
     for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
         *stored = stored.or(window.blocks[slot].placed);
     }
@@ -135,7 +142,10 @@ fn place(
         let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
         if kernel.identity.sealing.is_some() {
             let change = || arrangement.changes.get(n.checked_sub(new.len())?).copied();
-            plan.prefixes.push(fingerprint.or_else(change).map_or(0, |found| found.prefix()));
+            plan.seals.push(SealedBy {
+                domain: new.get(n).map_or(FIRST_DOMAIN, |&block| content.domains[block]),
+                prefix: fingerprint.or_else(change).map_or(0, |found| found.prefix()),
+            });
         }
         let carrier = !matches!(role, Role::Raw);
         state.allocator.note(pba, window.number, carrier, fingerprint);
@@ -152,7 +162,7 @@ fn place(
     }
     #[cfg(feature = "planted-bugs")]
     if !kernel.keeps(Rule::ReuseAfterRelease) {
-        super::broken::reuse_early(state, window, &content.slots);
+        broken::reuse_early(state, window, &content.slots);
     }
     decision.records(window, content, &addresses, &mut plan)?;
     plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
@@ -211,183 +221,44 @@ fn ready<'k>(
     }
 }
 
-/// For each fingerprint: the block that has it, if one is stored. Table pages of the whole
-/// window are read together.
-fn look_up(
-    kernel: &Kernel,
-    tables: &Tables,
-    wanted: &[Option<&Fingerprint>],
-    blocks: &[&Block],
-) -> Result<Vec<Option<Placed>>> {
-    let mut candidates: Vec<(usize, Pba)> = Vec::new();
-    let mut on_disk: Vec<(usize, u64)> = Vec::new();
-    {
-        let index = kernel.index.lock();
-        let mut found = Vec::new();
-        for (n, fingerprint) in
-            wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
-        {
-            let hash = hash_of(fingerprint.prefix());
-            if index.candidates(hash, &mut found) {
-                on_disk.push((n, hash));
-            }
-            candidates.extend(found.drain(..).map(|pba| (n, pba)));
-        }
-    }
-    candidates_on_disk(kernel, tables, &on_disk, &mut candidates);
-    let mut stored = vec![None; wanted.len()];
-    if candidates.is_empty() {
-        return Ok(stored);
-    }
-    // Blocks placed since the last checkpoint are known in memory; the others are in the
-    // tables.
-    let mut entries: Vec<Option<(Fingerprint, bool)>> = {
-        let state = kernel.state.lock();
-        candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
-    };
-    // A page that can't be read costs duplicates, not the write.
-    let older = || {
-        candidates
-            .iter()
-            .zip(&entries)
-            .filter(|(_, entry)| entry.is_none())
-            .map(|(&(_, pba), _)| pba.0)
-    };
-    let references =
-        kernel.pages.holding_if_whole(Table::References, 0, &tables.state.references, older());
-    let fingerprints =
-        kernel.pages.holding_if_whole(Table::Fingerprints, 0, &tables.state.fingerprints, older());
-    for (&(_, pba), entry) in
-        candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none())
-    {
-        if let (Some(((_, counts), at)), Some(((_, page), slot))) =
-            (references.get(pba.0), fingerprints.get(pba.0))
-        {
-            let found = ReferenceEntry::get(counts, at);
-            if kernel.keeps(Rule::DuplicatesHaveReferences) && found.references == 0 {
-                continue;
-            }
-            *entry = Some((page::fingerprint(page, slot), found.carried));
-        }
-    }
-    for (&(n, pba), entry) in candidates.iter().zip(entries) {
-        let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
-        if Some(&fingerprint) == wanted[n]
-            && (!kernel.fixed.compares_bytes()
-                || has_bytes(kernel, Placed { pba, carried }, &fingerprint, blocks[n])?)
-        {
-            stored[n] = Some(Placed { pba, carried });
-        }
-    }
-    Ok(stored)
-}
-
-/// Adds what the index on disk knows; its pages are read together. One that can't be read knows
-/// nothing.
-fn candidates_on_disk(
-    kernel: &Kernel,
-    tables: &Tables,
-    hashes: &[(usize, u64)],
-    candidates: &mut Vec<(usize, Pba)>,
-) {
-    let bits = tables.state.index_bits;
-    let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
-    let pages = kernel.pages.holding_if_whole(Table::Index, 0, &tables.state.index, numbers);
-    for &(n, hash) in hashes {
-        if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
-            candidates.extend(
-                paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)),
-            );
-        }
-    }
-}
-
-/// The stored block that has this content.
-pub(crate) fn stored(
-    kernel: &Kernel,
-    fingerprint: &Fingerprint,
-    block: &Block,
-) -> Result<Option<Placed>> {
-    let tables = kernel.tables();
-    Ok(look_up(kernel, &tables, &[Some(fingerprint)], &[block])?.pop().flatten())
-}
-
-/// For each fingerprint: the block that has it, if one is stored. Its bytes are not looked at.
-pub(crate) fn find(
-    kernel: &Kernel,
-    tables: &Tables,
-    wanted: &[Fingerprint],
-) -> Result<Vec<Option<Placed>>> {
-    if kernel.fixed.compares_bytes() {
-        return Err(Error::new(Kind::Unsupported, "a fingerprint names no content here"));
-    }
-    let wanted: Vec<_> = wanted.iter().map(Some).collect();
-    look_up(kernel, tables, &wanted, &[])
-}
-
-/// True when a stored block has exactly these bytes. One that can't be read or expanded has
-/// not.
-fn has_bytes(
-    kernel: &Kernel,
-    Placed { pba, carried }: Placed,
-    fingerprint: &Fingerprint,
-    block: &Block,
-) -> Result<bool> {
-    let in_flight = {
-        let state = kernel.state.lock();
-        state.windows.content_of(pba).map(|block| Box::new(block.clone()))
-    };
-    let raw = match in_flight {
-        // A raw block is in memory as the client wrote it.
-        Some(raw) => raw,
-        None => {
-            let mut buffer = Block::zeroed_vec(1);
-            let mut read = [Read::new(pba, &mut buffer)];
-            kernel.disk.read(&mut read);
-            let [read] = read;
-            if read.result.is_err() {
-                return Ok(false);
-            }
-            let mut raw = Box::new(buffer.swap_remove(0));
-            if let Some(sealing) = kernel.identity.sealing.as_ref().filter(|_| !carried) {
-                sealing.open_raw(fingerprint.prefix(), pba, &mut raw)?;
-            }
-            raw
-        }
-    };
-    if !carried {
-        return Ok(raw.0 == block.0);
-    }
-    let mut expanded = Block::zeroed();
-    let whole = Carrier::shape(&kernel.identity, &raw, pba)
-        .is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut expanded).is_ok());
-    Ok(whole && expanded.0 == block.0)
-}
-
 /// The content of a window: its live blocks with their fingerprints, and its changes of the
 /// catalogue.
 struct Content<'a> {
     slots: Vec<usize>,
     blocks: Vec<&'a Block>,
+    /// The domain of each.
+    domains: Vec<u32>,
     fingerprints: Vec<Fingerprint>,
     /// False for critical blocks: they are no duplicates, and no duplicates of theirs are found.
     shared: Vec<bool>,
 }
 
 impl<'a> Content<'a> {
-    fn of(kernel: &Kernel, window: &'a Window) -> Content<'a> {
+    fn of(kernel: &Kernel, window: &'a Window) -> Result<Content<'a>> {
         let slots: Vec<usize> =
             (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
-        let mut fingerprints = kernel.identity.fingerprinter.many(&blocks);
-        let shares =
-            |&slot: &usize| !(window.blocks[slot].no_dedup && kernel.keeps(Rule::NoDedupNotShared));
+        let domains: Vec<u32> = slots.iter().map(|&slot| window.blocks[slot].kept.domain).collect();
+        let mut fingerprints = kernel.identity.fingerprints(&domains, &blocks)?;
+        let shares = |&slot: &usize| {
+            !(window.blocks[slot].kept.no_dedup && kernel.keeps(Rule::NoDedupNotShared))
+        };
         let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)
         {
             *fingerprint = fingerprint.unshared();
         }
-        Content { slots, blocks, fingerprints, shared }
+        Ok(Content { slots, blocks, domains, fingerprints, shared })
+    }
+
+    /// What is looked for among stored blocks, for each.
+    fn sought(&self) -> impl Iterator<Item = Sought<'_>> {
+        let all = self.domains.iter().zip(&self.fingerprints).zip(&self.blocks);
+        all.map(|((&domain, fingerprint), &block)| Sought {
+            domain,
+            fingerprint,
+            block: Some(block),
+        })
     }
 }
 
@@ -475,6 +346,7 @@ fn fates(
             (None, Some(&earlier))
                 if !moved
                     && content.shared[n]
+                    && content.domains[earlier] == content.domains[n]
                     && content.blocks[earlier].0 == content.blocks[n].0 =>
             {
                 Fate::Repeats(earlier)

@@ -8,7 +8,7 @@ use onefold_core::{
 use crate::{
     counters::add,
     engine::resolve::{map_entries, map_entry},
-    format::{carrier::Carrier, page::MapEntry},
+    format::{FIRST_DOMAIN, carrier::Carrier, page::MapEntry},
     kernel::{Kernel, Where},
     rules::Rule,
     window::Found,
@@ -36,9 +36,11 @@ enum Step {
 pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
     let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
     // The tables are held until the blocks are read: none of them is reused before.
-    let tables = {
+    let (tables, domain) = {
         let state = kernel.state.lock();
-        let blocks = state.volumes.get(volume).map(|volume| volume.blocks);
+        let found = state.volumes.alive(volume);
+        let domain = found.as_ref().map_or(FIRST_DOMAIN, |volume| volume.domain);
+        let blocks = found.map(|volume| volume.blocks);
         for read in reads.iter_mut() {
             let count = read.into.len() as u64;
             read.result = match &blocks {
@@ -86,7 +88,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
             );
             add(&kernel.counters.read_blocks, count);
         }
-        state.overlays.tables().clone()
+        (state.overlays.tables().clone(), domain)
     };
     let asked: Vec<Lba> = reads
         .iter()
@@ -144,14 +146,14 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
             read.result = Err(lost(volume, read.first.plus(n as u64)));
         }
     }
-    read_wanted(kernel, volume, reads, &steps);
+    read_wanted(kernel, (volume, domain), reads, &steps);
     drop(tables);
 }
 
 /// Issues the device reads of a batch, then expands and verifies.
 fn read_wanted(
     kernel: &Kernel,
-    volume: VolumeId,
+    (volume, domain): (VolumeId, u32),
     reads: &mut [BlockRead<'_>],
     steps: &[Vec<Step>],
 ) {
@@ -221,7 +223,7 @@ fn read_wanted(
     }
     for (read, steps) in reads.iter_mut().zip(steps) {
         if read.result.is_ok() {
-            read.result = verify(kernel, volume, read.first, read.into, steps);
+            read.result = verify(kernel, (volume, domain), read.first, read.into, steps);
         }
     }
 }
@@ -246,7 +248,7 @@ fn first_unreadable(kernel: &Kernel, pba: Pba, count: usize, error: Error) -> (u
 /// fingerprint.
 fn verify(
     kernel: &Kernel,
-    volume: VolumeId,
+    (volume, domain): (VolumeId, u32),
     first: Lba,
     into: &mut [Block],
     steps: &[Step],
@@ -259,10 +261,8 @@ fn verify(
         )
     };
     for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
-        if let (Step::Disk(Wanted { pba, carried: false, prefix }), Some(sealing)) =
-            (*step, &kernel.identity.sealing)
-        {
-            sealing.open_raw(prefix, pba, block)?;
+        if let Step::Disk(Wanted { pba, carried: false, prefix }) = *step {
+            kernel.identity.open_raw(domain, prefix, pba, block)?;
         }
         if let Step::Disk(Wanted { pba, carried: true, prefix }) = *step {
             let raw = block.clone();
@@ -271,7 +271,7 @@ fn verify(
             let carrier =
                 carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
             carrier
-                .expand(prefix, block)
+                .expand(domain, prefix, block)
                 .map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
         }
     }
@@ -283,9 +283,8 @@ fn verify(
         )
         .collect();
     let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
-    for (&(n, wanted), fingerprint) in
-        from_disk.iter().zip(kernel.identity.fingerprinter.many(&blocks))
-    {
+    let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&blocks);
+    for (&(n, wanted), fingerprint) in from_disk.iter().zip(fingerprints) {
         if kernel.keeps(Rule::ReadsVerified) && !fingerprint.has_prefix(wanted.prefix) {
             return Err(bad(n, wanted.pba, "does not match its fingerprint"));
         }
@@ -293,28 +292,30 @@ fn verify(
     Ok(())
 }
 
-/// Reads and verifies one block.
+/// Reads and verifies one block of a volume and its domain.
 pub(crate) fn read_block(
     kernel: &Kernel,
-    volume: VolumeId,
+    of: (VolumeId, u32),
     lba: Lba,
-    pba: Pba,
-    carried: bool,
-    prefix: u64,
+    wanted: Wanted,
     into: &mut Block,
 ) -> Result<()> {
     let mut blocks = Block::zeroed_vec(1);
     let mut reads = [BlockRead { first: lba, into: &mut blocks, result: Ok(()) }];
-    read_wanted(kernel, volume, &mut reads, &[vec![Step::Disk(Wanted { pba, carried, prefix })]]);
+    read_wanted(kernel, of, &mut reads, &[vec![Step::Disk(wanted)]]);
     let [read] = reads;
     read.result?;
     into.0 = blocks[0].0;
     Ok(())
 }
 
-/// Reads stored blocks, all together, each for itself: `None` where there is none, or where it can't be
+/// Reads stored blocks of a domain, all together, each for itself: `None` where there is none, or where it can't be
 /// read. The caller holds the tables that name them, and compares what they hold.
-pub(crate) fn read_stored(kernel: &Kernel, stored: &[Option<Wanted>]) -> Vec<Option<Block>> {
+pub(crate) fn read_stored(
+    kernel: &Kernel,
+    domain: u32,
+    stored: &[Option<Wanted>],
+) -> Vec<Option<Block>> {
     let mut blocks = Block::zeroed_vec(stored.len());
     let mut steps: Vec<Vec<Step>> = Vec::new();
     {
@@ -326,8 +327,8 @@ pub(crate) fn read_stored(kernel: &Kernel, stored: &[Option<Wanted>]) -> Vec<Opt
             };
             // One that is on its way to the disk.
             let on_its_way = state.windows.content_of(wanted.pba);
-            steps.push(vec![match on_its_way.filter(|_| !wanted.carried) {
-                Some(found) => {
+            steps.push(vec![match on_its_way.filter(|(_, of)| *of == Some(domain)) {
+                Some((found, _)) => {
                     block.0 = found.0;
                     Step::Done
                 }
@@ -339,7 +340,7 @@ pub(crate) fn read_stored(kernel: &Kernel, stored: &[Option<Wanted>]) -> Vec<Opt
         .iter_mut()
         .map(|block| BlockRead { first: Lba(0), into: std::slice::from_mut(block), result: Ok(()) })
         .collect();
-    read_wanted(kernel, VolumeId(0), &mut reads, &steps);
+    read_wanted(kernel, (VolumeId(0), domain), &mut reads, &steps);
     let whole: Vec<bool> = reads
         .iter()
         .zip(&steps)

@@ -2,6 +2,7 @@
 
 use onefold_core::{VolumeId, VolumeLimits};
 
+use super::domains::domain_name;
 use crate::{
     counters::Counts,
     format::catalogue::{NoDedup, Volume},
@@ -23,6 +24,11 @@ pub struct VolumeStatus {
     pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
+    /// The number of the domain that it belongs to.
+    pub domain: u32,
+    /// The name of that, which is empty for the first one; `None` when it was erased: nobody reads the
+    /// volume any more.
+    pub domain_name: Option<String>,
     /// True when only a receive changes it.
     pub replica: bool,
     /// Snapshots of it.
@@ -120,6 +126,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         bytes: volume.blocks * 4096,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
+        domain: volume.domain,
+        domain_name: domain_name(kernel, volume.domain),
         replica: volume.replica_of.is_some(),
         snapshots: state.volumes.snapshots(id).count() as u64,
         mapped_blocks: maps

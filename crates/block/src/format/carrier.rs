@@ -16,7 +16,7 @@ use zerocopy::{
 };
 
 use super::{
-    Identity,
+    FIRST_DOMAIN, Identity,
     record::{self, Record, WindowNumber},
     sealing::What,
 };
@@ -80,16 +80,31 @@ pub struct Header {
     pub durable: WindowNumber,
 }
 
-/// Builds a carrier in `into` from its records and its compressed block, which may be empty, with the
-/// prefix of its fingerprint as maps keep it.
+/// A compressed block that a carrier carries.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'p> {
+    /// Its bytes.
+    pub bytes: &'p [u8],
+    /// The domain of what it is.
+    pub domain: u32,
+    /// The prefix of its fingerprint as maps keep it.
+    pub prefix: u64,
+}
+
+impl Payload<'_> {
+    /// Of a carrier that holds records alone.
+    pub const NONE: Payload<'static> = Payload { bytes: &[], domain: FIRST_DOMAIN, prefix: 0 };
+}
+
+/// Builds a carrier in `into` from its records and its compressed block, which may be empty.
 ///
 /// # Errors
-/// `Io`: the library of ciphers refuses.
+/// `Io`: the library of ciphers refuses. `Corrupt`: the domain was erased.
 pub fn encode(
     identity: &Identity,
     header: &Header,
     records: &[Record],
-    (payload, prefix): (&[u8], u64),
+    Payload { bytes: payload, domain, prefix }: Payload<'_>,
     into: &mut Block,
 ) -> Result<()> {
     let extra = if payload.is_empty() { 0 } else { identity.payload_extra() };
@@ -118,7 +133,8 @@ pub fn encode(
     into.0[4096 - payload.len()..].copy_from_slice(payload);
     if let Some(sealing) = &identity.sealing {
         if extra > 0 {
-            sealing.seal_payload(prefix, header.address, &mut into.0[4096 - payload_bytes..])?;
+            let sealed = &mut into.0[4096 - payload_bytes..];
+            sealing.seal_payload(domain, prefix, header.address, sealed)?;
         }
         return sealing
             .seal_block(What::Carrier, header.address, CHECKSUM_AT, &mut into.0)
@@ -260,12 +276,12 @@ impl<'a> Carrier<'a> {
         records.iter().map(Record::decode)
     }
 
-    /// Expands the block that it carries, which has the fingerprint that maps keep with this prefix. A
-    /// plain store does not compare it here.
+    /// Expands the block that it carries, which is of this domain and has the fingerprint that maps keep
+    /// with this prefix. A plain store does not compare it here.
     ///
     /// # Errors
     /// `Corrupt` when there is none, or it is damaged.
-    pub fn expand(&self, prefix: u64, into: &mut Block) -> Result<()> {
+    pub fn expand(&self, domain: u32, prefix: u64, into: &mut Block) -> Result<()> {
         if self.payload == 0 {
             return Err(Error::new(Kind::Corrupt, "the carrier holds no block"));
         }
@@ -276,7 +292,7 @@ impl<'a> Carrier<'a> {
         let mut copy = [0; 4096];
         let copy = &mut copy[..payload.len()];
         copy.copy_from_slice(payload);
-        let opened = sealing.open_payload(prefix, self.header.address, copy);
+        let opened = sealing.open_payload(domain, prefix, self.header.address, copy);
         let changed = || Error::new(Kind::Corrupt, "what the carrier holds was changed");
         compress::expand(opened.ok_or_else(changed)?, into)
     }
@@ -333,12 +349,19 @@ mod tests {
         let mut lz4 = compress::Lz4::default();
         let payload = lz4.compress(&content, 2000).unwrap();
         let mut block = Block::zeroed();
-        encode(&identity, &header, &records, (payload, 0), &mut block).unwrap();
+        encode(
+            &identity,
+            &header,
+            &records,
+            Payload { bytes: payload, ..Payload::NONE },
+            &mut block,
+        )
+        .unwrap();
         let carrier = Carrier::proven(&identity, &block, Pba(4242)).unwrap();
         assert_eq!(carrier.header, header);
         assert_eq!(carrier.records().collect::<Option<Vec<_>>>().unwrap(), records);
         let mut expanded = Block::zeroed();
-        carrier.expand(0, &mut expanded).unwrap();
+        carrier.expand(0, 0, &mut expanded).unwrap();
         assert!(expanded.0 == content.0);
     }
 
@@ -346,7 +369,7 @@ mod tests {
     fn any_flipped_bit_another_place_and_another_secret_are_noticed() {
         let (identity, header, records, _) = example();
         let mut block = Block::zeroed();
-        encode(&identity, &header, &records, (&[], 0), &mut block).unwrap();
+        encode(&identity, &header, &records, Payload::NONE, &mut block).unwrap();
         assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
         let foreign = Identity::new([3; 16], [8; 32], Algorithm::Blake3);
         assert!(Carrier::proven(&foreign, &block, Pba(4242)).is_none());
@@ -373,8 +396,9 @@ mod tests {
         let mut lz4 = compress::Lz4::default();
         let payload = lz4.compress(&content, 2000).unwrap().to_vec();
         let (mut block, mut open) = (Block::zeroed(), Block::zeroed());
-        encode(&identity, &header, &records, (&payload, 9), &mut block).unwrap();
-        encode(&plain, &header, &records, (&payload, 9), &mut open).unwrap();
+        let payload = Payload { bytes: &payload, prefix: 9, ..Payload::NONE };
+        encode(&identity, &header, &records, payload, &mut block).unwrap();
+        encode(&plain, &header, &records, payload, &mut open).unwrap();
         let shows = |sealed: &Block| {
             let parts: std::collections::BTreeSet<_> = open.0.chunks(8).collect();
             sealed.0.windows(8).any(|part| parts.contains(part))
@@ -384,9 +408,10 @@ mod tests {
         assert_eq!(carrier.header, header);
         assert_eq!(carrier.records().collect::<Option<Vec<_>>>().unwrap(), records);
         let mut expanded = Block::zeroed();
-        carrier.expand(9, &mut expanded).unwrap();
+        carrier.expand(0, 9, &mut expanded).unwrap();
         assert!(expanded.0 == content.0);
-        assert!(carrier.expand(8, &mut expanded).is_err(), "another prefix");
+        assert!(carrier.expand(0, 8, &mut expanded).is_err(), "another prefix");
+        assert!(carrier.expand(1, 9, &mut expanded).is_err(), "another domain");
         assert!(Carrier::proven(&identity, &block, Pba(4243)).is_none());
         for bit in (0..4096 * 8).step_by(61) {
             block.0[bit / 8] ^= 1 << (bit % 8);

@@ -9,6 +9,7 @@ use zerocopy::{
 };
 
 use super::{
+    FIRST_DOMAIN,
     page::{DISCARD_BYTES, MAP_BYTES, PageId, Pointer, Root, Table, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
 };
@@ -121,6 +122,8 @@ pub struct Volume {
     pub no_dedup: NoDedup,
     /// How fast clients may use it. Programs that do not know of this keep it zero.
     pub limits: VolumeLimits,
+    /// The domain that its data belongs to. Only stores with domains have another one than 0.
+    pub domain: u32,
     /// Its place among maps that share pages.
     pub sharing: Sharing,
 }
@@ -184,7 +187,7 @@ struct RawVolume {
     name: [u8; 256],
     no_dedup: [u8; 16 * NO_DEDUP_MAX],
     limit_iops: U32,
-    reserved: [u8; 4],
+    domain: U32,
     limit_bytes: U64,
 }
 
@@ -215,7 +218,7 @@ const UNCOUNTED: u64 = u64::MAX;
 
 impl Volume {
     /// The map of what was deleted, in the family `family`, whose top page is number `cursor` of its
-    /// level.
+    /// level. Nobody needs to know its domain.
     #[must_use]
     pub fn leaving(id: VolumeId, family: u32, cursor: u64, map: Root) -> Volume {
         Volume {
@@ -225,6 +228,7 @@ impl Volume {
             map,
             no_dedup: NoDedup::default(),
             limits: VolumeLimits::default(),
+            domain: FIRST_DOMAIN,
             sharing: Sharing { family, kind: MapKind::Leaving, cursor, ..Sharing::default() },
         }
     }
@@ -368,7 +372,7 @@ impl Volume {
             name,
             no_dedup,
             limit_iops: U32::new(self.limits.iops),
-            reserved: [0; 4],
+            domain: U32::new(self.domain),
             limit_bytes: U64::new(self.limits.bytes),
         }
     }
@@ -399,6 +403,7 @@ impl Volume {
             map,
             no_dedup,
             limits,
+            domain: raw.domain.get(),
             sharing: Sharing::default(),
         })
     }
@@ -462,6 +467,8 @@ pub enum CatalogueChange {
         no_dedup: NoDedup,
         /// How fast clients may use it.
         limits: VolumeLimits,
+        /// The domain that its data belongs to.
+        domain: u32,
     },
     /// A new size. Blocks beyond it are dropped by a range record of the same window.
     Resize {
@@ -506,8 +513,12 @@ impl CatalogueChange {
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
         let none = (&NoDedup::default(), VolumeLimits::default());
+        let domain = match self {
+            CatalogueChange::Create { domain, .. } => *domain,
+            _ => FIRST_DOMAIN,
+        };
         let (kind, id, blocks, name, (no_dedup, limits)) = match self {
-            CatalogueChange::Create { id, name, blocks, no_dedup, limits } => {
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits, .. } => {
                 (1u8, id, *blocks, name.as_str(), (no_dedup, *limits))
             }
             CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", none),
@@ -522,6 +533,7 @@ impl CatalogueChange {
         block.0[4] = kind;
         block.0[6..8].copy_from_slice(&(name.len() as u16).to_le_bytes());
         block.0[8..12].copy_from_slice(&id.0.to_le_bytes());
+        block.0[12..16].copy_from_slice(&domain.to_le_bytes());
         block.0[16..24].copy_from_slice(&blocks.to_le_bytes());
         block.0[24..24 + name.len()].copy_from_slice(name.as_bytes());
         block.0[5] = no_dedup.encode(&mut block.0[CHANGE_NO_DEDUP..CHANGE_LIMITS]);
@@ -553,7 +565,10 @@ impl CatalogueChange {
                 bytes: number(CHANGE_LIMITS + 8, CHANGE_LIMITS + 16),
             };
             Some(match block.0[4] {
-                1 => CatalogueChange::Create { id, name: name()?, blocks, no_dedup, limits },
+                1 => {
+                    let domain = number(12, 16) as u32;
+                    CatalogueChange::Create { id, name: name()?, blocks, no_dedup, limits, domain }
+                }
                 2 => CatalogueChange::Resize { id, blocks },
                 3 => CatalogueChange::Rename { id, name: name()? },
                 4 => CatalogueChange::Delete { id },
@@ -604,6 +619,7 @@ mod tests {
             },
             no_dedup: NoDedup::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
             limits: VolumeLimits { iops: u32::MAX, bytes: u64::MAX },
+            domain: 7,
             sharing: Sharing::default(),
         };
         let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
@@ -627,6 +643,7 @@ mod tests {
                 blocks: 12,
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                domain: 0,
             },
             CatalogueChange::Create {
                 id: VolumeId(1),
@@ -634,6 +651,7 @@ mod tests {
                 blocks: 12,
                 no_dedup: no_dedup.clone(),
                 limits,
+                domain: 65_535,
             },
             CatalogueChange::Settings { id: VolumeId(1), no_dedup: no_dedup.clone(), limits },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
@@ -654,6 +672,7 @@ mod tests {
                 blocks: 1,
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                domain: 0,
             };
             assert!(CatalogueChange::decode(&create.encode()).is_err(), "{name:?}");
             let rename = CatalogueChange::Rename { id: VolumeId(1), name: name.into() };
@@ -666,6 +685,7 @@ mod tests {
                 map: Root::default(),
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                domain: 0,
                 sharing: Sharing::default(),
             };
             volume.set(&mut page, 0);

@@ -15,6 +15,7 @@ pub mod page;
 pub mod record;
 pub(crate) mod sealing;
 pub mod share;
+pub(crate) mod stored;
 pub(crate) mod stream;
 pub mod superblock;
 pub mod zone_bitmap;
@@ -22,9 +23,12 @@ pub mod zone_list;
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Fingerprinter, Result, checksum, key_memory::Key};
+use onefold_core::{
+    Algorithm, Block, Fingerprint, Fingerprinter, Pba, Result, checksum, key_memory::Key,
+};
 use onefold_seal::{Keys, TAG_BYTES};
 
+pub use sealing::FIRST_DOMAIN;
 use sealing::Sealing;
 
 /// Version of the format that this program writes and reads.
@@ -48,8 +52,10 @@ pub struct Identity {
     pub key: u64,
     /// The secret, from which carriers' checksums and keyed fingerprints are made.
     pub secret: Arc<Key>,
-    /// Computes fingerprints with the store's algorithm.
+    /// Computes fingerprints with the store's algorithm, those of the first domain.
     pub fingerprinter: Fingerprinter,
+    /// The same for the other domains that were not erased.
+    others: Arc<Vec<(u32, Fingerprinter)>>,
     /// What seals the store, if it is sealed.
     pub(crate) sealing: Option<Arc<Sealing>>,
 }
@@ -74,6 +80,7 @@ impl Identity {
             key: checksum::fast(id, secret),
             secret: Arc::new(Key::of(secret)),
             fingerprinter: Fingerprinter::new(algorithm, fingerprints),
+            others: Arc::default(),
             sealing: None,
         }
     }
@@ -89,9 +96,84 @@ impl Identity {
 
     /// The identity of a sealed store.
     pub(crate) fn sealed(id: [u8; 16], sealing: Arc<Sealing>, algorithm: Algorithm) -> Identity {
-        let keys = (sealing.numbers().expose(), sealing.fingerprints().expose());
-        let identity = Identity::of(id, keys, algorithm);
-        Identity { sealing: Some(sealing), ..identity }
+        let fingerprinters = sealing.fingerprints();
+        let mut others: Vec<(u32, Fingerprinter)> = fingerprinters
+            .map(|(domain, key)| (domain, Fingerprinter::new(algorithm, key.expose())))
+            .collect();
+        let (_, fingerprinter) = others.remove(0);
+        let numbers = sealing.numbers().expose();
+        let identity = Identity::of(id, (numbers, numbers), algorithm);
+        Identity { fingerprinter, others: Arc::new(others), sealing: Some(sealing), ..identity }
+    }
+
+    /// With fingerprints of which so many bits count.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn shortened(self, bits: u32) -> Identity {
+        let short = |(domain, one): &(u32, Fingerprinter)| (*domain, one.clone().shortened(bits));
+        let others = Arc::new(self.others.iter().map(short).collect());
+        Identity { fingerprinter: self.fingerprinter.shortened(bits), others, ..self }
+    }
+
+    /// Computes the fingerprints of a domain.
+    ///
+    /// # Errors
+    /// `Corrupt`: it was erased.
+    pub fn fingerprinter_of(&self, domain: u32) -> Result<&Fingerprinter> {
+        if domain == FIRST_DOMAIN {
+            return Ok(&self.fingerprinter);
+        }
+        let found = self.others.iter().find(|(number, _)| *number == domain);
+        found.map(|(_, one)| one).ok_or_else(|| sealing::erased(domain))
+    }
+
+    /// The fingerprints of blocks of these domains. Neighbours of one domain are hashed together.
+    ///
+    /// # Errors
+    /// `Corrupt`: one was erased.
+    pub(crate) fn fingerprints(
+        &self,
+        domains: &[u32],
+        mut blocks: &[&Block],
+    ) -> Result<Vec<Fingerprint>> {
+        let mut fingerprints = Vec::with_capacity(blocks.len());
+        for run in domains.chunk_by(|one, next| one == next) {
+            let (of_run, rest) = blocks.split_at(run.len());
+            fingerprints.extend(self.fingerprinter_of(run[0])?.many(of_run));
+            blocks = rest;
+        }
+        Ok(fingerprints)
+    }
+
+    /// True when a domain was not erased.
+    pub(crate) fn has_domain(&self, domain: u32) -> bool {
+        self.domains().any(|one| one == domain)
+    }
+
+    /// The domains that were not erased; the first one comes first.
+    pub(crate) fn domains(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(FIRST_DOMAIN).chain(self.others.iter().map(|(domain, _)| *domain))
+    }
+
+    /// True when a domain was erased, so that there may be blocks that nobody can read.
+    pub(crate) fn has_erased(&self) -> bool {
+        let given = self.sealing.as_ref().map_or(1, |sealing| sealing.next_domain() as usize);
+        self.domains().count() < given
+    }
+
+    /// Opens a raw block of a domain, whatever it is: the caller compares its fingerprint. A plain store
+    /// has it as it is.
+    ///
+    /// # Errors
+    /// `Corrupt`: the domain was erased. `Io`: the library of ciphers refuses.
+    pub(crate) fn open_raw(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        block: &mut Block,
+    ) -> Result<()> {
+        let sealing = self.sealing.as_ref();
+        sealing.map_or(Ok(()), |sealing| sealing.open_raw(domain, prefix, at, block))
     }
 
     /// Bytes that a compressed block takes in a carrier besides itself.

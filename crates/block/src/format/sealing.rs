@@ -13,10 +13,11 @@
 //! content has many forms, and places are written again.
 
 use onefold_core::{Block, Error, Kind, Pba, Result};
-use onefold_seal::{CtrKey, Keys, Place, Secret, SivKey, TAG_BYTES, Use, block_counter};
+use onefold_seal::{CtrKey, Domain, Keys, Place, Secret, SivKey, TAG_BYTES, Use, block_counter};
 
-/// The domain that all data of a store belongs to.
-pub(crate) const DOMAIN: u32 = 0;
+/// The domain that each store begins with: of volumes that were made without a word, and of the changes
+/// of the catalogue.
+pub const FIRST_DOMAIN: u32 = 0;
 
 /// The kind of what is sealed with GCM-SIV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,41 +63,117 @@ pub(crate) struct Flaws {
     pub(crate) counted_payloads: bool,
     /// Nobody compares the tags of this kind.
     pub(crate) unproven: Option<What>,
+    /// All domains have the fingerprints of the first one.
+    pub(crate) one_fingerprint: bool,
+    /// Data of all domains has the keys of the first one.
+    pub(crate) one_key: bool,
+    /// Compressed blocks are sealed with the store key.
+    pub(crate) payloads_by_store: bool,
 }
 
-/// The working keys of a store, and its domain's.
-pub(crate) struct Sealing {
-    store: SivKey,
+/// The working keys of a domain.
+struct DomainKeys {
+    number: u32,
+    /// Its name; empty for the first one.
+    name: String,
     blocks: CtrKey,
     payloads: SivKey,
-    numbers: Secret,
     fingerprints: Secret,
+}
+
+/// The working keys of a store, and those of its domains.
+pub(crate) struct Sealing {
+    store: SivKey,
+    numbers: Secret,
+    /// Those of the first domain.
+    first: DomainKeys,
+    /// Those of the others that were not erased.
+    others: Vec<DomainKeys>,
+    /// The number that the next domain gets.
+    next_domain: u32,
     /// The number of the key area that they come from.
     area: u64,
     flaws: Flaws,
 }
 
-impl Sealing {
-    /// By the open keys of the store.
-    pub(crate) fn new(keys: &Keys, flaws: Flaws) -> Result<Sealing> {
-        let domain = keys.domain(DOMAIN).ok_or_else(|| {
+/// The error of whoever wants something of a domain that was erased.
+pub(crate) fn erased(domain: u32) -> Error {
+    let why = format!(
+        "it belongs to domain {domain}, whose key was erased: nobody can read it any more; \
+         `onefold volume delete` frees its space"
+    );
+    Error::new(Kind::Corrupt, why)
+}
+
+impl DomainKeys {
+    fn of(keys: &Keys, number: u32) -> Result<DomainKeys> {
+        let name = keys.domains().iter().find(|one| one.number() == number).map(Domain::name);
+        let domain = keys.domain(number).ok_or_else(|| {
             let why = "the domain of the store was erased: nothing in it can be read any more";
             Error::new(Kind::Denied, why)
         })?;
-        Ok(Sealing {
-            store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?,
+        Ok(DomainKeys {
+            number,
+            name: name.unwrap_or_default().to_owned(),
             blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
             payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
-            numbers: keys.store_key(Use::BLOCK_NUMBERS),
             fingerprints: domain.derive(Use::FINGERPRINTS),
+        })
+    }
+}
+
+impl Sealing {
+    /// By the open keys of the store.
+    pub(crate) fn new(keys: &Keys, flaws: Flaws) -> Result<Sealing> {
+        let numbers = keys.domains().iter().map(Domain::number);
+        let others = numbers.filter(|&number| number != FIRST_DOMAIN);
+        Ok(Sealing {
+            store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?,
+            numbers: keys.store_key(Use::BLOCK_NUMBERS),
+            first: DomainKeys::of(keys, FIRST_DOMAIN)?,
+            others: others.map(|number| DomainKeys::of(keys, number)).collect::<Result<_>>()?,
+            next_domain: keys.next_domain(),
             area: keys.sequence(),
             flaws,
         })
     }
 
-    /// The key of fingerprints.
-    pub(crate) fn fingerprints(&self) -> &Secret {
-        &self.fingerprints
+    fn all(&self) -> impl Iterator<Item = &DomainKeys> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The working keys of a domain.
+    ///
+    /// # Errors
+    /// `Corrupt`: it was erased.
+    fn domain(&self, number: u32) -> Result<&DomainKeys> {
+        self.all().find(|one| one.number == number).ok_or_else(|| erased(number))
+    }
+
+    /// The keys by which data of a domain is sealed.
+    fn data_keys(&self, number: u32) -> Result<&DomainKeys> {
+        self.domain(number).map(|one| if self.flaws.one_key { &self.first } else { one })
+    }
+
+    /// The keys of fingerprints, each with its domain; the first domain comes first.
+    pub(crate) fn fingerprints(&self) -> impl Iterator<Item = (u32, &Secret)> {
+        let of = |one| if self.flaws.one_fingerprint { &self.first } else { one };
+        self.all().map(move |one| (one.number, &of(one).fingerprints))
+    }
+
+    /// The name of a domain; `None` when it was erased.
+    pub(crate) fn domain_name(&self, number: u32) -> Option<&str> {
+        self.domain(number).ok().map(|one| &*one.name)
+    }
+
+    /// The number of the domain that has a name.
+    pub(crate) fn domain_called(&self, name: &str) -> Option<u32> {
+        self.others.iter().find(|one| one.name == name).map(|one| one.number)
+    }
+
+    /// The number that the next domain gets.
+    pub(crate) fn next_domain(&self) -> u32 {
+        self.next_domain
     }
 
     /// The key of numbers that tell the store's own from others.
@@ -117,47 +194,70 @@ impl Sealing {
     }
 
     /// Seals a raw block for its address; `prefix` is that of its fingerprint as the map keeps it.
-    pub(crate) fn seal_raw(&self, prefix: u64, at: Pba, block: &mut Block) -> Result<()> {
+    pub(crate) fn seal_raw(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        block: &mut Block,
+    ) -> Result<()> {
         if self.flaws.plain_blocks {
             return Ok(());
         }
-        self.blocks.seal(self.counter(prefix, at), &mut block.0)
+        self.data_keys(domain)?.blocks.seal(self.counter(prefix, at), &mut block.0)
     }
 
     /// Opens a raw block, whatever it is: the caller compares its fingerprint.
-    pub(crate) fn open_raw(&self, prefix: u64, at: Pba, block: &mut Block) -> Result<()> {
+    pub(crate) fn open_raw(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        block: &mut Block,
+    ) -> Result<()> {
         if self.flaws.plain_blocks {
             return Ok(());
         }
-        self.blocks.open(self.counter(prefix, at), &mut block.0)
+        self.data_keys(domain)?.blocks.open(self.counter(prefix, at), &mut block.0)
     }
 
     /// Seals what a carrier carries, and puts its tag in front: the first [`TAG_BYTES`] of `payload`
     /// are free for it.
-    pub(crate) fn seal_payload(&self, prefix: u64, at: Pba, payload: &mut [u8]) -> Result<()> {
+    pub(crate) fn seal_payload(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        payload: &mut [u8],
+    ) -> Result<()> {
         let (tag, bytes) = payload.split_at_mut(TAG_BYTES.min(payload.len()));
+        let keys = self.data_keys(domain)?;
         if self.flaws.counted_payloads {
-            return self.blocks.seal(self.counter(prefix, at), bytes);
+            return keys.blocks.seal(self.counter(prefix, at), bytes);
         }
-        let proof = self.payloads.seal(What::Payload.at(0, at.0), &prefix.to_le_bytes(), bytes)?;
+        let key = if self.flaws.payloads_by_store { &self.store } else { &keys.payloads };
+        let proof = key.seal(What::Payload.at(0, at.0), &prefix.to_le_bytes(), bytes)?;
         tag.copy_from_slice(&proof);
         Ok(())
     }
 
-    /// Opens what a carrier carries; `None` when it is not what was sealed.
+    /// Opens what a carrier carries; `None` when it is not what was sealed, or its domain was erased.
     pub(crate) fn open_payload<'p>(
         &self,
+        domain: u32,
         prefix: u64,
         at: Pba,
         payload: &'p mut [u8],
     ) -> Option<&'p [u8]> {
         let (tag, bytes) = payload.split_first_chunk_mut::<TAG_BYTES>()?;
+        let keys = self.data_keys(domain).ok()?;
         if self.flaws.counted_payloads {
-            self.blocks.open(self.counter(prefix, at), bytes).ok()?;
+            keys.blocks.open(self.counter(prefix, at), bytes).ok()?;
             return Some(bytes);
         }
         let place = What::Payload.at(0, at.0);
-        self.payloads.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes)
+        let key = if self.flaws.payloads_by_store { &self.store } else { &keys.payloads };
+        key.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes)
     }
 
     /// Seals a block of metadata, all but the [`TAG_BYTES`] at `tag_at`, which become its tag.
@@ -174,7 +274,7 @@ impl Sealing {
         let tag = if self.flaws.unproven == Some(what) {
             let mut tag = [0; TAG_BYTES];
             tag[..8].copy_from_slice(&onefold_core::checksum::fast(at.0, rest).to_le_bytes());
-            self.blocks.open(block_counter(u64::MAX, at.0), rest)?;
+            self.first.blocks.open(block_counter(u64::MAX, at.0), rest)?;
             tag
         } else {
             self.store.seal(what.at(0, at.0), &[], rest)?
@@ -196,7 +296,7 @@ impl Sealing {
         block[..tag_at + TAG_BYTES].rotate_right(TAG_BYTES);
         let Some((tag, rest)) = block.split_first_chunk_mut::<TAG_BYTES>() else { return false };
         let whole = if self.flaws.unproven == Some(what) {
-            self.blocks.open(block_counter(u64::MAX, at.0), rest).is_ok()
+            self.first.blocks.open(block_counter(u64::MAX, at.0), rest).is_ok()
         } else {
             self.store.open(what.at(0, at.0), &[], rest, tag)
         };
@@ -286,11 +386,11 @@ pub(crate) mod tests {
         let sealing = sealing();
         let mut sealed = vec![0; 600];
         sealed[TAG_BYTES..].fill(b'x');
-        sealing.seal_payload(5, Pba(77), &mut sealed).unwrap();
+        sealing.seal_payload(FIRST_DOMAIN, 5, Pba(77), &mut sealed).unwrap();
         assert!(!sealed.windows(8).any(|part| part == [b'x'; 8]));
         let opens = |prefix, at, sealed: &[u8]| {
             let mut copy = sealed.to_vec();
-            let found = sealing.open_payload(prefix, at, &mut copy);
+            let found = sealing.open_payload(FIRST_DOMAIN, prefix, at, &mut copy);
             found.is_some_and(|found| found.iter().all(|&byte| byte == b'x'))
         };
         assert!(opens(5, Pba(77), &sealed));
@@ -306,9 +406,9 @@ pub(crate) mod tests {
     fn rule_29_what_was_compressed_never_has_the_key_stream_of_raw_blocks() {
         let sealing = sealing();
         let mut raw = text();
-        sealing.seal_raw(9, Pba(5), &mut raw).unwrap();
+        sealing.seal_raw(FIRST_DOMAIN, 9, Pba(5), &mut raw).unwrap();
         let mut payload = [&[0; TAG_BYTES][..], &text().0[..2000]].concat();
-        sealing.seal_payload(9, Pba(5), &mut payload).unwrap();
+        sealing.seal_payload(FIRST_DOMAIN, 9, Pba(5), &mut payload).unwrap();
         let as_payload = &payload[TAG_BYTES..];
         assert!(raw.0[..2000].chunks(16).zip(as_payload.chunks(16)).all(|(one, two)| one != two));
         let place = What::Payload.at(0, 5);
@@ -321,7 +421,7 @@ pub(crate) mod tests {
         let sealing = sealing();
         let sealed = |prefix, at| {
             let mut block = text();
-            sealing.seal_raw(prefix, Pba(at), &mut block).unwrap();
+            sealing.seal_raw(FIRST_DOMAIN, prefix, Pba(at), &mut block).unwrap();
             block
         };
         let all = [sealed(1, 1), sealed(2, 1), sealed(1, 2), sealed(!1, 1)];
@@ -330,7 +430,36 @@ pub(crate) mod tests {
             assert!(parts.insert(part), "16 bytes twice");
         }
         let mut opened = sealed(1, 1);
-        sealing.open_raw(1, Pba(1), &mut opened).unwrap();
+        sealing.open_raw(FIRST_DOMAIN, 1, Pba(1), &mut opened).unwrap();
         assert!(opened.0 == text().0);
+    }
+
+    #[test]
+    fn rule_25_what_one_domain_sealed_opens_in_no_other_one() {
+        let mut keys = Keys::create([3; 16], &Repeated).unwrap();
+        let domains: Vec<u32> =
+            ["one", "two"].map(|name| keys.add_domain(name, &Repeated).unwrap()).to_vec();
+        let both = Sealing::new(&keys, Flaws::default()).unwrap();
+        let mut fingerprints: Vec<_> = both.fingerprints().map(|(_, key)| *key.expose()).collect();
+        fingerprints.sort_unstable();
+        fingerprints.dedup();
+        assert_eq!(fingerprints.len(), 3);
+        let mut payload = [&[0; TAG_BYTES][..], &text().0[..900]].concat();
+        both.seal_payload(domains[0], 9, Pba(5), &mut payload).unwrap();
+        let mut raw = text();
+        both.seal_raw(domains[0], 9, Pba(5), &mut raw).unwrap();
+        for domain in [FIRST_DOMAIN, domains[1]] {
+            let mut other = text();
+            both.seal_raw(domain, 9, Pba(5), &mut other).unwrap();
+            assert!(raw.0.chunks(16).zip(other.0.chunks(16)).all(|(one, two)| one != two));
+            assert!(both.open_payload(domain, 9, Pba(5), &mut payload.clone()).is_none());
+        }
+        assert!(both.open_payload(domains[0], 9, Pba(5), &mut payload.clone()).is_some());
+        keys.erase_domain(domains[0], &Repeated).unwrap();
+        let left = Sealing::new(&keys, Flaws::default()).unwrap();
+        assert!(left.open_payload(domains[0], 9, Pba(5), &mut payload).is_none());
+        let error = left.open_raw(domains[0], 9, Pba(5), &mut raw).unwrap_err();
+        assert!(error.kind() == Kind::Corrupt && error.to_string().contains("erased"), "{error}");
+        assert_eq!(left.next_domain(), 3);
     }
 }

@@ -88,8 +88,11 @@ pub const MOVED_LIST: u64 = 4;
 /// The store is sealed at rest.
 pub const SEALED: u64 = 8;
 
+/// The sealed store has more domains than the one that it began with, or had.
+pub const DOMAINS: u64 = 16;
+
 /// The features that this program knows.
-const FEATURES: u64 = SHARING | MOVED_LIST | SEALED;
+const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS;
 
 /// What a sealed superblock hides, in two parts with the features between them.
 const HIDDEN: [std::ops::Range<usize>; 2] = [104..1192, 1200..TAG_AT];
@@ -169,6 +172,8 @@ pub struct State {
     pub shares: Root,
     /// The number of the key area of a sealed store, once both its copies are durable; else 0.
     pub keys: u64,
+    /// Of a store with domains: the number that the next one gets; else 0.
+    pub next_domain: u32,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
 }
@@ -184,6 +189,15 @@ impl State {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.features & SEALED != 0
+    }
+
+    /// Notes the number that the next domain gets. Once one was made besides the first, programs from before
+    /// domains refuse the store.
+    pub(crate) fn saw_domains(&mut self, next: u32) {
+        if next > 1 {
+            self.features |= DOMAINS;
+            self.next_domain = self.next_domain.max(next);
+        }
     }
 }
 
@@ -275,11 +289,13 @@ struct Raw {
     features: U64,
     zone_list: U64,
     shares: RawRoot,
-    reserved: [u8; 32],
+    next_domain: U32,
+    reserved: [u8; 28],
     keys: U64,
 }
 
 const _: () = assert!(std::mem::offset_of!(Raw, features) == 1192);
+const _: () = assert!(std::mem::offset_of!(Raw, next_domain) == 1240);
 const _: () = assert!(std::mem::offset_of!(Raw, keys) == 1272);
 const _: () = assert!(size_of::<Raw>() <= 4096);
 
@@ -420,7 +436,8 @@ impl Superblock {
             features: U64::new(state.features),
             zone_list: U64::new(fixed.geometry.moved_list),
             shares: state.shares.into(),
-            reserved: [0; 32],
+            next_domain: U32::new(state.next_domain),
+            reserved: [0; 28],
             keys: U64::new(state.keys),
         };
         let mut block = Block::zeroed();
@@ -600,6 +617,9 @@ impl Raw {
                 keys: ((self.keys.get() != 0) == (self.features.get() & SEALED != 0)
                     || self.keys.get() == 0)
                     .then_some(self.keys.get())?,
+                next_domain: ((self.next_domain.get() > 1) == (self.features.get() & DOMAINS != 0)
+                    && self.features.get() & (SEALED | DOMAINS) != DOMAINS)
+                    .then_some(self.next_domain.get())?,
                 live_blocks: (self.live_blocks.get() <= blocks)
                     .then_some(self.live_blocks.get())?,
                 mapped_blocks: (self.mapped_blocks.get() <= MAPPED_MAX)
@@ -841,6 +861,7 @@ mod tests {
         };
         superblock.state.features = SEALED;
         superblock.state.keys = 7;
+        superblock.state.saw_domains(3);
         let block = superblock.written(1, Some(&sealing)).unwrap();
         let found = |block: &Block, place| Superblock::open(block, place, Some(&sealing));
         assert!(matches!(found(&block, 1), Found::Good(found) if *found == superblock));

@@ -111,9 +111,9 @@ impl State {
 
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let no_dedup = self.volumes.is_critical(volume, lba);
+        let kept = self.volumes.kept(volume, lba);
         self.overlays.active_mut().touch_block(volume, lba);
-        self.windows.put(volume, lba, moved, no_dedup)
+        self.windows.put(volume, lba, moved, kept)
     }
 
     /// Makes blocks of the open window read as zeroes.

@@ -14,9 +14,10 @@ use crate::format::{
     catalogue::{
         CatalogueChange, MapKind, NoDedup, Sharing, VOLUME_BLOCKS_MAX, Volume, check_name,
     },
+    sealing::erased,
     superblock::Root,
 };
-use crate::moments::Act;
+use crate::{moments::Act, window::Kept};
 
 /// A volume as clients see it now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct VolumeState {
     pub no_dedup: NoDedup,
     /// How fast clients may use it; servers see to that.
     pub limits: VolumeLimits,
+    /// The domain that it belongs to: its data is shared within that, and sealed by its key.
+    pub domain: u32,
     /// Of a snapshot: what it is a snapshot of, and since when. It can only be read.
     pub snapshot: Option<SnapshotOf>,
     /// Of a snapshot that is being received: how far it is. No name leads to it.
@@ -77,14 +80,21 @@ pub(crate) struct Volumes {
     /// What acts that are not durable yet will make, and which volumes they roll back.
     expected: BTreeMap<VolumeId, VolumeState>,
     rolled_back: BTreeSet<VolumeId>,
+    /// The domains that were not erased.
+    living: Vec<u32>,
 }
 
 impl Volumes {
-    /// Those of a catalogue; the next one gets the number `next`, or a higher one.
+    /// Those of a catalogue; the next one gets the number `next`, or a higher one. `living` are the domains
+    /// that were not erased.
     ///
     /// # Errors
     /// `Corrupt`: no program made this catalogue.
-    pub(crate) fn of(catalogue: &BTreeMap<VolumeId, Volume>, next: u32) -> Result<Volumes> {
+    pub(crate) fn of(
+        catalogue: &BTreeMap<VolumeId, Volume>,
+        next: u32,
+        living: Vec<u32>,
+    ) -> Result<Volumes> {
         let next =
             catalogue.keys().map(|id| id.0.saturating_add(1)).chain([next]).max().unwrap_or(1);
         let mut volumes = Volumes {
@@ -93,6 +103,7 @@ impl Volumes {
             next,
             expected: BTreeMap::new(),
             rolled_back: BTreeSet::new(),
+            living,
         };
         let mut blocks = 0_u64;
         for (&id, volume) in catalogue {
@@ -243,11 +254,38 @@ impl Volumes {
         self.snapshots(of).count() + self.expected_of(of).count()
     }
 
+    /// The domains that were not erased.
+    pub(crate) fn living(&self) -> &[u32] {
+        &self.living
+    }
+
+    /// The volume, if its domain was not erased.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`: it was.
+    pub(crate) fn alive(&self, id: VolumeId) -> Result<&VolumeState> {
+        let volume = self.get(id)?;
+        if self.living.contains(&volume.domain) {
+            return Ok(volume);
+        }
+        Err(erased(volume.domain).context(format!("volume '{}'", volume.name)))
+    }
+
+    /// How a block is stored that is written now.
+    pub(crate) fn kept(&self, id: VolumeId, lba: Lba) -> Kept {
+        self.volumes.get(&id).map_or(Kept::default(), |volume| Kept {
+            domain: volume.domain,
+            no_dedup: volume.no_dedup.holds(lba),
+        })
+    }
+
     /// The volume, if clients may change it now.
     ///
     /// # Errors
-    /// `NotFound`; `Denied` for a snapshot; `Busy` while it is rolled back.
+    /// `NotFound`; `Denied` for a snapshot; `Busy` while it is rolled back; `Corrupt`: its domain was
+    /// erased.
     pub(crate) fn check_writable(&self, id: VolumeId) -> Result<()> {
+        self.alive(id)?;
         if self.get(id)?.snapshot.is_some() {
             return Err(Error::new(Kind::Denied, "a snapshot can only be read"));
         }
@@ -315,11 +353,6 @@ impl Volumes {
         if let Some(made) = made.filter(|_| expected.is_some()) {
             self.insert(act.id(), made);
         }
-    }
-
-    /// True when a block of an address is not deduplicated.
-    pub(crate) fn is_critical(&self, id: VolumeId, lba: Lba) -> bool {
-        self.volumes.get(&id).is_some_and(|volume| volume.no_dedup.holds(lba))
     }
 
     /// Fails unless a volume may have this name.
@@ -399,7 +432,7 @@ pub(crate) fn apply_catalogue(
 ) {
     for change in changes {
         match change {
-            CatalogueChange::Create { id, name, blocks, no_dedup, limits } => {
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits, domain } => {
                 let (name, no_dedup) = (name.clone(), no_dedup.clone());
                 volumes.insert(
                     *id,
@@ -410,6 +443,7 @@ pub(crate) fn apply_catalogue(
                         map: Root::default(),
                         no_dedup,
                         limits: *limits,
+                        domain: *domain,
                         sharing: Sharing::default(),
                     },
                 );
@@ -458,6 +492,7 @@ fn shown(volume: &Volume) -> Option<VolumeState> {
         blocks: volume.blocks,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
+        domain: volume.domain,
         snapshot: volume.is_snapshot().then(origin),
         receiving: (volume.sharing.kind == MapKind::Receiving).then_some(receiving),
         replica_of: parent.filter(|_| volume.sharing.replica),

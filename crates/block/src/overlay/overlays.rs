@@ -231,7 +231,7 @@ mod tests {
         };
         let mut overlays = Overlays::new(tables());
         let mut windows = Windows::after(WindowNumber(2), WindowNumber(2));
-        windows.put(VolumeId(1), Lba(9), false, false);
+        windows.put(VolumeId(1), Lba(9), false, crate::window::Kept::default());
         overlays.active_mut().publish(&trimmed(1, 1));
         assert_eq!((overlays.is_empty(), overlays.records()), (false, 1));
         let frozen = overlays.freeze(&windows);

@@ -5,7 +5,10 @@ use std::io::Read;
 use onefold_core::{Error, Kind, Result, VolumeId};
 
 use super::Copies;
-use crate::{Frame, Next, StreamReader, format::catalogue::VOLUME_BLOCKS_MAX};
+use crate::{
+    Frame, NewVolume, Next, StreamReader,
+    format::{FIRST_DOMAIN, catalogue::VOLUME_BLOCKS_MAX},
+};
 
 impl Copies<'_> {
     /// Makes a volume of a stream of raw data; returns its size in bytes. It has its name when all
@@ -30,7 +33,12 @@ impl Copies<'_> {
             return Err(Error::new(Kind::InvalidInput, message));
         }
         let part = format!(".{name}.part");
-        let made = self.0.create_volume_with(&part, about.blocks.max(1) * 4096, &about.no_dedup);
+        let new = NewVolume {
+            no_dedup: about.no_dedup.clone(),
+            domain: self.1.unwrap_or(FIRST_DOMAIN),
+            ..NewVolume::default()
+        };
+        let made = self.0.create_volume_as(&part, about.blocks.max(1) * 4096, &new);
         let id = made.map_err(|error| match error.kind() {
             Kind::Exists => Error::new(
                 Kind::Exists,

@@ -40,7 +40,7 @@ pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{Status, VolumeStatus};
-use crate::{Engine, NoDedup, Persistence, Settings, traffic::AllTraffic};
+use crate::{Engine, NewVolume, NoDedup, Persistence, Settings, traffic::AllTraffic};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -68,13 +68,21 @@ pub struct Store {
 }
 
 /// Snapshots that leave a store or come into one as streams, and volumes that do as raw data.
-pub struct Copies<'s>(&'s Arc<Store>);
+///
+/// What comes into a store without a base belongs to the domain that was named, or to the first one.
+pub struct Copies<'s>(&'s Arc<Store>, Option<u32>);
 
 impl<'s> Copies<'s> {
     /// The copies of a store.
     #[must_use]
     pub fn of(store: &'s Arc<Store>) -> Copies<'s> {
-        Copies(store)
+        Copies(store, None)
+    }
+
+    /// The same; what comes belongs to this domain.
+    #[must_use]
+    pub fn in_domain(self, domain: Option<u32>) -> Copies<'s> {
+        Copies(self.0, domain)
     }
 }
 
@@ -264,22 +272,17 @@ impl Store {
         bytes: u64,
         no_dedup: &NoDedup,
     ) -> Result<VolumeId> {
-        self.create_volume_limited(name, bytes, no_dedup, VolumeLimits::default())
+        let no_dedup = no_dedup.clone();
+        self.create_volume_as(name, bytes, &NewVolume { no_dedup, ..NewVolume::default() })
     }
 
-    /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
+    /// As [`create_volume`](Self::create_volume), with all that a new volume may have.
     ///
     /// # Errors
-    /// As there.
-    pub fn create_volume_limited(
-        &self,
-        name: &str,
-        bytes: u64,
-        no_dedup: &NoDedup,
-        limits: VolumeLimits,
-    ) -> Result<VolumeId> {
+    /// As there; `NotFound`: there is no such domain.
+    pub fn create_volume_as(&self, name: &str, bytes: u64, new: &NewVolume) -> Result<VolumeId> {
         self.catalogue_change(|| {
-            self.engine.create_volume_with(name, bytes.div_ceil(4096), no_dedup.clone(), limits)
+            self.engine.create_volume_with(name, bytes.div_ceil(4096), new.clone())
         })
     }
 

@@ -54,10 +54,11 @@ impl<'w> Offered<'w> {
         if !std::mem::replace(&mut self.index_waited, true) {
             complete_index(copies)?;
         }
+        let domain = copies.0.engine.volume(id)?.domain;
         let mut missing = Vec::with_capacity(offer.fingerprints.len());
         let mut lbas = offer.blocks();
         for wanted in offer.fingerprints.chunks(LOOK_BLOCKS) {
-            let found = Transfers::of(&copies.0.engine).contents(wanted)?;
+            let found = Transfers::of(&copies.0.engine).contents(domain, wanted)?;
             missing.extend(found.iter().map(Option::is_none));
             let there: Vec<(u64, Block)> = found
                 .into_iter()

@@ -25,7 +25,10 @@ use super::{
 };
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
-    format::stream::{Form, MAGIC_BYTES, negotiation::Answering},
+    format::{
+        FIRST_DOMAIN,
+        stream::{Form, MAGIC_BYTES, negotiation::Answering},
+    },
 };
 
 /// Blocks after which the cursor rises: 64 MiB.
@@ -148,6 +151,9 @@ impl Copies<'_> {
     ) -> Result<(VolumeId, Handle)> {
         let base = self.base_of(volume, about)?;
         let goes_on = self.receive_of(volume, about)?;
+        for known in base.iter().chain(goes_on.iter().map(|(id, _)| id)) {
+            self.must_be_of_domain(*known)?;
+        }
         let id = match &goes_on {
             Some((id, state)) if about.start <= state.cursor => *id,
             // Nothing, or another snapshot, was cut off.
@@ -161,6 +167,7 @@ impl Copies<'_> {
                     base_guid: about.base,
                     blocks: about.blocks,
                     no_dedup: about.no_dedup.clone(),
+                    domain: self.1.unwrap_or(FIRST_DOMAIN),
                     now_ms: now_ms(),
                     rollback,
                 };
@@ -194,6 +201,18 @@ impl Copies<'_> {
             }
         }
         Ok((id, held))
+    }
+
+    /// What is there belongs to the domain that was named, if one was, and to none that was erased.
+    fn must_be_of_domain(&self, id: VolumeId) -> Result<()> {
+        let found = self.0.engine.kernel.state.lock().volumes.alive(id)?.domain;
+        if self.1.is_none_or(|named| named == found) {
+            return Ok(());
+        }
+        let message = format!(
+            "what is here of it belongs to domain {found}, and so does all that is received for it"
+        );
+        Err(Error::new(Kind::InvalidInput, message))
     }
 
     /// The snapshot here to which the stream is to be applied.

@@ -141,12 +141,17 @@ impl<'e> Transfers<'e> {
         offers::fingerprints(&self.0.kernel, of, first, blocks)
     }
 
-    /// The blocks that the store holds of those that have these fingerprints, read and compared.
+    /// The blocks that the store holds in a domain of those that have these fingerprints, read and
+    /// compared.
     ///
     /// # Errors
     /// `Unsupported` in a store that compares bytes.
-    pub(crate) fn contents(&self, wanted: &[Fingerprint]) -> Result<Vec<Option<Block>>> {
-        offers::contents(&self.0.kernel, wanted)
+    pub(crate) fn contents(
+        &self,
+        domain: u32,
+        wanted: &[Fingerprint],
+    ) -> Result<Vec<Option<Block>>> {
+        offers::contents(&self.0.kernel, domain, wanted)
     }
 }
 

@@ -11,7 +11,7 @@ mod windows;
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
-pub(crate) use prepared::{Plan, RawBlocks, Source};
+pub(crate) use prepared::{Plan, RawBlocks, SealedBy, Source};
 use ranges::{Ranges, Span};
 pub(crate) use windows::Windows;
 
@@ -30,6 +30,15 @@ pub(crate) struct Placed {
     pub(crate) carried: bool,
 }
 
+/// How a block is stored, as its volume said when it was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// The domain of its volume.
+    pub(crate) domain: u32,
+    /// True when it lay in a critical range: it shares nothing.
+    pub(crate) no_dedup: bool,
+}
+
 /// A block in a window.
 pub(crate) struct WindowBlock {
     pub(crate) volume: VolumeId,
@@ -38,8 +47,8 @@ pub(crate) struct WindowBlock {
     pub(crate) live: bool,
     /// True when it is moved by compaction: it gets a new place, whatever is stored already.
     pub(crate) moved: bool,
-    /// True when it lay in a critical range of its volume when it was written: it shares nothing.
-    pub(crate) no_dedup: bool,
+    /// How it is stored.
+    pub(crate) kept: Kept,
     /// Known duplicate.
     pub(crate) placed: Option<Placed>,
 }
@@ -126,27 +135,20 @@ impl Window {
         volume: VolumeId,
         lba: Lba,
         moved: bool,
-        no_dedup: bool,
+        kept: Kept,
         piece: impl FnOnce() -> Vec<Block>,
     ) -> &mut Block {
         let next = self.blocks.len();
         let slot = *self.index.entry((volume, lba)).or_insert(next as u32) as usize;
         if slot == next {
-            self.blocks.push(WindowBlock {
-                volume,
-                lba,
-                live: true,
-                moved,
-                no_dedup,
-                placed: None,
-            });
+            self.blocks.push(WindowBlock { volume, lba, live: true, moved, kept, placed: None });
             self.live += 1;
             if slot / PIECE_BLOCKS == self.pieces.len() {
                 self.pieces.push(piece());
             }
         } else {
             self.blocks[slot].moved = moved;
-            self.blocks[slot].no_dedup = no_dedup;
+            self.blocks[slot].kept = kept;
             self.blocks[slot].placed = None;
         }
         &mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]

@@ -21,6 +21,15 @@ pub(crate) enum Source {
     Carrier(u32),
 }
 
+/// By what the data of a block is sealed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SealedBy {
+    /// Its domain.
+    pub(crate) domain: u32,
+    /// The prefix of its fingerprint as maps keep it; 0 where there is none.
+    pub(crate) prefix: u64,
+}
+
 /// The raw blocks of a window as they are written.
 pub(crate) enum RawBlocks {
     /// As the window has them: the store is plain.
@@ -45,9 +54,8 @@ pub(crate) struct Plan {
     pub(crate) sources: Vec<Source>,
     /// The carriers.
     pub(crate) carriers: Vec<Box<Block>>,
-    /// In a sealed store: of each source, the prefix of its fingerprint as maps keep it; 0 where there
-    /// is none.
-    pub(crate) prefixes: Vec<u64>,
+    /// In a sealed store: by what each source is sealed.
+    pub(crate) seals: Vec<SealedBy>,
     /// Generation of the zone of each carrier.
     pub(crate) generations: Vec<u64>,
     /// Pages of the leftover table that are written with the window.
@@ -73,7 +81,8 @@ impl Plan {
     /// extents.
     ///
     /// # Errors
-    /// `Io`: the library of ciphers refuses, or a raw block has no address or no prefix.
+    /// `Io`: the library of ciphers refuses, or a raw block has no address or no prefix. `Corrupt`: its
+    /// domain was erased.
     pub(crate) fn seal_raw(
         &self,
         window: &Window,
@@ -85,15 +94,15 @@ impl Plan {
             .resize(self.sources.iter().filter(|source| is_raw(source)).count(), Block([0; 4096]));
         let mut free = sealed.iter_mut();
         let mut addresses = self.addresses();
-        let mut prefixes = self.prefixes.iter();
+        let mut seals = self.seals.iter();
         for source in &self.sources {
-            let (at, prefix) = (addresses.next(), prefixes.next());
+            let (at, by) = (addresses.next(), seals.next());
             if let Source::Raw(slot) = *source {
-                let (Some(at), Some(&prefix), Some(block)) = (at, prefix, free.next()) else {
+                let (Some(at), Some(by), Some(block)) = (at, by, free.next()) else {
                     return Err(unsealed());
                 };
                 block.0 = window.data(slot as usize).0;
-                sealing.seal_raw(prefix, at, block)?;
+                sealing.seal_raw(by.domain, by.prefix, at, block)?;
             }
         }
         Ok(())
@@ -169,14 +178,22 @@ impl Plan {
         self.runs(blocks).iter().flat_map(of_class).collect()
     }
 
-    /// The content that goes to `pba`, when this window writes it.
-    pub(crate) fn written<'a>(&'a self, window: &'a Window, pba: Pba) -> Option<&'a Block> {
+    /// The content that goes to `pba`, when this window writes it; and its domain if it is a block of a
+    /// client as it is.
+    pub(crate) fn written<'a>(
+        &'a self,
+        window: &'a Window,
+        pba: Pba,
+    ) -> Option<(&'a Block, Option<u32>)> {
         let mut before = 0;
         for extent in &self.extents {
             if (extent.at..extent.at.plus(extent.blocks)).contains(&pba) {
                 return Some(match self.sources[(before + (pba.0 - extent.at.0)) as usize] {
-                    Source::Raw(slot) => window.data(slot as usize),
-                    Source::Carrier(n) => &self.carriers[n as usize],
+                    Source::Raw(slot) => {
+                        let slot = slot as usize;
+                        (window.data(slot), Some(window.blocks[slot].kept.domain))
+                    }
+                    Source::Carrier(n) => (&*self.carriers[n as usize], None),
                 });
             }
             before += extent.blocks;
@@ -190,7 +207,10 @@ mod tests {
     use onefold_core::{Lba, VolumeId};
     use onefold_seal::{Keys, Random};
 
-    use super::{super::PIECE_BLOCKS, *};
+    use super::{
+        super::{Kept, PIECE_BLOCKS},
+        *,
+    };
     use crate::format::{record::WindowNumber, sealing::Flaws};
 
     struct Fixed;
@@ -207,7 +227,7 @@ mod tests {
         let mut window = Window::new(WindowNumber(1));
         for at in 0..2 {
             let piece = || Block::zeroed_vec(PIECE_BLOCKS);
-            window.put(VolumeId(1), Lba(at), false, false, piece).0 = [3; 4096];
+            window.put(VolumeId(1), Lba(at), false, Kept::default(), piece).0 = [3; 4096];
         }
         let sources = vec![Source::Raw(0), Source::Raw(1)];
         let extents = vec![Extent { at: Pba(40), blocks: 2 }];
@@ -223,11 +243,12 @@ mod tests {
         let sealing = Sealing::new(&Keys::create([1; 16], &Fixed).unwrap(), Flaws::default());
         let sealing = sealing.unwrap();
         let mut sealed = Block::zeroed_vec(8);
-        for prefixes in [vec![], vec![5]] {
-            plan.prefixes = prefixes;
+        let by = |prefix| SealedBy { domain: 0, prefix };
+        for seals in [vec![], vec![by(5)]] {
+            plan.seals = seals;
             assert_eq!(plan.seal_raw(&window, &sealing, &mut sealed).unwrap_err().kind(), Kind::Io);
         }
-        plan.prefixes = vec![5, 6];
+        plan.seals = vec![by(5), by(6)];
         plan.seal_raw(&window, &sealing, &mut sealed).unwrap();
         let mut raw = RawBlocks::Sealed(sealed);
         let written = plan.blocks(&window, &raw).unwrap();

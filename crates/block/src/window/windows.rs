@@ -18,7 +18,7 @@ use std::{
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 
-use super::{PIECE_BLOCKS, Placed, Plan, Window};
+use super::{Kept, PIECE_BLOCKS, Placed, Plan, Window};
 use crate::format::{catalogue::CatalogueChange, record::WindowNumber};
 
 /// How far a closed window has come.
@@ -147,12 +147,12 @@ impl Windows {
         volume: VolumeId,
         lba: Lba,
         moved: bool,
-        no_dedup: bool,
+        kept: Kept,
     ) -> &mut Block {
         let Windows { open, pool, unplaced, .. } = self;
         *unplaced += u64::from(!open.holds(volume, lba));
         let piece = || pool.pop().unwrap_or_else(|| Block::zeroed_vec(PIECE_BLOCKS));
-        open.put(volume, lba, moved, no_dedup, piece)
+        open.put(volume, lba, moved, kept, piece)
     }
 
     /// The block of an address in the open window, to be changed in place.
@@ -291,8 +291,9 @@ impl Windows {
         self.closed.iter().rev().find(changes).map(|closed| &closed.window)
     }
 
-    /// The content of a physical block that a window on its way writes.
-    pub(crate) fn content_of(&self, pba: Pba) -> Option<&Block> {
+    /// The content of a physical block that a window on its way writes, and its domain if it is a block of
+    /// a client as it is.
+    pub(crate) fn content_of(&self, pba: Pba) -> Option<(&Block, Option<u32>)> {
         self.closed.iter().find_map(|closed| closed.plan.as_ref()?.written(&closed.window, pba))
     }
 
@@ -320,7 +321,7 @@ mod tests {
     use super::*;
 
     fn gather(windows: &mut Windows, lba: u64) -> WindowNumber {
-        windows.put(VolumeId(1), Lba(lba), false, false);
+        windows.put(VolumeId(1), Lba(lba), false, Kept::default());
         windows.newest()
     }
 

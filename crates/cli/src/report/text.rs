@@ -74,6 +74,14 @@ impl Display for Report {
                     f,
                     self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
                 )?;
+                for volume in self.volumes.iter().filter(|volume| volume.erased) {
+                    writeln!(
+                        f,
+                        "  '{}' can't be read: its domain, {}, was erased",
+                        volume.name.escape_debug(),
+                        volume.domain
+                    )?;
+                }
                 for volume in self.volumes.iter().filter(|volume| volume.lost_bytes > 0) {
                     writeln!(
                         f,

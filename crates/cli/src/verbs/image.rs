@@ -18,7 +18,7 @@ use onefold_block::{
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
 use serde_json::json;
 
-use super::{block_store_or, replicate::Sent, served_or_not};
+use super::{block_store_or, replicate::Sent, served_or_not, volume::block::domain_of};
 use onefold::parts::{
     control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
@@ -88,6 +88,11 @@ pub(crate) struct ImportOptions {
     /// Takes the bytes of an image as they are that looks like one of another format, as qcow2
     #[arg(long)]
     raw: bool,
+
+    /// The domain of an encrypted store that the volume belongs to. Without it, the one that each store
+    /// begins with
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
 
     #[command(flatten)]
     answer: Answer,
@@ -281,24 +286,26 @@ fn other_version() -> Error {
 
 /// Imports.
 pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
-    let ImportOptions { store, name, file, raw, answer } = options;
+    let ImportOptions { store, name, file, raw, domain, answer } = options;
     let store = block_store_or(&store, OVER_NBD)?;
     let image = Image::open(&file)?;
     if !raw {
         image.check_raw()?;
     }
-    let request = Request::Import { name: name.clone() };
+    let request = Request::Import { name: name.clone(), domain: domain.clone() };
     let bytes: u64 = served_or_not(
         &store,
         |server| server.send(&request, &mut |_, _| {}, |outlet| image.pack(outlet)),
         || {
             let working = store.work(Settings::for_memory(MEMORY_MIN))?;
+            let domain = domain_of(working.store(), domain.as_deref())?;
             let (give, receive) = pair()?;
             let imported = std::thread::scope(|scope| {
                 let (engine, name) = (working.store(), name.as_str());
                 let input = BufReader::with_capacity(1 << 20, receive);
-                let importing =
-                    scope.spawn(move || Copies::of(engine).import(name, input, &mut |_| Ok(())));
+                let importing = scope.spawn(move || {
+                    Copies::of(engine).in_domain(domain).import(name, input, &mut |_| Ok(()))
+                });
                 let packed = image.pack(give);
                 let imported =
                     importing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

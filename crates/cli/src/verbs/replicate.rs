@@ -125,6 +125,11 @@ pub(crate) struct ReceiveOptions {
     #[arg(long)]
     rollback: bool,
 
+    /// The domain of an encrypted store that a new volume belongs to; what it already has stays where it
+    /// is. Without it, the one that each store begins with
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["token", "abort", "expire"])]
+    domain: Option<String>,
+
     /// Receives nothing, and prints for each receive that was cut off the token for `onefold send
     /// --resume`
     #[arg(long, conflicts_with_all = ["rollback", "abort"])]
@@ -358,7 +363,8 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
 
 /// Receives, or tells or gives up what was being received.
 pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
-    let ReceiveOptions { store, volume, rollback, token, abort, expire, wait, answer } = options;
+    let ReceiveOptions { store, volume, rollback, domain, token, abort, expire, wait, answer } =
+        options;
     let file = block_store(&store)?;
     if token {
         return tokens(&file, volume.as_deref(), answer);
@@ -376,7 +382,12 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
     let mut input = Watched::source(std::io::stdin(), &patience)?;
     let begins = patience.judge(beginning(&mut input), SILENT)?;
     let asks = begins.as_slice().try_into().is_ok_and(negotiates);
-    let request = Request::Receive { volume: volume.clone(), rollback, negotiates: asks };
+    let request = Request::Receive {
+        volume: volume.clone(),
+        rollback,
+        domain: domain.clone(),
+        negotiates: asks,
+    };
     let received: Result<Received> = served_or_not(
         &file,
         |server| {
@@ -394,8 +405,12 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
             let input = begins.as_slice().chain(input);
             let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
             let (nonce, mut out) = (random_bytes()?, std::io::stdout().lock());
-            let received = Copies::of(working.store())
-                .receive_or_negotiate(into, rollback, input, &mut out, &nonce, look);
+            let domain = block::domain_of(working.store(), domain.as_deref());
+            let received = domain.and_then(|domain| {
+                Copies::of(working.store())
+                    .in_domain(domain)
+                    .receive_or_negotiate(into, rollback, input, &mut out, &nonce, look)
+            });
             let closed = working.close();
             let received = received.and_then(|received| closed.map(|()| received))?;
             Ok(Received::from(&received))

@@ -4,7 +4,7 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Engine, Format, Idleness, Mark, Settings,
+    Engine, Format, Idleness, Mark, NewVolume, Settings,
     format::{
         Identity,
         geometry::Geometry,
@@ -13,8 +13,7 @@ use onefold_block::{
     schedule::{Background, Event, Facts, Next},
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, VolumeLimits,
-    block,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block,
 };
 use onefold_testbed::VirtualClock;
 
@@ -80,8 +79,7 @@ impl Store {
         let (volume, _) = engine.create_volume_with(
             VOLUME,
             volume_blocks,
-            choice.no_dedup.clone(),
-            VolumeLimits::default(),
+            NewVolume { no_dedup: choice.no_dedup.clone(), ..NewVolume::default() },
         )?;
         let store = Store {
             tables: !engine.fixed().scheme.loses_everything(),

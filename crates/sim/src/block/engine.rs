@@ -1,16 +1,23 @@
 //! The block engine under simulation.
 
-use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    io::Cursor,
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use onefold_block::{
-    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
-    Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
-    Times, Transfers, change_keys,
+    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NewVolume,
+    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader,
+    StreamWriter, Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
-    erase_keys,
+    create_domain, domains, erase_domain, erase_keys,
     format::{
         Identity,
-        carrier::{Header, encode},
+        carrier::{Header, Payload, encode},
         catalogue::VOLUME_BLOCKS_MAX,
         geometry::{Geometry, KEY_AREAS, SUPERBLOCKS},
         record::{Change, Record, WindowNumber},
@@ -21,7 +28,7 @@ use onefold_block::{
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
-    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
+    VolumeId, VolumeInfo, ZoneId, checksum,
 };
 use onefold_seal::{Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
@@ -82,6 +89,14 @@ impl Thin {
     /// An offset of a client as one of the volume.
     fn offset(&self, offset: u64) -> u64 {
         (self.2 * BLOCK).saturating_add(offset)
+    }
+
+    /// The domain of a new volume: its name decides.
+    fn domain_for(&self, name: &str) -> u32 {
+        let all = domains(&self.0).into_iter().filter(|domain| domain.name.is_some());
+        let living: Vec<u32> = all.map(|domain| domain.number).collect();
+        let at = checksum::fast(3, name.as_bytes()) % living.len().max(1) as u64;
+        living.get(at as usize).copied().unwrap_or_default()
     }
 
     fn acts(&self) -> Acts<'_> {
@@ -190,20 +205,21 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         BaseCompared, BlocksSealed, BorrowersKeepPage, BothKeyAreasWritten, CarriersLimited,
         CarriersProven, CodeBeforeCopying, CommittedWhenDurable, CompressedHasNoCounter,
         CountBeforeLink, CountersHaveAddress, CountersHavePrefix, CursorBehindData, CutsLimited,
-        DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
-        ErasureEnded, FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery,
-        FramesInOrder, HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared,
-        KeyAreaProven, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        DataBeforeLink, DataByDomain, DiscardsLimited, DroppedRecordsVoid,
+        DuplicatesHaveReferences, DuplicatesWithinDomain, ErasureEnded, FailedFlushStopsWrites,
+        FingerprintGoesWithBlock, FingerprintsByDomain, FlushBeforeRecovery, FramesInOrder,
+        HeirLends, HigherKeyAreaCounts, InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven,
+        LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
         MomentsLimited, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
         OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
-        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven,
-        SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited,
-        StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored,
-        WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        PayloadsByDomain, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease, RollbackAfterChanges,
+        SealedCarriersProven, SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered,
+        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -314,10 +330,16 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 OlderStateRefused,
                 CodeBeforeCopying,
                 ErasureEnded,
+                FingerprintsByDomain,
+                DataByDomain,
+                DuplicatesWithinDomain,
             ],
             &["thin", "cow"],
         ),
-        (&[SealedCarriersProven, CompressedHasNoCounter], &["thin"]),
+        (
+            &[SealedCarriersProven, CompressedHasNoCounter, PayloadsByDomain, RecoveryByDomain],
+            &["thin"],
+        ),
     ]
 };
 
@@ -501,6 +523,7 @@ impl Subject for Thin {
             base_guid: about.base,
             blocks: about.blocks,
             no_dedup: about.no_dedup.clone(),
+            domain: self.domain_for(volume),
             now_ms: 1,
             rollback: false,
         };
@@ -571,12 +594,9 @@ impl Subject for Thin {
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
         let (start, blocks) = (self.2 + self.1.0, self.1.1);
         let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(
-            name,
-            self.2 + size / BLOCK,
-            critical,
-            VolumeLimits::default(),
-        )?;
+        let domain = self.domain_for(name);
+        let new = NewVolume { no_dedup: critical, domain, ..NewVolume::default() };
+        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, new)?;
         Ok((id, Ack::Later(ticket)))
     }
 
@@ -793,7 +813,8 @@ impl Subject for Thin {
             durable: state.durable,
         };
         let mut forged = Block::zeroed();
-        encode(&guessed, &header, &[record], (&payload, 0), &mut forged).ok()?;
+        let payload = Payload { bytes: &payload, ..Payload::NONE };
+        encode(&guessed, &header, &[record], payload, &mut forged).ok()?;
         Some(forged)
     }
 
@@ -860,6 +881,28 @@ impl Subject for Thin {
 
     fn erase_keys(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
         erase_keys(disk, &Thin::settings(options), &*keys::repeated())
+    }
+
+    fn create_domain(disk: &dyn Disk, options: &StoreOptions, name: &str) -> Result<u32> {
+        create_domain(disk, &Thin::settings(options), name)
+    }
+
+    fn erase_domain(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<()> {
+        erase_domain(&disk, clock, &Thin::settings(options), number)
+    }
+
+    fn erased_domains(&self) -> BTreeSet<u32> {
+        let all = domains(&self.0).into_iter().filter(|one| one.name.is_none());
+        all.map(|one| one.number).collect()
+    }
+
+    fn domain_of(&self, volume: VolumeId) -> u32 {
+        self.0.volume(volume).map_or(0, |volume| volume.domain)
     }
 
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {

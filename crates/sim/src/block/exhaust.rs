@@ -231,6 +231,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         snapshots: None,
         grows: false,
         sealed: false,
+        domains: 0,
         bug: None,
     }
 }

@@ -85,6 +85,21 @@ pub(super) fn by(byte: u8, seen: Option<u64>) -> KeySource {
     KeySource::new(Arc::new(Holder(byte, seen)))
 }
 
+/// The name of the domain that gets this number.
+pub(super) fn domain_name(number: u32) -> String {
+    format!("tenant {number}")
+}
+
+/// The numbers of the domains that a key area has.
+pub(super) fn domains_in(area: &[u8]) -> Result<Vec<u32>> {
+    let area = KeyArea::decode(area)?;
+    let opened = area.root(&secret(OWNER), 0)?;
+    let (_, root) = opened.ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))?;
+    let keys = area.keys(&root)?;
+    let keys = keys.ok_or_else(|| Error::new(Kind::Corrupt, "the key area is not proven"))?;
+    Ok(keys.domains().iter().map(onefold_seal::Domain::number).collect())
+}
+
 /// The identity of the store.
 pub(super) fn identity(options: &StoreOptions) -> Identity {
     let plain = || Identity::new(options.id, options.secret, options.fingerprint);
@@ -95,6 +110,11 @@ pub(super) fn identity(options: &StoreOptions) -> Identity {
 
 /// What the second reading opens the store by; `None` for a plain one.
 pub(super) fn sealed(options: &StoreOptions) -> Option<Sealed> {
-    let keys = of(options).ok().filter(|_| options.sealed)?;
+    let mut keys = of(options).ok().filter(|_| options.sealed)?;
+    // Each of them begins to draw chance anew, as the process that makes a domain does. What was erased
+    // is known here all the same: what lies on the disk must be right.
+    for number in 1..=options.domains {
+        keys.add_domain(&domain_name(number), &*repeated()).ok()?;
+    }
     Sealed::new(&keys).ok()
 }

@@ -12,7 +12,7 @@ use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        actors::{Growing, Secrets, Transfer},
+        actors::{Growing, Secrets, Tenants, Transfer},
         model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
@@ -59,6 +59,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) sent: BTreeMap<String, Key>,
     /// Who opens a sealed store.
     pub(crate) secrets: Option<Secrets>,
+    /// Which domains a sealed store has, if it gets any besides the first.
+    pub(crate) tenants: Option<Tenants>,
     /// A growth that was asked for.
     pub(crate) growing: Option<Growing>,
     /// Where the rot of what maps share is drawn from, which no other draw comes from.
@@ -80,6 +82,8 @@ impl<S: Subject> Sim<S> {
         let rot = Rng::new(params.seed ^ 0x726f_7473_0000_0115);
         onefold_seal::observer::begin();
         let secrets = (S::SEALS && params.options.sealed).then(|| Secrets::new(params.seed));
+        let tenants = secrets.as_ref().filter(|_| params.options.domains > 0);
+        let tenants = tenants.map(|_| Tenants::new(params.seed));
         let clock = Arc::new(VirtualClock::default());
         let disk =
             Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
@@ -96,6 +100,7 @@ impl<S: Subject> Sim<S> {
             transfer: None,
             sent: BTreeMap::new(),
             secrets,
+            tenants,
             growing: None,
             rot,
             moments: 0,
@@ -300,6 +305,7 @@ impl<S: Subject> Sim<S> {
             self.reach.hit("damage: catalogue");
             return Ok(false);
         }
+        self.settle_stop(Sim::bury)?;
         if self.rng.percent(self.params.verify_at_once) {
             self.settle_stop(Sim::verify)?;
         }

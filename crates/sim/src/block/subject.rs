@@ -1,7 +1,7 @@
 //! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
 //! serve every engine.
 
-use std::{io::Cursor, ops::Range, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io::Cursor, ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
     Begin, Frame, StreamReader,
@@ -73,6 +73,8 @@ pub struct StoreOptions {
     pub grows: bool,
     /// The store is sealed at rest.
     pub sealed: bool,
+    /// Domains that are made in a sealed store, at most, besides the first one; some are erased.
+    pub domains: u32,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -614,6 +616,40 @@ pub trait Subject: Sized {
         Err(Error::new(Kind::Unsupported, "this store is never sealed"))
     }
 
+    /// Makes a domain in a sealed store on which nobody works; gives its number.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn create_domain(disk: &dyn Disk, options: &StoreOptions, name: &str) -> Result<u32> {
+        let _ = (disk, options, name);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
+    }
+
+    /// Destroys the key of a domain of a sealed store on which nobody works.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn erase_domain(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<()> {
+        let _ = (disk, clock, options, number);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
+    }
+
+    /// The domains that were erased.
+    fn erased_domains(&self) -> BTreeSet<u32> {
+        BTreeSet::new()
+    }
+
+    /// The domain of a volume or snapshot.
+    fn domain_of(&self, volume: VolumeId) -> u32 {
+        let _ = volume;
+        0
+    }
+
     /// Reads a store that was closed without the engine, by the document of its format alone.
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
         let _ = (disk, options);
@@ -643,9 +679,11 @@ pub trait Subject: Sized {
         u64::MAX
     }
 
-    /// Different blocks that must always fit; none where blocks stay that nothing names.
+    /// Different blocks that must always fit; none where blocks stay that nothing names, or where a
+    /// content may be stored once for each domain.
     fn roomy(options: &StoreOptions) -> u64 {
-        if options.references.is_some() { 0 } else { options.disk_blocks / 8 }
+        let more = options.references.is_some() || options.domains > 0;
+        if more { 0 } else { options.disk_blocks / 8 }
     }
 
     /// Leaked blocks that are within the promise.

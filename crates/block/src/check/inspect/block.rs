@@ -1,6 +1,6 @@
 //! Any block: superblock, page of the zone list, carrier, table page, or data.
 
-use onefold_core::{Block, Pba, Result};
+use onefold_core::{Block, Fingerprint, Pba, Result};
 
 use super::{
     page,
@@ -11,12 +11,14 @@ use super::{
 use crate::{
     check::batch::read_one,
     format::{
+        FIRST_DOMAIN, Identity,
         carrier::Carrier,
         catalogue::CatalogueChange,
         geometry::SUPERBLOCKS,
         leftover,
         page::header,
         record::{Change, Record},
+        stored::{self, Stored},
     },
 };
 
@@ -68,11 +70,17 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     } else if Carrier::shape(view.identity, &block, pba).is_some() {
         show_carrier(view, pba, &block, out);
     } else {
-        let mut data = block;
-        if let (Some(sealing), Ok(fingerprint)) = (sealing, view.fingerprint(pba)) {
-            sealing.open_raw(fingerprint.prefix(), pba, &mut data)?;
+        let found = view.fingerprint(pba).ok().filter(|_| sealing.is_some()).and_then(|wanted| {
+            let stored = Stored { pba, carried: false, prefix: wanted.prefix() };
+            stored::found(view.identity, stored, &block, |found| found.agrees(&wanted))
+        });
+        match found {
+            Some((domain, data, fingerprint)) => show_data(&data, domain, &fingerprint, out),
+            None => {
+                let fingerprint = view.identity.fingerprinter.one(&block);
+                show_data(&block, FIRST_DOMAIN, &fingerprint, out);
+            }
         }
-        show_data(view, &data, out);
     }
     Ok(())
 }
@@ -150,16 +158,14 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
     };
     let told = carrier.records().find_map(of_record);
     let prefix = told.or_else(|| view.fingerprint(pba).ok().map(|found| found.prefix()));
-    match carrier.expand(prefix.unwrap_or(0), &mut content) {
-        Ok(()) => {
-            field(
-                out,
-                "carries",
-                format_args!(
-                    "a block with fingerprint {}",
-                    view.identity.fingerprinter.one(&content)
-                ),
-            );
+    let expanded = |domain| carrier.expand(domain, prefix.unwrap_or(0), &mut content);
+    let opened = first_domain(view.identity, expanded);
+    match opened {
+        Ok(domain) => {
+            let fingerprinter = view.identity.fingerprinter_of(domain);
+            let fingerprint = fingerprinter.map(|one| one.one(&content)).unwrap_or_default();
+            field(out, "carries", format_args!("a block with fingerprint {fingerprint}"));
+            show_domain(domain, out);
             if let Ok(change) = CatalogueChange::decode(&content) {
                 field(out, "change", format_args!("{change:?}"));
             }
@@ -222,12 +228,31 @@ fn record_text(record: &Record) -> String {
     format!("{timestamp:#x}: volume {volume}, block {lba} {what}", timestamp = timestamp.0)
 }
 
-fn show_data(view: &View<'_>, block: &Block, out: &mut String) {
+/// The first domain in which something succeeds.
+fn first_domain(identity: &Identity, mut try_in: impl FnMut(u32) -> Result<()>) -> Result<u32> {
+    let mut failed = None;
+    for domain in identity.domains() {
+        match try_in(domain) {
+            Ok(()) => return Ok(domain),
+            Err(error) => _ = failed.get_or_insert(error),
+        }
+    }
+    failed.map_or(Ok(FIRST_DOMAIN), Err)
+}
+
+fn show_domain(domain: u32, out: &mut String) {
+    if domain != FIRST_DOMAIN {
+        field(out, "domain", domain);
+    }
+}
+
+fn show_data(block: &Block, domain: u32, fingerprint: &Fingerprint, out: &mut String) {
     if block.is_zero() {
         return line(out, "all zeroes");
     }
     line(out, "data, or something that is gone");
-    field(out, "fingerprint", view.identity.fingerprinter.one(block));
+    field(out, "fingerprint", fingerprint);
+    show_domain(domain, out);
     for (n, bytes) in block.0[..SHOWN].chunks(16).enumerate() {
         let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let text: String = bytes

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result};
+use onefold_core::{Disk, Error, Fingerprint, Kind, Lba, Pba, Result};
 
 use super::once::each_map_leaf;
 use crate::{
@@ -18,8 +18,8 @@ use crate::{
     },
     format::{
         Identity,
-        carrier::Carrier,
         page::{MapEntry, Table},
+        stored::{self, Stored},
     },
 };
 
@@ -102,7 +102,8 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
     Ok(named)
 }
 
-/// The fingerprint of a block's content, shared or not, when it begins with `prefix`.
+/// The fingerprint of a block's content, shared or not, when it begins with `prefix` in some domain. Of
+/// one that was erased nobody knows it.
 pub(super) fn content(
     disk: &dyn Disk,
     identity: &Identity,
@@ -110,19 +111,14 @@ pub(super) fn content(
     carried: bool,
     prefix: u64,
 ) -> Option<Fingerprint> {
-    let mut block = read_one(disk, pba).ok()?;
-    if carried {
-        let mut expanded = Block::zeroed();
-        let carrier =
-            Carrier::shape(identity, &block, pba).filter(|one| one.header.address == pba)?;
-        carrier.expand(prefix, &mut expanded).ok()?;
-        drop(carrier);
-        block = expanded;
-    } else if let Some(sealing) = &identity.sealing {
-        sealing.open_raw(prefix, pba, &mut block).ok()?;
-    }
-    let fingerprint = identity.fingerprinter.one(&block);
-    [fingerprint, fingerprint.unshared()].into_iter().find(|kept| kept.prefix() == prefix)
+    let block = read_one(disk, pba).ok()?;
+    let kept = |found: &Fingerprint| {
+        [*found, found.unshared()].into_iter().find(|kept| kept.prefix() == prefix)
+    };
+    let stored = Stored { pba, carried, prefix };
+    let (_, _, fingerprint) =
+        stored::found(identity, stored, &block, |found| kept(found).is_some())?;
+    kept(&fingerprint)
 }
 
 impl Checker<'_> {

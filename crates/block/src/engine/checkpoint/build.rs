@@ -126,6 +126,7 @@ pub(crate) fn build(
             features,
             shares,
             keys: old.state.keys,
+            next_domain: old.state.next_domain,
         },
         volumes,
         discards: pending,

@@ -6,7 +6,7 @@ use super::{replay::Replay, verify::read_change};
 use crate::{
     coverage::Mark,
     format::{
-        carrier::{Header, encode},
+        carrier::{Header, Payload, encode},
         record::{Change, Record},
         superblock::Layout,
     },
@@ -49,7 +49,8 @@ pub(crate) fn adopt_changes(kernel: &Kernel, tables: &Tables, records: &[Record]
     state.overlays.active_mut().change(changes);
     let mut volumes = tables.volumes.clone();
     apply_catalogue(&mut volumes, state.overlays.active().catalogue());
-    state.volumes = Volumes::of(&volumes, state.volumes.next())?;
+    let living = state.volumes.living().to_vec();
+    state.volumes = Volumes::of(&volumes, state.volumes.next(), living)?;
     Ok(())
 }
 
@@ -129,7 +130,7 @@ pub(crate) fn append_again(
                 durable,
             };
             let mut block = Block::zeroed();
-            encode(&kernel.identity, &header, part, (&[], 0), &mut block)?;
+            encode(&kernel.identity, &header, part, Payload::NONE, &mut block)?;
             plan.carriers.push(block);
             plan.sources.push(Source::Carrier(n as u32));
         }

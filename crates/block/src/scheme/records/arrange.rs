@@ -8,7 +8,7 @@ use super::leftover_table::LeftoverTable;
 use crate::{
     counters::add,
     format::{
-        carrier::{self, Header},
+        carrier::{self, Header, Payload},
         catalogue::CatalogueChange,
         leftover,
         record::{Record, WindowNumber},
@@ -21,7 +21,7 @@ use crate::{
         windows::WriteOrder,
     },
     space::Lane,
-    window::{Plan, Window},
+    window::{Plan, SealedBy, Window},
 };
 
 /// Chooses carriers among a window's new blocks for a number of records.
@@ -215,12 +215,12 @@ fn fill_carriers(
 ) -> Result<()> {
     let addresses: Vec<Pba> = plan.addresses().collect();
     let roles = arrangement.order.iter().map(|&n| &arrangement.roles[n]);
-    // Prefixes are there in a sealed store.
-    let prefixes = plan.prefixes.iter().copied().chain(std::iter::repeat(0));
+    // They are there in a sealed store.
+    let seals = plan.seals.iter().copied().chain(std::iter::repeat(SealedBy::default()));
     let carriers = addresses
         .into_iter()
         .zip(roles)
-        .zip(prefixes)
+        .zip(seals)
         .filter(|((_, role), _)| !matches!(role, Role::Raw));
     let records: Vec<Record>;
     let mut rest = if arrangement.in_table.is_empty() {
@@ -230,7 +230,7 @@ fn fill_carriers(
         records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
         &records[..]
     };
-    for ((((address, role), prefix), block), (position, &generation)) in
+    for ((((address, role), by), block), (position, &generation)) in
         carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations))
     {
         let (room, payload) = match *role {
@@ -243,7 +243,7 @@ fn fill_carriers(
             &kernel.identity,
             &Header { generation, address, position, ..header },
             records,
-            (payload, prefix),
+            Payload { bytes: payload, domain: by.domain, prefix: by.prefix },
             block,
         )?;
     }

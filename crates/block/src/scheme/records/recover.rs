@@ -29,7 +29,7 @@ use super::{
     replay::Replay,
     scan::{Found, note_in_index, scan},
     space::{overlay_of, recover_space},
-    verify::{self, verify_newer, whole_story},
+    verify::{self, Domains, verify_newer, whole_story},
 };
 use crate::{
     coverage::Mark,
@@ -112,8 +112,12 @@ pub(crate) fn recover(
     records.dedup_by_key(|record| record.timestamp);
     let newer = records
         .split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
-    let newer =
-        if kernel.keeps(Rule::NewerRecordsVerified) { verify_newer(kernel, newer)? } else { newer };
+    let newer = if kernel.keeps(Rule::NewerRecordsVerified) {
+        let domains = Domains::told(kernel, &tables, &[&records, &newer])?;
+        verify_newer(kernel, newer, &domains)?
+    } else {
+        newer
+    };
     let verified = whole_story(kernel, &tables, &records, newer)?;
     let heard = verified.len();
     let mut verified = verify::newest_alone(verified);

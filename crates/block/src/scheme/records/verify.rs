@@ -1,19 +1,21 @@
 //! Which records that are newer than the durable window count, and what they mean without the rest
 //! of theirs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
 use crate::{
     coverage::Mark,
     format::{
+        FIRST_DOMAIN,
         carrier::Carrier,
-        catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX},
+        catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, Volume},
         record::{Change, Record, WindowNumber},
     },
     kernel::{Kernel, apply_catalogue},
     overlay::Tables,
+    rules::Rule,
     window::ranges::{Ranges, Span},
 };
 
@@ -27,19 +29,52 @@ struct Named {
     pba: Pba,
     carried: bool,
     fingerprint: Fingerprint,
+    /// The domain of its volume.
+    domain: u32,
 }
 
 impl Named {
-    fn of(n: usize, record: &Record) -> Option<Named> {
+    fn of(n: usize, record: &Record, domains: &Domains) -> Option<Named> {
         match record.change {
             Change::Block { pba, carried, fingerprint } => {
-                Some(Named { n, pba, carried, fingerprint })
+                Some(Named { n, pba, carried, fingerprint, domain: domains.of(record.volume) })
             }
             Change::Catalogue { pba, fingerprint } => {
-                Some(Named { n, pba, carried: true, fingerprint })
+                Some(Named { n, pba, carried: true, fingerprint, domain: FIRST_DOMAIN })
             }
             Change::Range { .. } => None,
         }
+    }
+}
+
+/// The domains of the volumes that records name, those that are not of the first one.
+pub(super) struct Domains(BTreeMap<VolumeId, u32>);
+
+impl Domains {
+    /// As the tables and the changes of the catalogue among all records say.
+    pub(super) fn told(kernel: &Kernel, tables: &Tables, all: &[&[Record]]) -> Result<Domains> {
+        let mut domains = BTreeMap::new();
+        if tables.state.next_domain == 0 || !kernel.keeps(Rule::RecoveryByDomain) {
+            return Ok(Domains(domains));
+        }
+        let of = |volume: &Volume| (volume.domain != FIRST_DOMAIN).then_some(volume.domain);
+        domains.extend(tables.volumes.iter().filter_map(|(id, volume)| Some((*id, of(volume)?))));
+        for record in all.iter().copied().flatten() {
+            let Change::Catalogue { pba, fingerprint } = record.change else { continue };
+            match read_change(kernel, pba, &fingerprint) {
+                Ok(CatalogueChange::Create { id, domain, .. }) if domain != FIRST_DOMAIN => {
+                    domains.insert(id, domain);
+                }
+                // One that is not whole is not believed later on.
+                Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(Domains(domains))
+    }
+
+    fn of(&self, volume: VolumeId) -> u32 {
+        self.0.get(&volume).copied().unwrap_or(FIRST_DOMAIN)
     }
 }
 
@@ -103,14 +138,21 @@ pub(crate) fn whole_story(
 }
 
 /// The newer records whose block is there: it hashes to their fingerprint. Ranges are believed
-/// with their carrier.
-pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Record>> {
+/// with their carrier. Records of a domain that was erased are not believed: nobody can tell whether
+/// their blocks are there, or read them.
+pub(super) fn verify_newer(
+    kernel: &Kernel,
+    newer: Vec<Record>,
+    domains: &Domains,
+) -> Result<Vec<Record>> {
     let mut good: Vec<bool> =
         newer.iter().map(|record| matches!(record.change, Change::Range { .. })).collect();
     let ranges = good.iter().filter(|good| **good).count();
     let mut named: Vec<Named> =
-        (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record)).collect();
-    named.retain(|named| named.pba.0 < kernel.geometry().blocks());
+        (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record, domains)).collect();
+    named.retain(|named| {
+        named.pba.0 < kernel.geometry().blocks() && kernel.identity.has_domain(named.domain)
+    });
     // Neighbours are read together.
     named.sort_by_key(|named| named.pba);
     for batch in named.chunks(BLOCKS) {
@@ -127,7 +169,8 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
         let expanded =
             batch.iter().zip(&mut buffer).map(|(named, block)| open_in_place(kernel, named, block));
         let whole: Vec<bool> = expanded.collect::<Result<_>>()?;
-        let found = kernel.identity.fingerprinter.many(&buffer.iter().collect::<Vec<_>>());
+        let of: Vec<u32> = batch.iter().map(|named| named.domain).collect();
+        let found = kernel.identity.fingerprints(&of, &buffer.iter().collect::<Vec<_>>())?;
         for ((named, whole), found) in batch.iter().zip(whole).zip(found) {
             good[named.n] = whole && found.agrees(&named.fingerprint);
         }
@@ -143,17 +186,15 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
 /// Opens a raw block of a sealed store, and puts what a carrier carries in its place. False when it is
 /// no carrier, or damaged.
 fn open_in_place(kernel: &Kernel, named: &Named, block: &mut Block) -> Result<bool> {
-    let Named { pba, carried, fingerprint, .. } = named;
+    let Named { pba, carried, fingerprint, domain, .. } = named;
     if !carried {
-        if let Some(sealing) = &kernel.identity.sealing {
-            sealing.open_raw(fingerprint.prefix(), *pba, block)?;
-        }
+        kernel.identity.open_raw(*domain, fingerprint.prefix(), *pba, block)?;
         return Ok(true);
     }
     let mut content = Block::zeroed();
     let carrier = Carrier::proven(&kernel.identity, block, *pba);
-    let whole =
-        carrier.is_some_and(|carrier| carrier.expand(fingerprint.prefix(), &mut content).is_ok());
+    let whole = carrier
+        .is_some_and(|carrier| carrier.expand(*domain, fingerprint.prefix(), &mut content).is_ok());
     block.0 = content.0;
     Ok(whole)
 }
@@ -175,7 +216,7 @@ pub(crate) fn read_change(
             format!("the carrier at block {pba}, which changes the catalogue, is damaged"),
         )
     })?;
-    carrier.expand(fingerprint.prefix(), &mut content)?;
+    carrier.expand(FIRST_DOMAIN, fingerprint.prefix(), &mut content)?;
     if kernel.identity.fingerprinter.one(&content) != *fingerprint {
         return Err(Error::new(
             Kind::Corrupt,

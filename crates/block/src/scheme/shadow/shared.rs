@@ -349,6 +349,7 @@ fn received_entry(id: VolumeId, what: &Receive, base: Option<&Volume>, place: Pl
         map: base.map_or(Root::default(), |base| base.map),
         no_dedup: what.no_dedup.clone(),
         limits: VolumeLimits::default(),
+        domain: base.map_or(what.domain, |base| base.domain),
         sharing,
     }
 }

@@ -84,6 +84,9 @@ pub(crate) struct Scrubbed {
     /// Blocks of a volume that were lost before: no new damage.
     #[serde(default)]
     known_lost_blocks: u64,
+    /// Blocks of domains that were erased, which nobody can read: no damage.
+    #[serde(default)]
+    erased_blocks: u64,
     well: bool,
 }
 
@@ -135,6 +138,7 @@ impl From<ScrubReport> for Scrubbed {
             bad: bad.collect(),
             unread_pages: report.unread,
             known_lost_blocks: 0,
+            erased_blocks: report.erased_blocks,
             well,
         }
     }
@@ -163,6 +167,7 @@ impl Scrubbed {
             bad: bad.collect(),
             unread_pages: Vec::new(),
             known_lost_blocks: report.known_lost_blocks,
+            erased_blocks: 0,
             well,
         }
     }
@@ -302,6 +307,12 @@ fn tell(
             output::line(format_args!(
                 "note: {} lost before: they read as errors until they are written or trimmed",
                 counted(scrubbed.known_lost_blocks, "block")
+            ));
+        }
+        if scrubbed.erased_blocks > 0 {
+            output::line(format_args!(
+                "note: {} of domains that were erased: deleting their volumes frees them",
+                counted(scrubbed.erased_blocks, "block")
             ));
         }
         scrubbed.unread_pages.iter().for_each(|page| output::line(format_args!("problem: {page}")));

@@ -107,7 +107,13 @@ mod tests {
         }
         let speed = Speed::default();
         for request in [
-            Request::VolumeCreate { name: name(), bytes: 1, no_dedup: Vec::new(), limits: speed },
+            Request::VolumeCreate {
+                name: name(),
+                bytes: 1,
+                no_dedup: Vec::new(),
+                limits: speed,
+                domain: None,
+            },
             Request::VolumeResize { name: name(), bytes: 1, force: true },
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
@@ -121,7 +127,7 @@ mod tests {
             Request::SnapshotRollback { name: name(), keep: None, force: true },
             Request::SnapshotClone { of: name(), name: name() },
             Request::Export { name: name() },
-            Request::Import { name: name() },
+            Request::Import { name: name(), domain: None },
             Request::Send {
                 snapshot: name(),
                 from: None,

@@ -236,16 +236,19 @@ impl Served for Commands {
         progress("ready", 0, 0)?;
         let input = BufReader::with_capacity(PIECE_BYTES, stream::Pieces::new(input));
         match request {
-            Request::Import { name } => {
+            Request::Import { name, domain } => {
                 let look = &mut |done| progress("importing", done, 0);
-                let bytes = Copies::of(&self.store).import(&name, input, look)?;
+                let domain = volume::block::domain_of(&self.store, domain.as_deref())?;
+                let copies = Copies::of(&self.store).in_domain(domain);
+                let bytes = copies.import(&name, input, look)?;
                 tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
                 json(&bytes)
             }
-            Request::Receive { volume, rollback, .. } => {
+            Request::Receive { volume, rollback, domain, .. } => {
                 let look = &mut |done| progress("receiving", done, 0);
-                let received =
-                    Copies::of(&self.store).receive(volume.as_deref(), rollback, input, look)?;
+                let domain = volume::block::domain_of(&self.store, domain.as_deref())?;
+                let copies = Copies::of(&self.store).in_domain(domain);
+                let received = copies.receive(volume.as_deref(), rollback, input, look)?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());
                 json(&replicate::Received::from(&received))
             }
@@ -282,8 +285,10 @@ impl Served for Commands {
                 let totals = copies.negotiate(&what, &nonce, output, input)?;
                 json(&replicate::Sent::from(&totals))
             }
-            Request::Receive { volume, rollback, .. } => {
+            Request::Receive { volume, rollback, domain, .. } => {
                 let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
+                let domain = volume::block::domain_of(&self.store, domain.as_deref())?;
+                let copies = copies.in_domain(domain);
                 let received =
                     copies.receive_or_negotiate(into, *rollback, input, output, &nonce, look)?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_block::{Copies, MEMORY_MIN, NoDedup, Settings, Store};
+use onefold_block::{Copies, MEMORY_MIN, NewVolume, NoDedup, Settings, Store, domain_called};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
@@ -43,9 +43,12 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
         volumes.iter().find(|volume| volume.name == name).map(|volume| VolumeLine::of(volume).bytes)
     })?;
     match request {
-        Request::VolumeCreate { name, bytes, no_dedup, limits } => store
-            .create_volume_limited(name, *bytes, &NoDedup::new(no_dedup.clone())?, (*limits).into())
-            .map(|_| ()),
+        Request::VolumeCreate { name, bytes, no_dedup, limits, domain } => {
+            let no_dedup = NoDedup::new(no_dedup.clone())?;
+            let domain = domain_of(store, domain.as_deref())?.unwrap_or_default();
+            let new = NewVolume { no_dedup, limits: (*limits).into(), domain };
+            store.create_volume_as(name, *bytes, &new).map(|_| ())
+        }
         Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
         Request::VolumeNoDedup { name, no_dedup } => {
             store.set_no_dedup(name, &NoDedup::new(no_dedup.clone())?)
@@ -62,6 +65,23 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
         Request::ReceiveAbort { volume } => Copies::of(store).abort_receive(volume),
         Request::VolumePromote { name } => Copies::of(store).promote(name),
         _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
+    }
+}
+
+/// The number of the domain that was named.
+pub(crate) fn domain_of(store: &Store, name: Option<&str>) -> Result<Option<u32>> {
+    name.map(|name| domain_called(store.engine(), name)).transpose()
+}
+
+/// Names the domain of a volume, unless it is the one that each store begins with, and tells when it was
+/// erased.
+pub(crate) fn domain_mark(volume: &VolumeLine) -> String {
+    match (volume.domain, volume.erased) {
+        (0, _) => String::new(),
+        (number, true) => format!("  (domain {number}, erased)"),
+        (number, false) => {
+            format!("  (domain {number}, '{}')", volume.domain_name.escape_debug())
+        }
     }
 }
 
@@ -113,7 +133,7 @@ pub(super) fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure
             shown(volume.mapped_bytes),
             shown(volume.exclusive_bytes),
             volume.name.escape_debug(),
-            lost(volume)
+            domain_mark(volume) + &lost(volume)
         ));
     }
     if space.unread_pages > 0 {
@@ -154,7 +174,7 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 "{:>9}{mapped}  {}{no_dedup}{limits}{replica}{}",
                 Size(volume.bytes).to_string(),
                 volume.name.escape_debug(),
-                lost(&volume)
+                domain_mark(&volume) + &lost(&volume)
             ));
         }
     }

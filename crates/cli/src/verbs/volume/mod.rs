@@ -43,7 +43,9 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Creates an empty volume, which takes no space before clients write to it
-    #[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T")]
+    #[command(after_help = "Examples:\n  \
+                      onefold volume create disk.onefold vm1 --size 1T\n  \
+                      onefold volume create disk.onefold vm7 --size 1T --domain customer-7")]
     Create {
         /// The store
         store: PathBuf,
@@ -56,6 +58,11 @@ enum Verb {
         /// range; up to 12 ranges. Block stores only
         #[arg(long, value_name = "RANGE", value_delimiter = ',')]
         no_dedup: Vec<ByteRange>,
+        /// The domain that the volume belongs to: it shares nothing with volumes of others, and is gone
+        /// when its domain is erased. Without it, the one that each store begins with. Encrypted block
+        /// stores only
+        #[arg(long, value_name = "NAME")]
+        domain: Option<String>,
         #[command(flatten)]
         limits: Limits,
         #[command(flatten)]
@@ -257,11 +264,12 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }
         Verb::List { store, space: false, answer } => list(&store, answer),
         Verb::Iscsi(options) => iscsi::run(&options),
-        Verb::Create { store, name, size, no_dedup, limits, answer } => {
+        Verb::Create { store, name, size, no_dedup, domain, limits, answer } => {
             let request = |found: &Found| {
                 let bytes = rounded(found, size)?;
                 let no_dedup = blocks_of(&no_dedup)?;
-                Ok(Request::VolumeCreate { name, bytes, no_dedup, limits: limits.speed() })
+                let limits = limits.speed();
+                Ok(Request::VolumeCreate { name, bytes, no_dedup, limits, domain })
             };
             change(&store, answer, request)
         }
@@ -331,8 +339,12 @@ fn change(
         Request::VolumeLimit { .. } | Request::VolumeNoDedup { .. } => true,
         _ => false,
     };
+    let has_domain = matches!(&request, Request::VolumeCreate { domain: Some(_), .. });
     match &found {
         Found::Block(file) => block::change(file, &request)?,
+        other if has_domain => {
+            return Err(refused(store, other, "its volumes all belong to one domain"));
+        }
         other if sets => {
             return Err(refused(store, other, "its volumes have no limits, and share all blocks"));
         }

@@ -47,6 +47,9 @@ pub enum Request {
         no_dedup: Vec<Range<u64>>,
         #[serde(default, skip_serializing_if = "Speed::is_any")]
         limits: Speed,
+        /// The name of the domain that it belongs to, of a block store; none for the first one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
     },
     /// Another size.
     VolumeResize {
@@ -107,7 +110,12 @@ pub enum Request {
     Export { name: String },
     /// A new volume of a stream of raw data, which follows in pieces when the answer says that it
     /// may.
-    Import { name: String },
+    Import {
+        name: String,
+        /// The name of the domain that it belongs to; none for the first one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
+    },
     /// A snapshot as a stream, as with an export.
     Send {
         snapshot: String,
@@ -128,6 +136,9 @@ pub enum Request {
         volume: Option<String>,
         #[serde(default)]
         rollback: bool,
+        /// The name of the domain that it belongs to; none for that of its base, or the first one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        domain: Option<String>,
         /// Answers for the sender come back in pieces, before the answer.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         negotiates: bool,
@@ -258,6 +269,15 @@ pub struct VolumeLine {
     /// How fast clients may use it.
     #[serde(default, skip_serializing_if = "Speed::is_any")]
     pub limits: Speed,
+    /// The number of the domain that it belongs to; 0 for the one that each store begins with.
+    #[serde(default)]
+    pub domain: u32,
+    /// The name of that; empty for the first one, and for one that was erased.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub domain_name: String,
+    /// That was erased: nobody can read it any more.
+    #[serde(default)]
+    pub erased: bool,
     /// True when only `onefold receive` changes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replica: bool,
@@ -339,6 +359,9 @@ impl VolumeLine {
             bytes: volume.bytes,
             no_dedup,
             limits: volume.limits.into(),
+            domain: volume.domain,
+            domain_name: volume.domain_name.clone().unwrap_or_default(),
+            erased: volume.domain_name.is_none(),
             replica: volume.replica,
             snapshots: volume.snapshots,
             mapped_bytes: volume.mapped_blocks.map(|blocks| blocks * BLOCK_BYTES as u64),
@@ -521,6 +544,7 @@ mod tests {
                 bytes: u64::MAX,
                 no_dedup: vec![0..5, 9..10],
                 limits: Speed { iops: 5, bytes: 0 },
+                domain: Some("one".into()),
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::VolumeClone { of: "a".into(), name: "b".into(), read_only: true },
@@ -533,7 +557,12 @@ mod tests {
                 negotiates: true,
                 skip_damaged: true,
             },
-            Request::Receive { volume: Some("a".into()), rollback: true, negotiates: false },
+            Request::Receive {
+                volume: Some("a".into()),
+                rollback: true,
+                domain: Some("one".into()),
+                negotiates: false,
+            },
         ];
         let mut state = 1u64;
         let mut below = |n: usize| {

@@ -76,19 +76,19 @@ impl Secrets {
     }
 }
 
-fn breach(what: impl Into<String>) -> Failure {
+pub(super) fn breach(what: impl Into<String>) -> Failure {
     Failure::new(Checker::Secrecy, what.into())
 }
 
 /// Both copies of the key area.
-fn areas(view: &Image) -> [Vec<u8>; 2] {
+pub(super) fn areas(view: &Image) -> [Vec<u8>; 2] {
     AREAS.map(|first| {
         let block = |at| view.get(at).map_or([0; 4096], |bytes| **bytes);
         (first..first + AREA_BLOCKS).flat_map(block).collect()
     })
 }
 
-fn put(disk: &VirtualDisk, copy: usize, bytes: &[u8]) -> Result<()> {
+pub(super) fn put(disk: &VirtualDisk, copy: usize, bytes: &[u8]) -> Result<()> {
     let mut blocks = Block::zeroed_vec(AREA_BLOCKS as usize);
     blocks
         .iter_mut()
@@ -127,6 +127,7 @@ impl<S: Subject> Sim<S> {
         if secrets.rng.percent(25) {
             self.change_keys()?;
         }
+        self.change_domains()?;
         let Some(secrets) = &mut self.secrets else { return Ok(()) };
         if secrets.rng.percent(25) {
             self.attack_keys()?;
@@ -191,7 +192,7 @@ impl<S: Subject> Sim<S> {
     }
 
     /// A copy of the disk, on which nothing fails.
-    fn copy_of_disk(&self) -> Arc<VirtualDisk> {
+    pub(super) fn copy_of_disk(&self) -> Arc<VirtualDisk> {
         self.copy_with(0)
     }
 
@@ -202,7 +203,11 @@ impl<S: Subject> Sim<S> {
     }
 
     /// True when a secret opens the store on a disk.
-    fn opens(&self, disk: &Arc<VirtualDisk>, byte: u8) -> std::result::Result<bool, Failure> {
+    pub(super) fn opens(
+        &self,
+        disk: &Arc<VirtualDisk>,
+        byte: u8,
+    ) -> std::result::Result<bool, Failure> {
         self.opens_for(disk, (byte, None))
     }
 

@@ -2,11 +2,13 @@
 
 mod catalogue;
 mod client;
+mod domains;
 mod growth;
 mod keys;
 mod replication;
 mod schedule;
 
+pub(crate) use domains::Tenants;
 pub(super) use growth::Growing;
 pub(crate) use keys::Secrets;
 pub(crate) use replication::Transfer;

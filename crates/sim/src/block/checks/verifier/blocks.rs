@@ -43,22 +43,22 @@ impl Reader<'_> {
     }
 
     /// The content of the carrier at `at`.
-    fn expanded(&self, at: u64, prefix: u64) -> Option<[u8; BLOCK_BYTES]> {
+    fn expanded(&self, at: u64, prefix: u64, domain: u64) -> Option<[u8; BLOCK_BYTES]> {
         let block = self.metadata(CARRIER, at);
         let payload = carried(&block).filter(|_| self.is_carrier(&block, at))?;
         let opened = match self.sealed {
-            Some(sealed) => sealed.payload(prefix, at, payload)?,
+            Some(sealed) => sealed.payload(domain, prefix, at, payload)?,
             None => payload.to_vec(),
         };
         lz4_flex::block::decompress(&opened, BLOCK_BYTES).ok()?.try_into().ok()
     }
 
-    /// The fingerprint of a block's content.
-    pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES]) -> [u8; 16] {
+    /// The fingerprint of a block's content in a domain.
+    pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES], domain: u64) -> [u8; 16] {
         fn cut(digest: &[u8]) -> [u8; 16] {
             super::layout::part(digest, 0)
         }
-        let key = self.sealed.map_or(&self.superblock.secret, |sealed| &sealed.fingerprints);
+        let key = self.sealed.map_or(&self.superblock.secret, |sealed| sealed.fingerprints(domain));
         match self.superblock.fingerprint {
             1 => cut(blake3::keyed_hash(key, bytes).as_bytes()),
             2 => cut(&sha2::Sha256::digest(bytes)),
@@ -68,27 +68,44 @@ impl Reader<'_> {
         }
     }
 
-    /// The content of the block at `at`, which a map names with this prefix.
-    pub(super) fn content(&mut self, at: u64, inside: bool, prefix: u64, critical: bool) -> Held {
-        if let Some(held) = self.contents.get(&at) {
-            return held.clone();
+    /// The content of the block at `at`, which a map of a domain names with this prefix.
+    pub(super) fn content(
+        &mut self,
+        at: u64,
+        inside: bool,
+        prefix: u64,
+        (critical, domain): (bool, u64),
+    ) -> Held {
+        if let Some((held, of)) = self.contents.get(&at).cloned() {
+            if of != domain {
+                self.problem(format!("block {at} is named in domain {of} and in {domain}"));
+            }
+            return held;
         }
-        let held = self.look(at, inside, prefix, critical);
-        self.contents.insert(at, held.clone());
+        let held = self.look(at, inside, prefix, (critical, domain));
+        self.contents.insert(at, (held.clone(), domain));
         held
     }
 
-    fn look(&mut self, at: u64, inside: bool, prefix: u64, critical: bool) -> Held {
+    fn look(
+        &mut self,
+        at: u64,
+        inside: bool,
+        prefix: u64,
+        (critical, domain): (bool, u64),
+    ) -> Held {
         let bytes = if inside {
-            self.expanded(at, prefix)
+            self.expanded(at, prefix, domain)
         } else {
             let mut block = self.block(at);
-            self.sealed.is_none_or(|sealed| sealed.raw(prefix, at, &mut block)).then_some(block)
+            let opens = self.sealed.is_none_or(|sealed| sealed.raw(domain, prefix, at, &mut block));
+            opens.then_some(block)
         };
         let turned = if critical { u64::MAX } else { 0 };
         match bytes {
             Some(bytes)
-                if self.weak || number::<8>(&self.fingerprint(&bytes), 0) ^ turned == prefix =>
+                if self.weak
+                    || number::<8>(&self.fingerprint(&bytes, domain), 0) ^ turned == prefix =>
             {
                 Held::Data(Arc::new(bytes))
             }

@@ -129,18 +129,22 @@ impl Superblock {
         if let Some(sealed) = sealed {
             let found = sealed.superblock(bytes, place, sequence);
             opened = found.ok_or("it is not what was sealed")?;
+            let domains = number::<4>(&opened, 1240);
             if opened[40..72] != [0; 32]
-                || opened[1240..1272] != [0; 32]
+                || opened[1244..1272] != [0; 28]
+                || (domains > 1) != (features & 16 == 16)
                 || number::<8>(&opened, 1272) == 0
             {
-                return Err("it has a secret, or no number of its keys".to_owned());
+                return Err("it has a secret, or no number of its keys, or domains".to_owned());
             }
+            opened[1240..1244].fill(0);
             opened[1272..1280].fill(0);
         }
         let bytes = &opened[..];
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || features & !13 != 0
+            || features & !29 != 0
+            || features & 24 == 16
             || is_sealed != sealed.is_some()
             || moved == zero(&bytes[1200..1208])
             || !zero(&bytes[if sharing { 1240 } else { 1208 }..])

@@ -141,8 +141,8 @@ struct Reader<'a> {
     maps_hidden: bool,
     /// Any page is hidden: there may be more pages.
     pages_hidden: bool,
-    /// Contents of the blocks that were looked at.
-    contents: BTreeMap<u64, Held>,
+    /// Contents of the blocks that were looked at, and their domains.
+    contents: BTreeMap<u64, (Held, u64)>,
 }
 
 #[derive(Clone, Debug)]

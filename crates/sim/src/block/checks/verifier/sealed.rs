@@ -1,5 +1,7 @@
 //! Opening what is sealed, as the document of the format says.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{BLOCK_BYTES, Result};
 use onefold_seal::{CtrKey, Keys, Place, SivKey, Use};
 
@@ -16,9 +18,14 @@ const TAG: usize = 16;
 /// What opens a sealed store.
 pub struct Sealed {
     store: SivKey,
+    domains: BTreeMap<u64, Domain>,
+}
+
+/// What opens data of a domain.
+struct Domain {
     blocks: CtrKey,
     payloads: SivKey,
-    pub(super) fingerprints: [u8; 32],
+    fingerprints: [u8; 32],
 }
 
 impl Sealed {
@@ -27,14 +34,22 @@ impl Sealed {
     /// # Errors
     /// The library of ciphers refuses.
     pub fn new(keys: &Keys) -> Result<Sealed> {
-        let missing = || onefold_core::Error::new(onefold_core::Kind::NotFound, "no domain");
-        let domain = keys.domain(0).ok_or_else(missing)?;
-        Ok(Sealed {
-            store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?,
-            blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
-            payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
-            fingerprints: *domain.derive(Use::FINGERPRINTS).expose(),
-        })
+        let mut domains = BTreeMap::new();
+        for number in keys.domains().iter().map(onefold_seal::Domain::number) {
+            let Some(domain) = keys.domain(number) else { continue };
+            let opens = Domain {
+                blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
+                payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
+                fingerprints: *domain.derive(Use::FINGERPRINTS).expose(),
+            };
+            domains.insert(u64::from(number), opens);
+        }
+        Ok(Sealed { store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?, domains })
+    }
+
+    /// The key of the fingerprints of a domain; zeroes when there is none.
+    pub(super) fn fingerprints(&self, domain: u64) -> &[u8; 32] {
+        self.domains.get(&domain).map_or(&[0; 32], |domain| &domain.fingerprints)
     }
 
     /// A superblock as a plain one would be: no secret, no tag; the checksum stays.
@@ -68,17 +83,31 @@ impl Sealed {
     }
 
     /// What a carrier carries, still compressed.
-    pub(super) fn payload(&self, prefix: u64, at: u64, sealed: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn payload(
+        &self,
+        domain: u64,
+        prefix: u64,
+        at: u64,
+        sealed: &[u8],
+    ) -> Option<Vec<u8>> {
         let (tag, bytes) = sealed.split_first_chunk::<TAG>()?;
         let mut bytes = bytes.to_vec();
         let place = Place { kind: PAYLOAD, file: 0, number: at };
-        self.payloads.open(place, &prefix.to_le_bytes(), &mut bytes, tag).then_some(bytes)
+        let key = &self.domains.get(&domain)?.payloads;
+        key.open(place, &prefix.to_le_bytes(), &mut bytes, tag).then_some(bytes)
     }
 
     /// A raw block: its first counter is the prefix (64 bits), 16 zeroes, its address (40) and 8
     /// zeroes.
-    pub(super) fn raw(&self, prefix: u64, at: u64, bytes: &mut [u8; BLOCK_BYTES]) -> bool {
+    pub(super) fn raw(
+        &self,
+        domain: u64,
+        prefix: u64,
+        at: u64,
+        bytes: &mut [u8; BLOCK_BYTES],
+    ) -> bool {
         let counter = u128::from(prefix) << 64 | u128::from(at) << 8;
-        self.blocks.open(counter.to_be_bytes(), bytes).is_ok()
+        let key = self.domains.get(&domain).map(|domain| &domain.blocks);
+        key.is_some_and(|key| key.open(counter.to_be_bytes(), bytes).is_ok())
     }
 }

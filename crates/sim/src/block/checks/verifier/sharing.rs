@@ -312,7 +312,7 @@ impl Reader<'_> {
                 continue;
             }
             let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
-            let held: Held = self.content(at, kind == 2, prefix, critical);
+            let held: Held = self.content(at, kind == 2, prefix, (critical, entry.domain));
             volume.held.insert(lba, held);
         }
     }

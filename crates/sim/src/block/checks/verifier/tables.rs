@@ -40,13 +40,14 @@ pub(super) struct Usage {
     used: BTreeSet<u64>,
 }
 
-/// A map of the catalogue. But for the first five fields it is that of a store that shares pages.
+/// A map of the catalogue. But for the first six fields it is that of a store that shares pages.
 pub(super) struct Entry {
     pub(super) number: u64,
     pub(super) name: String,
     pub(super) blocks: u64,
     pub(super) top: (Pointer, u64),
     pub(super) critical: Vec<(u64, u64)>,
+    pub(super) domain: u64,
     pub(super) family: u64,
     pub(super) parent: u64,
     /// 0 a volume, 1 a snapshot, 2 leaving, 3 being received.
@@ -208,7 +209,7 @@ impl Reader<'_> {
         if lba >= entry.blocks {
             self.problem(format!("block {lba} is beyond the end of volume {}", entry.number));
         }
-        let held = self.content(at, carried, prefix, critical);
+        let held = self.content(at, carried, prefix, (critical, entry.domain));
         volume.held.insert(lba, held);
     }
 
@@ -307,11 +308,11 @@ impl Reader<'_> {
         let by_number: BTreeMap<u64, &Leaf> =
             leaves.found.iter().map(|leaf| (leaf.number, leaf)).collect();
         for (at, link) in self.links.clone() {
-            let Some(Held::Data(bytes)) = self.contents.get(&at) else { continue };
+            let Some((Held::Data(bytes), domain)) = self.contents.get(&at) else { continue };
             if self.weak || leaves.hides(at / 252) {
                 continue;
             }
-            let mut right = self.fingerprint(bytes);
+            let mut right = self.fingerprint(bytes, *domain);
             let plain = right;
             if link.critical {
                 right = right.map(|byte| !byte);
@@ -396,6 +397,7 @@ impl Entry {
                 .take(ranges)
                 .map(|range| (number::<8>(range, 0), number::<8>(range, 8)))
                 .collect(),
+            domain: number::<4>(bytes, 492),
             family: number::<4>(bytes, 0),
             parent: 0,
             kind: 0,

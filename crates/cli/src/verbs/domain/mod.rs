@@ -1,7 +1,11 @@
-//! `onefold domain`: what is deduplicated together in an encrypted archive, each with a key of its own.
+//! `onefold domain`: what is deduplicated together in an encrypted archive or block store, each with a key of
+//! its own.
+
+mod block;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -13,8 +17,8 @@ use onefold_archive::{
 };
 use serde_json::{Value, json};
 
-use super::archive_at;
-use onefold::parts::archive_dir::ArchiveDir;
+use super::{Found, refused};
+use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
 use onefold_console::{
     failure::Failure,
     output::Answer,
@@ -24,12 +28,13 @@ use onefold_console::{
 /// Why stores of other engines refuse.
 const NOT_YET: &str = "it has one domain, and can't have others yet";
 
-/// Shows and changes the domains of an encrypted archive
+/// Shows and changes the domains of an encrypted archive or block store
 ///
 /// A domain is what is deduplicated together: of two domains nobody finds out by size or time whether one
 /// holds what the other one does. Each has a key of its own, so that one of them can be erased: nobody
-/// reads what was in it any more, and gc frees its space. Each archive begins with a domain that has no
-/// name, to which everything belongs that was stored without --domain. Encryption is experimental.
+/// reads what was in it any more, and its space comes back by gc, in a block store by deleting its volumes.
+/// Each store begins with a domain that has no name, to which everything belongs that was stored without
+/// --domain. Encryption is experimental.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
@@ -37,7 +42,9 @@ const NOT_YET: &str = "it has one domain, and can't have others yet";
                   onefold domain list backups\n  \
                   onefold domain erase backups customer-7 --confirm 1f2e3d4c-1\n\n\
                   A snapshot in a domain:\n\n    \
-                  onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7")]
+                  onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7\n\n\
+                  A volume of a block store in a domain:\n\n    \
+                  onefold volume create disk.onefold vm7 --size 1T --domain customer-7")]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -47,11 +54,12 @@ pub(crate) struct Options {
 enum Verb {
     /// Makes a domain
     ///
-    /// An archive that has only the domain that it began with gets a feature, which programs from before
-    /// domains refuse; nobody may work on it meanwhile.
+    /// A store that has only the domain that it began with gets a feature, which programs from before
+    /// domains refuse; nobody may work on it meanwhile. Nobody may serve a block store meanwhile in any
+    /// case.
     #[command(after_help = "Examples:\n  onefold domain create backups customer-7")]
     Create {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         /// Its name, of 30 bytes at most; only whoever has a key can read it
         name: String,
@@ -61,7 +69,7 @@ enum Verb {
     /// Shows the domains, those that were erased too
     #[command(after_help = "Examples:\n  onefold domain list backups --json")]
     List {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -71,15 +79,16 @@ enum Verb {
     /// All other domains stay as they are. Both copies of the keys are overwritten. Copies of them
     /// elsewhere still open the domain, and so may old blocks of a flash disk or of a file system that
     /// copies on write. Names of its sets and streams stay until `onefold forget` and `onefold rm` remove
-    /// them; `onefold gc` frees its space.
+    /// them; `onefold gc` frees its space. Volumes and snapshots of a block store give errors, and
+    /// deleting them frees their space; nobody may serve it meanwhile.
     #[command(after_help = "Examples:\n  \
                       onefold domain erase backups customer-7 --confirm 1f2e3d4c-1")]
     Erase {
-        /// The archive
+        /// The archive or block store
         store: PathBuf,
         /// Its name
         name: String,
-        /// The first 8 digits of the archive's id and the number of the domain, which this verb tells
+        /// The first 8 digits of the store's id and the number of the domain, which this verb tells
         #[arg(long, value_name = "DIGITS")]
         confirm: Option<String>,
         #[command(flatten)]
@@ -90,10 +99,47 @@ enum Verb {
 /// Does what was asked for.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match &options.verb {
-        Verb::Create { store, name, answer } => create(store, name, answer),
-        Verb::List { store, answer } => list(store, answer),
+        Verb::Create { store, name, answer } => match at(store)? {
+            Store::Archive(directory) => create(store, &directory, name, answer),
+            Store::Block(file) => block::create(store, &file, name, answer),
+        },
+        Verb::List { store, answer } => match at(store)? {
+            Store::Archive(directory) => list(store, &directory, answer),
+            Store::Block(file) => block::list(store, &file, answer),
+        },
         Verb::Erase { store, name, confirm, answer } => {
-            erase(store, name, confirm.as_deref(), answer)
+            let which = (name.as_str(), confirm.as_deref());
+            match at(store)? {
+                Store::Archive(directory) => erase(store, &directory, which, answer),
+                Store::Block(file) => block::erase(store, &file, which, answer),
+            }
+        }
+    }
+}
+
+/// A store that may have domains.
+enum Store {
+    Archive(ArchiveDir),
+    Block(Box<StoreFile>),
+}
+
+fn at(store: &Path) -> Result<Store, Failure> {
+    match Found::at(store)? {
+        Found::Archive(directory) => Ok(Store::Archive(directory)),
+        Found::Block(file) => Ok(Store::Block(file)),
+        other => Err(refused(store, &other, NOT_YET)),
+    }
+}
+
+/// How lists call a domain of this name; without a name it was erased.
+struct Called<'a>(Option<&'a str>);
+
+impl fmt::Display for Called<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.pad("(erased)"),
+            Some("") => f.pad("(no name)"),
+            Some(name) => f.pad(&name.escape_debug().to_string()),
         }
     }
 }
@@ -106,17 +152,21 @@ fn opened(directory: &ArchiveDir) -> Result<Arc<Archive>, Failure> {
     Ok(directory.open(Settings::default())?)
 }
 
-fn create(store: &Path, name: &str, answer: &Answer) -> Result<(), Failure> {
-    let directory = archive_at(store, NOT_YET)?;
+fn create(
+    store: &Path,
+    directory: &ArchiveDir,
+    name: &str,
+    answer: &Answer,
+) -> Result<(), Failure> {
     let in_store = |error: onefold_core::Error| error.context(store.display());
-    let mut archive = opened(&directory)?;
+    let mut archive = opened(directory)?;
     // A name that does not fit changes nothing.
     if !domains(&archive).map_err(in_store)?.iter().any(|one| one.name.as_deref() == Some(name)) {
         onefold_seal::valid_domain_name(name)?;
     }
     if allow_domains(&archive).map_err(in_store)? {
         drop(archive);
-        archive = opened(&directory)?;
+        archive = opened(directory)?;
     }
     let number = create_domain(&archive, name).map_err(in_store)?;
     let words =
@@ -157,11 +207,7 @@ fn row(domain: &DomainListed, holds: Holds) -> Value {
 }
 
 fn words_of(domain: &DomainListed, holds: Holds) -> String {
-    let name = match domain.name.as_deref() {
-        None => "(erased)".to_owned(),
-        Some("") => "(no name)".to_owned(),
-        Some(name) => name.escape_debug().to_string(),
-    };
+    let name = Called(domain.name.as_deref());
     format!(
         "{:>6}  {name:<30}  {}, {}, {}",
         domain.number,
@@ -171,8 +217,8 @@ fn words_of(domain: &DomainListed, holds: Holds) -> String {
     )
 }
 
-fn list(store: &Path, answer: &Answer) -> Result<(), Failure> {
-    let archive = archive_at(store, NOT_YET)?.open_to_read(READER_BYTES)?;
+fn list(store: &Path, directory: &ArchiveDir, answer: &Answer) -> Result<(), Failure> {
+    let archive = directory.open_to_read(READER_BYTES)?;
     let all = domains(&archive).map_err(|error| error.context(store.display()))?;
     let holds = holds(&archive.tables())?;
     let of = |domain: &DomainListed| holds.get(&domain.number).copied().unwrap_or_default();
@@ -182,9 +228,13 @@ fn list(store: &Path, answer: &Answer) -> Result<(), Failure> {
     answer.tell(&report, format_args!("number  name\n{}", words.join("\n")))
 }
 
-fn erase(store: &Path, name: &str, confirm: Option<&str>, answer: &Answer) -> Result<(), Failure> {
-    let directory = archive_at(store, NOT_YET)?;
-    let archive = opened(&directory)?;
+fn erase(
+    store: &Path,
+    directory: &ArchiveDir,
+    (name, confirm): (&str, Option<&str>),
+    answer: &Answer,
+) -> Result<(), Failure> {
+    let archive = opened(directory)?;
     let in_store = |error: onefold_core::Error| error.context(store.display());
     let number = domain_called(&archive, name).map_err(in_store)?;
     let holds = holds(&archive.tables())?.get(&number).copied().unwrap_or_default();

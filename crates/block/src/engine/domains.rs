@@ -1,0 +1,117 @@
+//! The domains of a sealed store: what is deduplicated together, each with a key of its own.
+//!
+//! A volume names its domain, in the catalogue and in the change that makes it; snapshots and clones
+//! belong to that of their origin. Neither references nor mappings nor the index name it: a fingerprint
+//! is made by its domain's key, so a lookup finds nothing of another one. Tables, carriers and lists are
+//! sealed by the store key, so that the store opens, recovers and frees space without the key of a
+//! domain that was erased.
+//!
+//! *Making one* is a change of keys. With the first, superblocks get the feature `DOMAINS` after the key
+//! area is durable, and before a volume can be in it; also by whoever opens the store next, when a crash
+//! was between.
+//!
+//! *Erasing one* needs a store that was closed in order: recovery judges records by the content of their
+//! blocks, and could take good ones for torn without the key. Then the key area is written without the
+//! key, and with a new key that wraps the others, both copies one after the other.
+//!
+//! | a crash | leaves |
+//! |---|---|
+//! | while the store is opened and closed before | the domain as it was; the next one recovers it |
+//! | before the first copy of the key area is durable | the same; that copy is written again |
+//! | later | the domain erased; whoever opens the store to write writes the other copy, and superblocks that bear the new number |
+
+use std::sync::Arc;
+
+use onefold_core::{Clock, Disk, Error, Kind, Result};
+use onefold_seal::Keys;
+
+use super::{
+    Engine,
+    key_changes::{change_keys, plain},
+};
+use crate::{format::FIRST_DOMAIN, kernel::Kernel, settings::Settings};
+
+/// A domain, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainListed {
+    /// Its number.
+    pub number: u32,
+    /// Its name, which is empty for the first one; `None` when it was erased.
+    pub name: Option<String>,
+}
+
+/// All domains that were ever made, by the open keys of a store.
+#[must_use]
+pub fn domains_of(keys: &Keys) -> Vec<DomainListed> {
+    let name = |number: u32| {
+        let found = keys.domains().iter().find(|domain| domain.number() == number);
+        found.map(|domain| domain.name().to_owned())
+    };
+    (0..keys.next_domain()).map(|number| DomainListed { number, name: name(number) }).collect()
+}
+
+/// All domains that were ever made in an open store.
+#[must_use]
+pub fn domains(engine: &Engine) -> Vec<DomainListed> {
+    let sealing = engine.kernel.identity.sealing.as_ref();
+    let numbers = 0..sealing.map_or(1, |sealing| sealing.next_domain());
+    let listed = |number| DomainListed { number, name: domain_name(&engine.kernel, number) };
+    numbers.map(listed).collect()
+}
+
+/// The name of a domain of an open store, which is empty for the first one; `None` when it was erased.
+pub(crate) fn domain_name(kernel: &Kernel, domain: u32) -> Option<String> {
+    match &kernel.identity.sealing {
+        Some(sealing) => sealing.domain_name(domain).map(str::to_owned),
+        None => (domain == FIRST_DOMAIN).then(String::new),
+    }
+}
+
+/// The number of the domain of an open store that has a name.
+///
+/// # Errors
+/// `NotFound`; `InvalidInput`: the store is plain.
+pub fn domain_called(engine: &Engine, name: &str) -> Result<u32> {
+    let sealing = engine.kernel.identity.sealing.as_ref().ok_or_else(plain)?;
+    sealing.domain_called(name).ok_or_else(|| no_domain(name))
+}
+
+fn no_domain(name: &str) -> Error {
+    let why =
+        format!("there is no domain '{}'; onefold domain list shows all", name.escape_debug());
+    Error::new(Kind::NotFound, why)
+}
+
+/// Makes a domain in a sealed store that nobody works on; returns its number. Durable on return.
+///
+/// # Errors
+/// As [`change_keys`]; `Exists`, `InvalidInput`, `NoSpace`: the name is taken or does not fit, or there
+/// are as many as there can be.
+pub fn create_domain(disk: &dyn Disk, settings: &Settings, name: &str) -> Result<u32> {
+    let mut number = FIRST_DOMAIN;
+    change_keys(disk, settings, |keys, random| {
+        number = keys.add_domain(name, random)?;
+        Ok(())
+    })?;
+    Ok(number)
+}
+
+/// Destroys the key of a domain of a sealed store that nobody works on: nobody reads its volumes and
+/// snapshots any more, and deleting them frees their space. Durable on return.
+///
+/// # Errors
+/// As opening the store, and [`change_keys`]; `NotFound`; `InvalidInput`: it is the first one.
+pub fn erase_domain(
+    disk: &Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: &Settings,
+    number: u32,
+) -> Result<()> {
+    if number == FIRST_DOMAIN {
+        let why = "this is the domain that each store begins with: onefold key erase destroys the keys of all";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    // With its key, recovery knows which records count.
+    Engine::open(disk.clone(), clock, settings.clone())?.close()?;
+    change_keys(&**disk, settings, |keys, random| keys.erase_domain(number, random))
+}

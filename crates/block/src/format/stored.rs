@@ -1,0 +1,49 @@
+//! What a stored block holds, for who knows where it is and does not know its domain.
+
+use onefold_core::{Block, Fingerprint, Pba};
+
+use super::{Identity, carrier::Carrier};
+
+/// Where a block is stored, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored {
+    pub(crate) pba: Pba,
+    pub(crate) carried: bool,
+    /// The prefix of its fingerprint as maps keep it.
+    pub(crate) prefix: u64,
+}
+
+/// What a block that was read holds if it is of this domain; `None` when it can't be opened or expanded. A
+/// raw block always opens: the caller compares its fingerprint.
+pub(crate) fn opened(
+    identity: &Identity,
+    domain: u32,
+    Stored { pba, carried, prefix }: Stored,
+    block: &Block,
+) -> Option<Block> {
+    if carried {
+        let mut expanded = Block::zeroed();
+        let carrier =
+            Carrier::shape(identity, block, pba).filter(|one| one.header.address == pba)?;
+        carrier.expand(domain, prefix, &mut expanded).ok()?;
+        return Some(*expanded);
+    }
+    let mut content = block.clone();
+    identity.open_raw(domain, prefix, pba, &mut content).ok()?;
+    Some(content)
+}
+
+/// The domain in which a block that was read has the fingerprint that is wanted, what it holds, and its
+/// fingerprint.
+pub(crate) fn found(
+    identity: &Identity,
+    stored: Stored,
+    block: &Block,
+    wanted: impl Fn(&Fingerprint) -> bool,
+) -> Option<(u32, Block, Fingerprint)> {
+    identity.domains().find_map(|domain| {
+        let content = opened(identity, domain, stored, block)?;
+        let fingerprint = identity.fingerprinter_of(domain).ok()?.one(&content);
+        wanted(&fingerprint).then_some((domain, content, fingerprint))
+    })
+}
