@@ -166,7 +166,7 @@ fn rule_05_what_was_renamed_inside_the_destination_gets_nothing_more() {
 #[test]
 fn rule_05_two_entries_that_meet_are_an_error_that_names_both() {
     let dir = tempfile::tempdir().unwrap();
-    let choices = Choices { in_place: true, privileged: false };
+    let choices = Choices { in_place: true, ..Choices::default() };
     let mut restorer = Restorer::new(dir.path(), choices).unwrap();
     restorer.make(&entry("d", What::Directory)).unwrap();
     restorer.make(&entry("f", What::File { bytes: 0, data: Vec::new() })).unwrap();
@@ -411,7 +411,7 @@ fn rule_05_a_file_that_is_opened_again_is_the_one_that_was_made() {
 #[test]
 fn a_number_that_is_given_again_during_a_restore_in_place_stops_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let choices = Choices { in_place: true, privileged: false };
+    let choices = Choices { in_place: true, ..Choices::default() };
     let mut restorer = Restorer::new(dir.path(), choices).unwrap();
     let files = restorer.files();
     for n in 0..100 {
@@ -432,7 +432,7 @@ fn a_number_that_is_given_again_during_a_restore_in_place_stops_nothing() {
 fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
     for in_place in [false, true] {
         let dir = tempfile::tempdir().unwrap();
-        let choices = Choices { in_place, privileged: false };
+        let choices = Choices { in_place, ..Choices::default() };
         let mut restorer = Restorer::new(dir.path(), choices).unwrap();
         let files = restorer.files();
         // What was made stays open, so that the system gives its number to nothing else.

@@ -598,3 +598,32 @@ fn what_is_not_whole_gets_no_name_from_a_restore_aside() {
     let one = aside[0].join(desk.path("tree/one").strip_prefix("/").unwrap());
     assert_eq!(fs::read(one).unwrap(), noise(1, 2_000_000));
 }
+
+#[test]
+fn no_restore_touches_the_archive_that_it_reads() {
+    let desk = Desk::new();
+    fs::create_dir(desk.path("t")).unwrap();
+    for n in 0..30 {
+        fs::write(desk.path("t").join(n.to_string()), "file").unwrap();
+    }
+    desk.ok("create archive a");
+    desk.ok("backup a t --set t");
+    fs::create_dir(desk.path("t/deep")).unwrap();
+    fs::write(desk.path("t/deep/other"), "not in the snapshot").unwrap();
+    fs::rename(desk.path("a"), desk.path("t/deep/a")).unwrap();
+    let t = desk.path("t").display().to_string();
+    // What else is not in the snapshot goes; the archive stays, and so do the directories that lead
+    // to it.
+    let said = desk.run(&format!("restore t/deep/a t {t} -C / --in-place --delete"));
+    assert!(said.status.success() && said.err.contains("the archive itself"), "{}", said.err);
+    assert!(!desk.path("t/deep/other").exists());
+    desk.ok("check t/deep/a");
+    // Nor is anything made in it, or over its files.
+    desk.ok("backup t/deep/a --set l --stdin label -- echo overwritten");
+    for directory in ["t/deep/a", "t/deep/a/below"] {
+        let command = format!("restore t/deep/a l -C {directory} --in-place");
+        desk.fails(&command, 1, &["the archive that is restored from"]);
+    }
+    desk.ok("check t/deep/a");
+    desk.ok("cat t/deep/a l label");
+}

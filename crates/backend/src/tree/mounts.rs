@@ -272,9 +272,9 @@ mod tests {
         let mut late =
             walk.by_ref().map(Result::unwrap).find(|one| one.entry.path == b"late").unwrap();
         // A restore, and a comparison, that come by.
-        let choices = Choices { in_place: true, privileged: false };
+        let choices = Choices { in_place: true, ..Choices::default() };
         let mut restorer = Restorer::new(&path("tree"), choices).unwrap();
-        let mut sweep = Sweep::new(&path("tree")).unwrap().unwrap();
+        let mut sweep = Sweep::new(&path("tree"), &[]).unwrap().unwrap();
         let names = ["tree/file", "tree/late", "tree/sub"];
         let Some(mounted) =
             names.iter().map(|name| Mounted::over(&path(name))).collect::<Option<Vec<_>>>()

@@ -79,7 +79,8 @@ impl Restorer {
     /// process has no file mode mask: pipes get their mode as they are made.
     ///
     /// # Errors
-    /// The errors of the system; `Denied` when another user's link or mount is on the way there.
+    /// The errors of the system; `Denied` when another user's link or mount is on the way there, or when
+    /// it is what [`Choices::spared`] names, or lies in it.
     pub fn new(root: &Path, choices: Choices) -> Result<Restorer> {
         Restorer::within(place::Place::make(root)?.open(root)?, root, choices)
     }
@@ -103,6 +104,7 @@ impl Restorer {
             left_out: Default::default(),
             last: Default::default(),
         };
+        shared.lies_elsewhere(&opened)?;
         let mut restorer = Restorer {
             shared: Arc::new(shared),
             levels: Levels::new(),
@@ -129,7 +131,8 @@ impl Restorer {
     pub fn sweep(&self) -> Result<Sweep> {
         let shared = &self.shared;
         let again = rustix::io::fcntl_dupfd_cloexec(&shared.root, 0);
-        Sweep::below(again.map_err(|errno| self.wrong(b"", errno))?, &shared.shown)
+        let again = again.map_err(|errno| self.wrong(b"", errno))?;
+        Sweep::below(again, &shared.shown, &shared.choices.spared)
     }
 
     /// Files that several threads fill, below the same root.
@@ -273,6 +276,7 @@ impl Restorer {
             Err(errno) => return Err(shared.not_made(at.0, entry, errno)),
         };
         let (opened, stat) = shared.open_old(at.0, &entry.path)?;
+        shared.may_enter(&entry.path, &stat)?;
         if is_new {
             shared.is_ours(entry, &stat)?;
             drop_list(&opened, DEFAULT_LIST).map_err(|errno| shared.wrong(&entry.path, errno))?;

@@ -29,12 +29,15 @@ use super::{
 };
 
 /// Choices for restoring a tree.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Choices {
     /// Replaces existing entries of the same names; existing directories are used.
     pub in_place: bool,
     /// Set-id and sticky bits, devices, and the attributes of the system too.
     pub privileged: bool,
+    /// Directories in which nothing is made, changed or removed, by device and inode: those of the
+    /// archive that is restored from.
+    pub spared: Vec<(u64, u64)>,
 }
 
 /// Counts of the attributes and entries that were not restored.
@@ -140,6 +143,38 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Errors for a directory that is to stay as it is.
+    pub(super) fn may_enter(&self, path: &[u8], stat: &Stat) -> Result<()> {
+        if !self.choices.spared.contains(&(stat.st_dev, stat.st_ino)) {
+            return Ok(());
+        }
+        let shown = shown(&self.shown, path);
+        Err(Error::new(Kind::Denied, format!("{shown} is the archive that is restored from")))
+    }
+
+    /// Errors when the destination is such a directory, or lies in one.
+    pub(super) fn lies_elsewhere(&self, root: &OwnedFd) -> Result<()> {
+        if self.choices.spared.is_empty() {
+            return Ok(());
+        }
+        let wrong = |errno: Errno| Error::from_io(self.shown.display(), errno.into());
+        let mut at = rustix::io::fcntl_dupfd_cloexec(root, 0).map_err(wrong)?;
+        let mut stat = rustix::fs::fstat(&at).map_err(wrong)?;
+        loop {
+            if self.choices.spared.contains(&(stat.st_dev, stat.st_ino)) {
+                let what = format!("{} lies in the archive that is restored from", self.shown.display());
+                return Err(Error::new(Kind::Denied, what));
+            }
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            at = rustix::fs::openat(&at, "..", flags, Mode::empty()).map_err(wrong)?;
+            let above = rustix::fs::fstat(&at).map_err(wrong)?;
+            if Identity::of(&above) == Identity::of(&stat) {
+                return Ok(());
+            }
+            stat = above;
+        }
+    }
+
     pub(super) fn wrong(&self, path: &[u8], errno: Errno) -> Error {
         Error::from_io(shown(&self.shown, path), errno.into())
     }

@@ -38,7 +38,7 @@ pub struct Swept {
     pub there: u64,
     /// Of these, what is not wanted.
     pub surplus: u64,
-    /// Of these, what stays since it is another mount, or holds one.
+    /// Of these, what stays since it is another mount or is to be spared, or holds such a thing.
     pub spared: u64,
 }
 
@@ -78,6 +78,8 @@ pub struct Sweep {
     shown: PathBuf,
     root: OwnedFd,
     mount: (u64, u64),
+    /// Directories that stay with all that is in them.
+    stay: HashSet<Identity>,
     /// For the names of the directories that it is in.
     space: Space,
     /// The directories that lead to the one that was opened last, but for the root, with the lengths
@@ -100,14 +102,14 @@ struct Sweeping<'a, 't> {
 }
 
 impl Sweep {
-    /// Below `root`; `None` when that is not there.
+    /// Below `root`; `None` when that is not there. The directories `spared`, by device and inode, stay.
     ///
     /// # Errors
     /// Those of the system; `Denied` when another user stands in the way there.
-    pub fn new(root: &Path) -> Result<Option<Sweep>> {
+    pub fn new(root: &Path, spared: &[(u64, u64)]) -> Result<Option<Sweep>> {
         match Place::of(root, true).and_then(|followed| followed) {
             Err(error) if error.kind() == Kind::NotFound => Ok(None),
-            place => Sweep::below(place?.open(root)?, root).map(Some),
+            place => Sweep::below(place?.open(root)?, root, spared).map(Some),
         }
     }
 
@@ -115,11 +117,16 @@ impl Sweep {
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn below(opened: OwnedFd, root: &Path) -> Result<Sweep> {
+    pub(super) fn below(
+        opened: OwnedFd,
+        root: &Path,
+        spared: &[(u64, u64)],
+    ) -> Result<Sweep> {
         let mount = mount(&opened).map_err(|errno| Error::from_io(root.display(), errno.into()))?;
         let space = Space::new(NamesMemory::default());
         let (shown, levels, at) = (root.to_owned(), Levels::new(), Vec::new());
-        Ok(Sweep { shown, root: opened, mount, space, levels, at })
+        let stay = spared.iter().map(|&(device, inode)| Identity(device, inode)).collect();
+        Ok(Sweep { shown, root: opened, mount, stay, space, levels, at })
     }
 
     fn wrong(&self, path: &[u8], errno: Errno) -> Error {
@@ -346,6 +353,9 @@ impl Sweeping<'_, '_> {
         };
         if wanted.contains(&Identity::of(&stat)) {
             return Ok(gone);
+        }
+        if self.sweep.stay.contains(&Identity::of(&stat)) {
+            return Ok(spared);
         }
         let mut swept = Swept { there: 1, surplus: 1, spared: 0 };
         let mut flags = AtFlags::empty();

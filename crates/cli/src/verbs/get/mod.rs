@@ -123,8 +123,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     options.name
                 );
             }
-            let choices =
-                Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+            let choices = Choices {
+                in_place: options.in_place,
+                privileged: options.preserve_privileged,
+                spared: directory.identities(),
+            };
             let missing = tree::restore(&archive, &mut reader, &stream, root, verify, choices)?;
             tell(&missing.left_out);
             in_part = missing.in_part;

@@ -82,7 +82,7 @@ pub(super) fn tell(
 ) -> Result<(), Failure> {
     let mut compared = Compared {
         directory: &options.directory,
-        there: Sweep::new(&options.directory)?,
+        there: Sweep::new(&options.directory, &[])?,
         in_place: options.in_place,
         absent: 0,
         differ: 0,

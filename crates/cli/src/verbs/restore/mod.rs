@@ -43,7 +43,9 @@ use onefold_console::{
 
 /// Restores them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
+    let directory = archive_at(&options.store, snapshots::NONE)?;
+    let archive = directory.open_to_read(options.memory.0)?;
+    let spared = directory.identities();
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
@@ -57,12 +59,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         walk(&mut reader, snapshot, &wanted, &mut exact)?;
         exact.fit()?;
     }
-    let surplus = surplus(options, &mut reader, snapshot, &wanted)?;
+    let surplus = surplus(options, &spared, &mut reader, snapshot, &wanted)?;
     if options.dry_run {
         return dry::tell(options, &mut reader, snapshot, &wanted, &sizes, surplus);
     }
     let aside = if options.atomic { Some(Aside::new(&options.directory)?) } else { None };
-    let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+    let (in_place, privileged) = (options.in_place, options.preserve_privileged);
+    let choices = Choices { in_place, privileged, spared };
     let restorer = match &aside {
         Some(aside) => aside.restorer(choices)?,
         None => Restorer::new(&options.directory, choices)?,
@@ -86,6 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Counts what is to be removed, and refuses when that is more than half of what is there.
 fn surplus(
     options: &Options,
+    spared: &[(u64, u64)],
     reader: &mut TreeReader,
     snapshot: &Snapshot,
     wanted: &Wanted,
@@ -93,7 +97,7 @@ fn surplus(
     if !options.delete {
         return Ok(Swept::default());
     }
-    let Some(sweep) = Sweep::new(&options.directory)? else { return Ok(Swept::default()) };
+    let Some(sweep) = Sweep::new(&options.directory, spared)? else { return Ok(Swept::default()) };
     let shows = options.dry_run && !options.json;
     let mut surplus = Surplus { sweep, swept: Swept::default(), shows };
     if wanted.takes(b"") == Takes::All {
@@ -203,7 +207,7 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
     }
     if done.swept.spared > 0 {
         let n = counted(done.swept.spared, "directory");
-        tracing::warn!("not removed: {n} on other mounts, or with such below");
+        tracing::warn!("not removed: {n} on other mounts or of the archive itself, or with such below");
     }
     if done.refused > 0 {
         return Err(Failure::in_part(format!(
