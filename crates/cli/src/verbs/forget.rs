@@ -14,6 +14,7 @@ use super::{
     keeping::{
         clones::{CloneOfVolume, clones},
         file::PolicyFile,
+        period::period,
         policy::{Policy, Terms, Verdict},
         retention::Judged,
     },
@@ -120,8 +121,8 @@ struct Keep {
     #[arg(long, default_value_t = 0, value_name = "N")]
     keep_yearly: u64,
 
-    /// Keeps all of the last time, like 48h or 14d
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// Keeps all of the last time, like 48h, 14d or 6M: s, min, h, d, w, M for months, y
+    #[arg(long, value_name = "TIME", value_parser = period)]
     keep_within: Option<Duration>,
 
     /// Keeps those with this word
