@@ -99,7 +99,9 @@ pub(crate) fn give(options: &Options) -> Result<()> {
     let _ = GIVEN.set(given.clone());
     let ask = move |what: &str| given.as_ref().map_or_else(|| asked(what), |given| given.words());
     let whence = options.key.clone().map(|key| key.0);
-    keys::give(Asker::new(whence, Box::new(ask), can_ask, options.accept_older));
+    let asker = Asker::new(whence, Box::new(ask), can_ask, options.accept_older);
+    // Who gives a passphrase means an encrypted store, as who names a key does.
+    keys::give(asker.refusing_plain(options.passphrase_fd.is_some()));
     Ok(())
 }
 
