@@ -109,10 +109,16 @@ fn monitoring_hears_of_overdue_gc_and_scrub_and_of_damage() {
     let limits = "status a --check --max-gc-age 1d --max-scrub-age 40d";
     // The first rounds have their time, from the first snapshot on.
     desk.ok(limits);
+    desk.ok("status a --check --min-free 1M");
+    let said = desk.fails("status a --check --min-free 1E", 1, &["1 thing needs"]);
+    assert!(said.out.contains("free, less than 1.00 EiB"), "{said:?}");
+    desk.ok("create archive nodes --nodes n0,n1,n2 --code 3,2");
+    let said = desk.fails("status nodes --check --min-free 1E", 1, &["3 things need"]);
+    assert!(said.out.contains("n2 has "), "{said:?}");
     std::thread::sleep(Duration::from_millis(2100));
     let soon = "status a --check --max-gc-age 1s --max-scrub-age 40d";
     let said = desk.fails(soon, 1, &["1 thing needs"]);
-    assert!(said.out.contains("gc is overdue: one went through to its end never"), "{said:?}");
+    assert!(said.out.contains("gc is overdue: none ever went through to its end"), "{said:?}");
     let soon = "status a --check --max-gc-age 1d --max-scrub-age 1s";
     assert!(desk.fails(soon, 1, &["1 thing needs"]).out.contains("scrub is overdue"));
     desk.ok("gc a");
