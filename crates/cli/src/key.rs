@@ -56,6 +56,11 @@ impl TypedValueParser for KeyFromParser {
         _: Option<&clap::Arg>,
         value: &std::ffi::OsStr,
     ) -> Result<KeyFrom, clap::Error> {
+        if value.is_empty() || value == "file:" || value == "command:" {
+            let why = "a key is named by passphrase, recovery, credential, command:PROGRAM or the path of \
+                       a file, and not by nothing";
+            return Err(clap::Error::raw(clap::error::ErrorKind::ValueValidation, why));
+        }
         Ok(KeyFrom(whence(value.to_owned())))
     }
 }
@@ -180,6 +185,14 @@ pub(crate) fn new_secret(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_names_no_key() {
+        for line in ["--key=", "--key=file:", "--key=command:"] {
+            let read = crate::configuration::read(["onefold", "ls", "a", line].map(Into::into).to_vec());
+            assert!(format!("{:?}", read.unwrap_err()).contains("not by nothing"), "{line}");
+        }
+    }
 
     #[test]
     fn a_key_is_named_by_where_it_is() {

@@ -61,10 +61,18 @@ fn gc_says_what_it_would_free_and_what_it_leaves() {
     fs::write(desk.path("one"), noise(9, 6_000_000)).unwrap();
     desk.ok("put a one one --json");
     desk.ok("rm a one");
+    desk.ok("forget a --set t --keep-last 1");
     for n in 0..2 {
         backup(&desk, n);
     }
     desk.fails("forget a t", 1, &["'t' is a set", "'t~0' names its newest snapshot"]);
+    let host = json(&desk, "snapshots a")[0]["host"].as_str().unwrap().to_owned();
+    let says = format!("`--host '{host}' --set 't' --keep-");
+    desk.fails(&format!("forget a {host}:t"), 1, &[&says]);
+    desk.fails("forget a --set tt --keep-last 1", 1, &["no snapshot of a set 'tt': there is 't'"]);
+    desk.fails("forget a --set t --host h --keep-last 1", 1, &["of host 'h'"]);
+    desk.fails("undelete a abc", 1, &["4 digits or more"]);
+    desk.fails("backup a tree --host=", 2, &["--host"]);
     desk.ok("forget a t~1");
     let plan = json(&desk, "gc a --dry-run");
     assert!(number(&plan, "dead_bytes") > 5_900_000, "{plan}");
