@@ -48,7 +48,10 @@ const GONE: [(&str, &str); 15] = [
 /// Options that people know from restic, and what is said here instead. Those that a verb has are its own.
 const FOREIGN: [(&[&str], &str); 9] = [
     (&["-r", "--repo"], "the archive is the first word after the verb, without an option"),
-    (&["--target", "-t"], "`onefold restore ARCHIVE SNAPSHOT -C DIR` says where files are restored"),
+    (
+        &["--target", "-t"],
+        "`onefold restore ARCHIVE SNAPSHOT -C DIR` says where files are restored",
+    ),
     (
         &["--include", "-i", "--iinclude"],
         "paths and patterns after the snapshot say what is restored: `onefold restore ARCHIVE SNAPSHOT \

@@ -189,7 +189,8 @@ mod tests {
     #[test]
     fn nothing_names_no_key() {
         for line in ["--key=", "--key=file:", "--key=command:"] {
-            let read = crate::configuration::read(["onefold", "ls", "a", line].map(Into::into).to_vec());
+            let read =
+                crate::configuration::read(["onefold", "ls", "a", line].map(Into::into).to_vec());
             assert!(format!("{:?}", read.unwrap_err()).contains("not by nothing"), "{line}");
         }
     }

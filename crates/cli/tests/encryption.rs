@@ -148,7 +148,10 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
     desk.ok("key change a 2 --new newer --key key");
     desk.fails("key rotate a --key newer", 1, &["--drop-others"]);
     let said = desk.ok("key rotate a --drop-others --key newer");
-    assert!(said.contains("recovery, command; the printed recovery key opens it no more"), "{said}");
+    assert!(
+        said.contains("recovery, command; the printed recovery key opens it no more"),
+        "{said}"
+    );
     let (opens, _) = with_words(&desk, "ls a --key recovery", &words);
     assert!(!opens, "a recovery key that was dropped opens it");
     desk.fails("key erase a --key newer", 1, &["--confirm"]);

@@ -112,7 +112,8 @@ pub fn sentence_of(error: &clap::Error) -> String {
     for paragraph in text.split("\n\n").map(str::trim) {
         if !paragraph.is_empty()
             && !paragraph.starts_with("Usage:")
-            && !paragraph.starts_with("For more information") {
+            && !paragraph.starts_with("For more information")
+        {
             parts.push(paragraph.trim_start_matches("error: "));
         }
     }
@@ -155,7 +156,8 @@ mod tests {
     #[test]
     fn an_option_that_there_is_not_is_no_name_of_a_file() {
         let files = clap::Arg::new("files").num_args(0..);
-        let error = Command::new("ls").arg(files).try_get_matches_from(["ls", "--target"]).unwrap_err();
+        let error =
+            Command::new("ls").arg(files).try_get_matches_from(["ls", "--target"]).unwrap_err();
         assert!(error.render().to_string().contains("-- --target"), "the parser has no such tip");
         assert_eq!(sentence_of(&error), "unexpected argument '--target' found");
     }

@@ -278,11 +278,13 @@ fn judge(
 
 /// Says that there is no such set, and which ones have names like it.
 fn no_set(set: &str, options: &Options, all: &[&Snapshot]) -> Failure {
-    let of = |snapshot: &&&Snapshot| options.host.as_ref().is_none_or(|host| snapshot.host == *host);
+    let of =
+        |snapshot: &&&Snapshot| options.host.as_ref().is_none_or(|host| snapshot.host == *host);
     let near = snapshots::near(set, all.iter().filter(of).map(|snapshot| snapshot.set.as_str()));
     let set = set.escape_debug();
     let host = options.host.as_ref();
-    let of_host = host.map_or_else(String::new, |host| format!(" of host '{}'", host.escape_debug()));
+    let of_host =
+        host.map_or_else(String::new, |host| format!(" of host '{}'", host.escape_debug()));
     let what = if options.clones { "read-only clone of a volume" } else { "snapshot" };
     let others = match near.is_empty() {
         true => String::new(),

@@ -141,11 +141,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Makes it; says where, if that is not one directory.
-fn make(
-    options: &Options,
-    format: &Format,
-    keys: &mut Option<NewKeys>,
-) -> Result<String, Failure> {
+fn make(options: &Options, format: &Format, keys: &mut Option<NewKeys>) -> Result<String, Failure> {
     let Options { store, nodes, code, .. } = options;
     Ok(match code {
         Some(code) => create_on(store, nodes, *code, format)?,
