@@ -56,6 +56,11 @@ impl TypedValueParser for KeyFromParser {
         _: Option<&clap::Arg>,
         value: &std::ffi::OsStr,
     ) -> Result<KeyFrom, clap::Error> {
+        if value.is_empty() || value == "file:" || value == "command:" {
+            let why = "a key is named by passphrase, recovery, credential, command:PROGRAM or the path of \
+                       a file, and not by nothing";
+            return Err(clap::Error::raw(clap::error::ErrorKind::ValueValidation, why));
+        }
         Ok(KeyFrom(whence(value.to_owned())))
     }
 }
@@ -99,7 +104,9 @@ pub(crate) fn give(options: &Options) -> Result<()> {
     let _ = GIVEN.set(given.clone());
     let ask = move |what: &str| given.as_ref().map_or_else(|| asked(what), |given| given.words());
     let whence = options.key.clone().map(|key| key.0);
-    keys::give(Asker::new(whence, Box::new(ask), can_ask, options.accept_older));
+    let asker = Asker::new(whence, Box::new(ask), can_ask, options.accept_older);
+    // Who gives a passphrase means an encrypted store, as who names a key does.
+    keys::give(asker.refusing_plain(options.passphrase_fd.is_some()));
     Ok(())
 }
 
@@ -178,6 +185,15 @@ pub(crate) fn new_secret(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_names_no_key() {
+        for line in ["--key=", "--key=file:", "--key=command:"] {
+            let read =
+                crate::configuration::read(["onefold", "ls", "a", line].map(Into::into).to_vec());
+            assert!(format!("{:?}", read.unwrap_err()).contains("not by nothing"), "{line}");
+        }
+    }
 
     #[test]
     fn a_key_is_named_by_where_it_is() {

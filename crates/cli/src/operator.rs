@@ -10,13 +10,17 @@ use onefold_backend::Word;
 pub(crate) struct Options {
     /// Changes archives and cluster folders that belong to this user too. A file server may show
     /// root's files as those of another user
-    #[arg(long, global = true, value_name = "UID", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "UID", hide_short_help = true, value_parser = user)]
     owner: Option<u32>,
 
     /// Promises that no other machine writes to the store. Needed where its file system may be
     /// shared, and locks or direct I/O do not show who else uses it
     #[arg(long, global = true, hide_short_help = true)]
     one_host: bool,
+}
+
+fn user(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("a user is named by a number: `id -u {text}` says it"))
 }
 
 /// Takes the operator's word.

@@ -586,19 +586,17 @@ fn rule_65_with_a_delay_of_0_chunks_are_encoded_at_once() {
 
 #[test]
 #[ignore = "needs root"]
-fn an_archive_that_a_full_disk_ended_leaves_no_files() {
+fn an_archive_that_a_full_disk_ended_leaves_nothing() {
     let desk = Desk::new();
     let small = desk.path("small");
     fs::create_dir(&small).unwrap();
     let onefold = env!("CARGO_BIN_EXE_onefold");
     // A file system with little room, in a mount namespace of its own; then it has more.
-    for (create, made) in
-        [("create archive a", "a"), ("create archive a --nodes n0,n1,n2 --code 3,2", "a n0 n1 n2")]
-    {
+    for create in ["create archive a", "create archive a --nodes n0,n1,n2 --code 3,2"] {
         let script = format!(
             "mount -t tmpfs -o size=256k none '{0}' && chmod 700 '{0}' && cd '{0}' || exit 9
              {onefold} {create} && exit 8
-             find {made} -mindepth 1
+             ls -A
              mount -o remount,size=1g '{0}' || exit 7
              exec {onefold} {create} --json >/dev/null",
             small.display()

@@ -32,6 +32,19 @@ fn with_words(desk: &Desk, arguments: &str, words: &str) -> (bool, String) {
 }
 
 #[test]
+fn whoever_gives_a_passphrase_gets_no_plain_store() {
+    let desk = Desk::new();
+    for engine in ["archive x", "block x --size 64M", "cluster x"] {
+        let line = format!("create {engine} --passphrase-fd 0");
+        desk.fails(&line, 2, &["--key passphrase"]);
+        assert!(!desk.path("x").exists(), "{line}");
+    }
+    desk.ok("create archive plain");
+    let (opens, said) = with_words(&desk, "ls plain", "correct horse");
+    assert!(!opens && said.contains("not encrypted"), "{said}");
+}
+
+#[test]
 fn rule_23_an_archive_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
     let desk = Desk::new();
     let made = desk.ok("create archive a --key key");
@@ -134,7 +147,11 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
     assert!(!opens, "a removed passphrase opens it");
     desk.ok("key change a 2 --new newer --key key");
     desk.fails("key rotate a --key newer", 1, &["--drop-others"]);
-    desk.ok("key rotate a --drop-others --key newer");
+    let said = desk.ok("key rotate a --drop-others --key newer");
+    assert!(
+        said.contains("recovery, command; the printed recovery key opens it no more"),
+        "{said}"
+    );
     let (opens, _) = with_words(&desk, "ls a --key recovery", &words);
     assert!(!opens, "a recovery key that was dropped opens it");
     desk.fails("key erase a --key newer", 1, &["--confirm"]);

@@ -61,10 +61,18 @@ fn gc_says_what_it_would_free_and_what_it_leaves() {
     fs::write(desk.path("one"), noise(9, 6_000_000)).unwrap();
     desk.ok("put a one one --json");
     desk.ok("rm a one");
+    desk.ok("forget a --set t --keep-last 1");
     for n in 0..2 {
         backup(&desk, n);
     }
     desk.fails("forget a t", 1, &["'t' is a set", "'t~0' names its newest snapshot"]);
+    let host = json(&desk, "snapshots a")[0]["host"].as_str().unwrap().to_owned();
+    let says = format!("`--host '{host}' --set 't' --keep-");
+    desk.fails(&format!("forget a {host}:t"), 1, &[&says]);
+    desk.fails("forget a --set tt --keep-last 1", 1, &["no snapshot of a set 'tt': there is 't'"]);
+    desk.fails("forget a --set t --host h --keep-last 1", 1, &["of host 'h'"]);
+    desk.fails("undelete a abc", 1, &["4 digits or more"]);
+    desk.fails("backup a tree --host=", 2, &["--host"]);
     desk.ok("forget a t~1");
     let plan = json(&desk, "gc a --dry-run");
     assert!(number(&plan, "dead_bytes") > 5_900_000, "{plan}");
@@ -109,10 +117,16 @@ fn monitoring_hears_of_overdue_gc_and_scrub_and_of_damage() {
     let limits = "status a --check --max-gc-age 1d --max-scrub-age 40d";
     // The first rounds have their time, from the first snapshot on.
     desk.ok(limits);
+    desk.ok("status a --check --min-free 1M");
+    let said = desk.fails("status a --check --min-free 1E", 1, &["1 thing needs"]);
+    assert!(said.out.contains("free, less than 1.00 EiB"), "{said:?}");
+    desk.ok("create archive nodes --nodes n0,n1,n2 --code 3,2");
+    let said = desk.fails("status nodes --check --min-free 1E", 1, &["3 things need"]);
+    assert!(said.out.contains("n2 has "), "{said:?}");
     std::thread::sleep(Duration::from_millis(2100));
     let soon = "status a --check --max-gc-age 1s --max-scrub-age 40d";
     let said = desk.fails(soon, 1, &["1 thing needs"]);
-    assert!(said.out.contains("gc is overdue: one went through to its end never"), "{said:?}");
+    assert!(said.out.contains("gc is overdue: none ever went through to its end"), "{said:?}");
     let soon = "status a --check --max-gc-age 1d --max-scrub-age 1s";
     assert!(desk.fails(soon, 1, &["1 thing needs"]).out.contains("scrub is overdue"));
     desk.ok("gc a");

@@ -102,12 +102,18 @@ fn words_after(error: &clap::Error) -> Vec<String> {
     list.take_while(|line| !line.is_empty()).filter_map(entry).collect()
 }
 
-/// The message of the parser without its usage lines.
+/// The message of the parser without its usage lines, and without the tip to put `--` before an option that
+/// there is not: nobody who types one means a file of that name.
 pub fn sentence_of(error: &clap::Error) -> String {
     let text = error.render().to_string();
+    let is_tip = |line: &&str| line.trim_start().starts_with("tip: to pass '");
+    let text: String = text.lines().filter(|line| !is_tip(line)).flat_map(|l| [l, "\n"]).collect();
     let mut parts: Vec<&str> = Vec::new();
     for paragraph in text.split("\n\n").map(str::trim) {
-        if !paragraph.starts_with("Usage:") && !paragraph.starts_with("For more information") {
+        if !paragraph.is_empty()
+            && !paragraph.starts_with("Usage:")
+            && !paragraph.starts_with("For more information")
+        {
             parts.push(paragraph.trim_start_matches("error: "));
         }
     }
@@ -146,6 +152,15 @@ mod tests {
     use clap::Command;
 
     use super::*;
+
+    #[test]
+    fn an_option_that_there_is_not_is_no_name_of_a_file() {
+        let files = clap::Arg::new("files").num_args(0..);
+        let error =
+            Command::new("ls").arg(files).try_get_matches_from(["ls", "--target"]).unwrap_err();
+        assert!(error.render().to_string().contains("-- --target"), "the parser has no such tip");
+        assert_eq!(sentence_of(&error), "unexpected argument '--target' found");
+    }
 
     #[test]
     fn a_missing_word_is_asked_for_by_those_that_there_are() {

@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match read.and(ended).and_then(|()| out.flush().map_err(|e| failed(&e))) {
         // The reader has seen enough.
         Err(error) if error.kind() == Kind::Stopped => Ok(()),
-        done => Ok(done?),
+        done => Ok(done.map_err(|error| error.context(options.path.escape_debug()))?),
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
     keeping::{
         clones::{CloneOfVolume, clones},
         file::PolicyFile,
+        period::period,
         policy::{Policy, Terms, Verdict},
         retention::Judged,
     },
@@ -120,8 +121,8 @@ struct Keep {
     #[arg(long, default_value_t = 0, value_name = "N")]
     keep_yearly: u64,
 
-    /// Keeps all of the last time, like 48h or 14d
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    /// Keeps all of the last time, like 48h, 14d or 6M: s, min, h, d, w, M for months, y
+    #[arg(long, value_name = "TIME", value_parser = period)]
     keep_within: Option<Duration>,
 
     /// Keeps those with this word
@@ -182,9 +183,13 @@ fn named(tables: &Tables, texts: &[String]) -> Result<Judged, Failure> {
         let snapshot = snapshots::named(tables, text)?;
         let of_host = text.strip_prefix(&snapshot.host).and_then(|rest| rest.strip_prefix(':'));
         if [Some(text.as_str()), of_host].contains(&Some(&snapshot.set)) {
-            let text = text.escape_debug();
+            let (text, set) = (text.escape_debug(), snapshot.set.escape_debug());
+            let host = match of_host {
+                Some(_) => format!("--host '{}' ", snapshot.host.escape_debug()),
+                None => String::new(),
+            };
             let which = format!(
-                "'{text}' is a set: '{text}~0' names its newest snapshot, and `--set '{text}' \
+                "'{text}' is a set: '{text}~0' names its newest snapshot, and `{host}--set '{set}' \
                  --keep-…` says what is kept of it"
             );
             return Err(Error::new(Kind::InvalidInput, which));
@@ -258,11 +263,34 @@ fn judge(
     let wanted =
         |snapshot: &Snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host);
     let wanted = || all.iter().copied().filter(|snapshot| wanted(snapshot));
+    // A policy that finds nothing to judge for years is a slip of the pen that nobody sees.
+    if let (Some(set), None, None) = (&options.set, &file, wanted().next())
+        && !all.is_empty()
+    {
+        return Err(no_set(set, options, all));
+    }
     if append_only {
         let of = |snapshot: &Snapshot| policy_of(&snapshot.host, &snapshot.set);
         wanted().filter_map(of).try_for_each(|policy| policy.check_append_only())?;
     }
     Ok(Judged::of(wanted(), &policy_of, &terms, options.force))
+}
+
+/// Says that there is no such set, and which ones have names like it.
+fn no_set(set: &str, options: &Options, all: &[&Snapshot]) -> Failure {
+    let of =
+        |snapshot: &&&Snapshot| options.host.as_ref().is_none_or(|host| snapshot.host == *host);
+    let near = snapshots::near(set, all.iter().filter(of).map(|snapshot| snapshot.set.as_str()));
+    let set = set.escape_debug();
+    let host = options.host.as_ref();
+    let of_host =
+        host.map_or_else(String::new, |host| format!(" of host '{}'", host.escape_debug()));
+    let what = if options.clones { "read-only clone of a volume" } else { "snapshot" };
+    let others = match near.is_empty() {
+        true => String::new(),
+        false => format!(": there is {}", near.join(", ")),
+    };
+    Failure::new(format!("there is no {what} of a set '{set}'{of_host}{others}"))
 }
 
 /// True when a server that takes additions alone says so.
@@ -364,7 +392,15 @@ pub(crate) fn undelete(options: &UndeleteOptions) -> Result<(), Failure> {
     let forgotten = || tables.snapshots.forgotten();
     let find = |text: &String| {
         let none = || {
+            let is_short = text.len() < snapshots::LEAST_DIGITS;
             let text = text.escape_debug();
+            if is_short {
+                let what = format!(
+                    "'{text}' is too short for an id: give {} digits or more",
+                    snapshots::LEAST_DIGITS
+                );
+                return Err(Error::new(Kind::InvalidInput, what));
+            }
             let what = format!(
                 "no forgotten snapshot has an id that begins with '{text}': `onefold snapshots \
                  --forgotten` lists those that are left"

@@ -384,7 +384,7 @@ fn tell_new(
 fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Result<(), Failure> {
     let (whence, secret) = the_asker()?.secret_of(&area(store)?)?;
     let mut secret = Some(secret);
-    let (mut slot, mut others) = (0, 0);
+    let (mut slot, mut others, mut kinds) = (0, 0, Vec::new());
     // What the area says without its key counts for nothing: slots are counted once it is proven.
     change(store, &mut |keys, random| {
         others = keys.slots().count().saturating_sub(1);
@@ -403,14 +403,32 @@ fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Resu
         slot = keys.slot_of(&secret, memory)?.ok_or_else(|| {
             Error::new(Kind::Denied, format!("this {} opens no slot", whence.kind().name()))
         })?;
+        let dropped = keys.slots().filter(|(number, _)| *number != slot);
+        kinds = dropped.map(|(_, slot)| slot.kind().name()).collect();
         keys.rotate(&[(slot, secret)], memory, random)
     })?;
-    let dropped = counted(others as u64, "other slot");
     let words = format_args!(
-        "{} opens by slot {slot} and a new root key; dropped {dropped}",
-        store.display()
+        "{} opens by slot {slot} and a new root key; dropped {}",
+        store.display(),
+        dropped(store, &kinds)
     );
     answer.tell(&json!({ "store": shown(store), "slot": slot, "dropped": others }), words)
+}
+
+/// The slots that were dropped, by their kinds. A recovery key is on paper in another house, where nobody
+/// sees that it opens nothing any more.
+fn dropped(store: &Path, kinds: &[&str]) -> String {
+    let count = counted(kinds.len() as u64, "other slot");
+    let which = if kinds.is_empty() { String::new() } else { format!(": {}", kinds.join(", ")) };
+    let paper = match kinds.contains(&SlotKind::Recovery.name()) {
+        true => format!(
+            "; the printed recovery key opens it no more; `onefold key add {} --new recovery` prints a \
+             new one",
+            store.display()
+        ),
+        false => String::new(),
+    };
+    format!("{count}{which}{paper}")
 }
 
 fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::Result<(), Failure> {
@@ -461,6 +479,18 @@ fn erase_of_cluster(url: &Url) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use onefold::parts::keys::Whence;
+
+    use super::*;
+
+    #[test]
+    fn what_a_rotation_drops_is_named() {
+        let store = Path::new("backups");
+        assert_eq!(dropped(store, &[]), "0 other slots");
+        assert_eq!(dropped(store, &["file"]), "1 other slot: file");
+        let said = dropped(store, &["recovery", "passphrase"]);
+        assert!(said.starts_with("2 other slots: recovery, passphrase; the printed"), "{said}");
+        assert!(said.contains("`onefold key add backups --new recovery`"), "{said}");
+    }
 
     #[test]
     fn each_kind_of_key_has_its_kind_of_slot() {

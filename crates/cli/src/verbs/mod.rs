@@ -52,7 +52,7 @@ use std::{
 
 use onefold::StoreKind;
 use onefold_console::failure::Failure;
-use onefold_core::{Kind, Result};
+use onefold_core::{Error, Kind, Result};
 
 use onefold::parts::{Found, archive_dir::ArchiveDir, control::Client, store_file::StoreFile};
 
@@ -90,6 +90,20 @@ fn block_store_or(store: &Path, why_not: &str) -> Result<Box<StoreFile>, Failure
     }
 }
 
+/// Says what makes room, when a full disk ended what stores into an archive.
+fn with_advice(error: Error) -> Error {
+    match error.kind() {
+        Kind::NoSpace => Error::new(
+            Kind::NoSpace,
+            format!(
+                "{error}; what makes room: `onefold forget` or `onefold rm`, and `onefold gc --trash 0` \
+                 after it, or a larger disk"
+            ),
+        ),
+        _ => error,
+    }
+}
+
 /// The path of an output, unless it is `-`, which stands for standard output.
 fn output_path(output: Option<&Path>) -> Option<&Path> {
     output.filter(|path| *path != Path::new("-"))
@@ -118,5 +132,18 @@ fn served_or_not<T>(
             }
             done => return done,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_helps() {
+        let told = |kind| with_advice(Error::new(kind, "it failed")).to_string();
+        assert!(told(Kind::NoSpace).starts_with("it failed; "));
+        assert!(told(Kind::NoSpace).contains("`onefold gc --trash 0`"));
+        assert_eq!(told(Kind::Io), "it failed");
     }
 }

@@ -25,7 +25,7 @@ use onefold_console::{
 
 /// Digits of an id that are shown, and that name a snapshot at least.
 pub(super) const SHOWN_DIGITS: usize = 8;
-const LEAST_DIGITS: usize = 4;
+pub(super) const LEAST_DIGITS: usize = 4;
 
 /// Sets that a message names at most.
 const SETS_SHOWN: usize = 4;
@@ -301,6 +301,20 @@ fn sets_shown(tables: &Tables) -> Option<String> {
     (!shown.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
 }
 
+/// Some names of sets, those first that are most like `set`: one is part of the other, or they begin alike.
+pub(super) fn near<'a>(set: &str, all: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let wanted = set.to_lowercase();
+    let unlike = |name: &&str| {
+        let name = name.to_lowercase();
+        let alike = wanted.chars().zip(name.chars()).take_while(|(one, other)| one == other);
+        let is_part = wanted.contains(&name) || name.contains(&wanted);
+        (!is_part, std::cmp::Reverse(alike.count()))
+    };
+    let mut all: Vec<&str> = all.collect::<BTreeSet<_>>().into_iter().collect();
+    all.sort_by_cached_key(unlike);
+    all.iter().take(SETS_SHOWN).map(|set| format!("'{}'", set.escape_debug())).collect()
+}
+
 /// The sets that a text names, each with its snapshots of one host: the set that is called so, of the only
 /// host that has it, or of this; and the one of the host that stands before its name.
 fn sets_called<'a>(tables: &'a Tables, text: &str, here: &str) -> Result<Vec<Vec<&'a Snapshot>>> {
@@ -392,6 +406,13 @@ pub(super) fn by_id<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sets_with_names_alike_come_first() {
+        let all = ["shop", "mail", "web2", "web1", "old-Web", "db", "web1"];
+        assert_eq!(near("web", all.into_iter()), ["'web1'", "'web2'", "'old-Web'", "'db'"]);
+        assert_eq!(near("mial", all.into_iter())[0], "'mail'");
+    }
 
     #[test]
     fn a_moment_is_a_day_a_minute_or_a_second_and_nothing_else() {

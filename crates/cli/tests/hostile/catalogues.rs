@@ -242,7 +242,7 @@ fn rule_09_what_a_catalogue_may_say_ends_every_verb() {
         forged.catalogue(change);
         all_end(&desk, what);
     }
-    fn of(all: &mut [Option<Volume>], name: &str) -> &mut Volume {
+    fn of<'a>(all: &'a mut [Option<Volume>], name: &str) -> &'a mut Volume {
         all.iter_mut().flatten().find(|volume| volume.name == name).unwrap()
     }
     let graphs: [(&str, Change); 7] = [

@@ -65,6 +65,8 @@ pub struct Asker {
     /// A person or a descriptor is there to be asked.
     can_ask: bool,
     accepts_older: bool,
+    /// The operator means an encrypted store, also without a word where keys come from.
+    refuses_plain: bool,
     /// Root keys of stores that were opened, by their ids.
     known: Mutex<Vec<([u8; 16], Secret)>>,
     /// What the secret opened of slots that were tried: each is tried once, also when somebody without a
@@ -97,9 +99,16 @@ impl Asker {
             ask,
             can_ask,
             accepts_older,
+            refuses_plain: false,
             known: Mutex::default(),
             tried: Mutex::default(),
         }
+    }
+
+    /// Refuses stores that are not encrypted, as with a key that was named.
+    #[must_use]
+    pub fn refusing_plain(self, refuses_plain: bool) -> Asker {
+        Asker { refuses_plain, ..self }
     }
 
     /// The secret that opens a slot of the store with this id, from where the operator said.
@@ -247,7 +256,7 @@ impl Opener for Asker {
 
     fn refuses_plain(&self) -> bool {
         // Who puts a plain store in place of a sealed one gives it another id, if need be.
-        self.whence.is_some() || has_credentials()
+        self.whence.is_some() || self.refuses_plain || has_credentials()
     }
 
     fn random(&self) -> Arc<dyn Random> {

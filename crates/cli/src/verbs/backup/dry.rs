@@ -44,7 +44,7 @@ pub(super) fn tell(counts: &Counts, growth: Option<Growth>, json: bool) -> Resul
         output::line(format_args!(
             "a backup would have {}, {}; it would read {} of {}, and take {} over unread{}; nothing \
              was stored",
-            format_args!("{} entries", grouped(counts.entries)),
+            counted(counts.entries, "entry"),
             Size(counts.bytes),
             counted(counts.read, "file"),
             Size(counts.read_bytes),

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use onefold_archive::{
     Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, Tables,
     TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
@@ -44,6 +44,7 @@ use super::{
     exclude::{self, Exclude},
     put,
     snapshots::{self, SHOWN_DIGITS},
+    with_advice,
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -101,7 +102,7 @@ pub(crate) struct Options {
     domain: Option<String>,
 
     /// The host's name; without it, that of this one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     host: Option<String>,
 
     /// A word by which the snapshot is found
@@ -245,8 +246,8 @@ fn store(
         backup_on(&ingest, &request, gauge, |feeder| {
             feed(options, (rules, since), &archive, feeder, counts)
         })
-    })?;
-    Ok(report(&made))
+    });
+    Ok(report(&made.map_err(with_advice)?))
 }
 
 /// Lets the server of the archive store what is found here.
@@ -277,7 +278,8 @@ fn send(
                 feed(options, (rules, since), &archive, feeder, counts)
             })
         })
-    })?;
+    });
+    let made = made.map_err(with_advice)?;
     drop(kept);
     if let Some(own) = &mut own {
         let tables = archive.refresh()?;
@@ -508,7 +510,8 @@ fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
         std::thread::park_timeout(LOOK_EVERY);
         let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
         if read > 0 {
-            bar.note(&format!("reading, {} new", share(new, read)));
+            // With what stands for the files, more may be new than was read.
+            bar.note(&format!("reading, {} new", share(new.min(read), read)));
         }
         bar.set(read, total);
     }
@@ -544,7 +547,7 @@ fn tell(options: &Options, made: &Value, counts: &Counts, took: Duration) -> Res
         "snapshot {} of '{}': {}, {}; {} read, {} unchanged{}; the archive grew by {}",
         &text("id")[..SHOWN_DIGITS.min(text("id").len())],
         text("set").escape_debug(),
-        format_args!("{} entries", grouped(number("entries"))),
+        counted(number("entries"), "entry"),
         Size(number("bytes")),
         counted(counts.read, "file"),
         grouped(counts.unchanged),

@@ -116,32 +116,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
     let mut keys = new_keys(options.no_encryption, plain, &format.id)?;
-    let made = match code {
-        Some(code) => create_on(store, nodes, *code, &format)?,
-        None => {
-            let fast = options.fast.as_deref();
-            fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
-            let files = make_directory(store)?;
-            let created = match &mut keys {
-                Some(new) => {
-                    let random = Arc::new(SystemRandom);
-                    create_sealed(&*files, &format, &mut new.keys, random)
-                }
-                None => Archive::create(&*files, &format),
-            };
-            created.map_err(|error| {
-                clear(&[&*files], &error);
-                name_archive(store, error)
-            })?;
-            match fast {
-                Some(fast) => {
-                    index_move::move_index(&ArchiveDir::look(store)?, Some(fast), &mut |_, _| {})?;
-                    format!(", chunk index in {}", fast.display())
-                }
-                None => String::new(),
-            }
-        }
-    };
+    let directories = nodes.iter().chain(&options.fast).chain([store]);
+    let new: Vec<&PathBuf> =
+        directories.filter(|path| !is_address(path) && !path.exists()).collect();
+    let made = make(options, &format, &mut keys).inspect_err(|_| remove(&new))?;
     sealed_before::made(store, keys.as_ref().map(|_| &format.id));
     let shown = store.display();
     let nodes: Vec<String> = nodes.iter().map(|node| node.display().to_string()).collect();
@@ -160,6 +138,43 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
          {fingerprint}{made}\n{encryption}"
     );
     options.answer.tell(&report, words)
+}
+
+/// Makes it; says where, if that is not one directory.
+fn make(options: &Options, format: &Format, keys: &mut Option<NewKeys>) -> Result<String, Failure> {
+    let Options { store, nodes, code, .. } = options;
+    Ok(match code {
+        Some(code) => create_on(store, nodes, *code, format)?,
+        None => {
+            let fast = options.fast.as_deref();
+            fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
+            let files = make_directory(store)?;
+            let created = match keys {
+                Some(new) => {
+                    let random = Arc::new(SystemRandom);
+                    create_sealed(&*files, format, &mut new.keys, random)
+                }
+                None => Archive::create(&*files, format),
+            };
+            created.map_err(|error| {
+                clear(&[&*files], &error);
+                name_archive(store, error)
+            })?;
+            match fast {
+                Some(fast) => {
+                    index_move::move_index(&ArchiveDir::look(store)?, Some(fast), &mut |_, _| {})?;
+                    format!(", chunk index in {}", fast.display())
+                }
+                None => String::new(),
+            }
+        }
+    })
+}
+
+/// Removes directories that a creation made and that are empty, since it failed.
+fn remove(new: &[&PathBuf]) {
+    // Where something is left, it stays for its user to look at.
+    new.iter().for_each(|path| drop(std::fs::remove_dir(path)));
 }
 
 /// Removes what is in these directories when a full disk ended a creation: they were empty, and a part

@@ -43,6 +43,11 @@ pub(super) fn new_keys(
     id: &[u8; 16],
 ) -> Result<Option<NewKeys>, Failure> {
     let named = keys::asker().and_then(|asker| asker.named());
+    if named.is_none() && key::given().is_some() {
+        let why = "a passphrase that is given makes no store encrypted by itself: say --key passphrase \
+                   beside --passphrase-fd";
+        return Err(Failure::usage(why));
+    }
     let new = match (named, plain) {
         (Some(_), _) if no_encryption => {
             return Err(Failure::usage("--key encrypts, and --no-encryption does not: say one"));

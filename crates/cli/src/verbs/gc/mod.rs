@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::left::Left;
-use super::{Found, cluster, refused};
+use super::{Found, cluster, keeping::period::period, refused};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     cluster_store::Url,
@@ -91,10 +91,10 @@ pub(crate) struct Options {
 }
 
 /// A time; a number alone is hours.
-fn hours(text: &str) -> Result<Duration, humantime::DurationError> {
+fn hours(text: &str) -> Result<Duration, String> {
     match text.parse::<u64>() {
         Ok(hours) => Ok(Duration::from_secs(hours.saturating_mul(3600))),
-        Err(_) => humantime::parse_duration(text),
+        Err(_) => period(text),
     }
 }
 

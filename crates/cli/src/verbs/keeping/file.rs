@@ -21,7 +21,7 @@ use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use super::policy::Policy;
+use super::{period::period, policy::Policy};
 
 /// Bytes of the file at most.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -70,7 +70,7 @@ pub(in crate::verbs) struct KeepRule {
     weekly: u64,
     monthly: u64,
     yearly: u64,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "retention")]
     within: Duration,
     tags: Vec<String>,
 }
@@ -100,9 +100,9 @@ pub(in crate::verbs) struct GcRule {
     /// How long after the last one that went through; snapshots are forgotten before it.
     #[serde(deserialize_with = "time")]
     pub(in crate::verbs) every: Duration,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "retention")]
     pub(in crate::verbs) trash: Duration,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "retention")]
     pub(in crate::verbs) keep_partial: Duration,
 }
 
@@ -246,6 +246,13 @@ fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     humantime::parse_duration(&text).map_err(wrong)
 }
 
+/// A time for which something is kept: days, or months.
+fn retention<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(from)?;
+    let wrong = |error| D::Error::custom(format!("'{text}' is no time, like 14d or 2h: {error}"));
+    period(&text).map_err(wrong)
+}
+
 fn size<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let text = String::deserialize(from)?;
     text.parse::<Size>().map(|size| size.0).map_err(|error| D::Error::custom(error.to_string()))
@@ -294,6 +301,8 @@ mod tests {
             ("append-only = true\n[[keep]]\nlast = 1", "policy 1"),
             ("zone = 'Nowhere/At_All'", "no time zone"),
             ("[gc]\nevery = 'often'", "line 2"),
+            ("[[keep]]\nwithin = '1m'", "min or M"),
+            ("[gc]\ntrash = '1m'", "min or M"),
             ("[load]\nlimit = 'much'", "line 2"),
             ("[[keep]]\ndayly = 7", "dayly"),
             ("[[keep]]\nset = '['\nlast = 1", "line 2"),

@@ -22,7 +22,7 @@ use self::source::{Source, Tree};
 use super::{
     Found, VOLUMES_ONLY, cluster,
     exclude::{self, Exclude},
-    refused,
+    refused, with_advice,
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -191,7 +191,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         };
         ended.store(true, Relaxed);
         shown.thread().unpark();
-        stored
+        stored.map_err(with_advice)
     })?;
     let seconds = begun.elapsed().as_secs_f64();
     tell(
@@ -344,10 +344,15 @@ fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
         std::thread::park_timeout(LOOK_EVERY);
         let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
         if read > 0 {
-            bar.note(&format!("storing, {} new", share(new, read)));
+            bar.note(&format!("storing, {} new", share(new.min(read), read)));
         }
         bar.set(read, total);
     }
+}
+
+/// The share of a stream that is new. Of a tree more may be new than its content: names and attributes.
+fn share_new(new: u64, bytes: u64) -> String {
+    if new > bytes { String::new() } else { format!(", {} of it new", share(new, bytes)) }
 }
 
 fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
@@ -356,11 +361,11 @@ fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
         return Ok(());
     }
     output::line(format_args!(
-        "stored '{}': {} in {}, {} of it new; the archive grew by {}",
+        "stored '{}': {} in {}{}; the archive grew by {}",
         stored.name.escape_debug(),
         Size(stored.bytes),
         counted(stored.chunks, "chunk"),
-        share(stored.new_bytes, stored.bytes),
+        share_new(stored.new_bytes, stored.bytes),
         Size(stored.added_bytes)
     ));
     Ok(())

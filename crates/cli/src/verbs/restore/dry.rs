@@ -121,9 +121,9 @@ pub(super) fn tell(
         also += &format!("; {} would be removed", counted(surplus.surplus, "entry"));
     }
     output::line(format_args!(
-        "a restore of snapshot {} would bring {} entries, {}{also}; nothing was changed",
+        "a restore of snapshot {} would bring {}, {}{also}; nothing was changed",
         snapshots::short(snapshot.id),
-        grouped(sizes.entries),
+        counted(sizes.entries, "entry"),
         Size(sizes.bytes),
     ));
     Ok(())

@@ -199,8 +199,8 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
             also += &format!("; {} removed", counted(done.swept.surplus, "entry"));
         }
         output::line(format_args!(
-            "restored {} entries, {}, of snapshot {}{also}",
-            grouped(done.entries),
+            "restored {}, {}, of snapshot {}{also}",
+            counted(done.entries, "entry"),
             Size(done.bytes),
             snapshots::short(snapshot.id)
         ));
@@ -222,8 +222,9 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
             counted(n, "file")
         ))),
         (n, _) => Err(Failure::in_part(format!(
-            "{} could not be restored whole, and ends with .damaged",
-            counted(n, "file")
+            "{} could not be restored whole: {} with .damaged",
+            counted(n, "file"),
+            if n == 1 { "its name ends" } else { "their names end" }
         ))),
     }
 }

@@ -135,7 +135,7 @@ mod tests {
                 negotiates: false,
                 skip_damaged: true,
             },
-            Request::Receive { volume: None, rollback: true, negotiates: false },
+            Request::Receive { volume: None, rollback: true, negotiates: false, domain: None },
             Request::ReceiveAbort { volume: name() },
             Request::ReceiveExpire { days: 2 },
             Request::Grow { bytes: None },

@@ -6,9 +6,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, lost_index_files,
+    Archive, Care, Class, Completeness, Format, Nodes, Tables, Totals, WriteCost, lost_index_files,
     replay_due,
 };
+use onefold_backend::room::room;
 use onefold_core::{Kind, Result};
 use serde::Serialize;
 
@@ -150,7 +151,8 @@ impl CareLine {
     }
 }
 
-/// How old things may be before an operator is needed, in seconds; nothing is not looked at.
+/// How old things may be before an operator is needed, in seconds; nothing is not looked at. And how many
+/// bytes of each file system must be free; else as many as an archive holds back for deletion.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     /// The newest whole snapshot of each set.
@@ -159,6 +161,7 @@ pub(super) struct Limits {
     pub(super) gc: Option<u64>,
     /// The last time that all data had been read.
     pub(super) scrub: Option<u64>,
+    pub(super) free: Option<u64>,
 }
 
 fn sets(tables: &Tables) -> Vec<SetLine> {
@@ -383,7 +386,7 @@ impl Stats {
         let (gc, scrub) = (since(self.care.gc_ended), since(self.care.scrub_ended));
         let first = since(first).unwrap_or(0);
         if is_late(gc.or(Some(first)), limits.gc) {
-            all.push(format!("gc is overdue: one went through to its end {}", ago(gc)));
+            all.push(format!("gc is overdue: {}", went_through(gc)));
         }
         // The first round has its time, too.
         if is_late(scrub.or(since(self.care.scrub_began)).or(Some(first)), limits.scrub) {
@@ -396,6 +399,14 @@ impl Stats {
 /// True when something is older than it may be, or never was.
 fn is_late(age: Option<u64>, most: Option<u64>) -> bool {
     most.is_some_and(|most| age.is_none_or(|age| age > most))
+}
+
+/// How long ago a gc went through to its end.
+fn went_through(age: Option<u64>) -> String {
+    match age {
+        Some(_) => format!("the last one went through to its end {}", ago(age)),
+        None => "none ever went through to its end".to_owned(),
+    }
 }
 
 fn ago(age: Option<u64>) -> String {
@@ -415,6 +426,28 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     Ok((archive, stats))
 }
 
+/// The free bytes of the file systems on which the archive lies: its own, or those of the nodes that count.
+fn free_of_each(directory: &ArchiveDir, stats: &Stats) -> Result<Vec<(String, u64)>> {
+    if let Some(free) = stats.free_bytes {
+        return Ok(vec![(stats.archive.clone(), free)]);
+    }
+    let counts = |node: &usize| stats.absent.iter().all(|absent| absent.node != *node);
+    let nodes = (0..stats.nodes as usize).filter(counts).map(|node| directory.node(node));
+    nodes.map(|path| Ok((path.display().to_string(), room(&path)?.bytes))).collect()
+}
+
+/// Says so when a file system has less free than it must have.
+fn too_little(path: &str, free: u64, least: u64) -> Option<String> {
+    (free < least).then(|| {
+        format!(
+            "the file system of {path} has {} free, less than {}: `onefold forget` and `onefold gc` make \
+             room, or a larger disk",
+            Size(free),
+            Size(least)
+        )
+    })
+}
+
 /// What needs an operator, a sentence each; with policies also the sets from which they would take
 /// too much.
 pub(super) fn problems(
@@ -428,6 +461,10 @@ pub(super) fn problems(
     let snapshots = tables.snapshots.listed().map(|snapshot| snapshot.ended);
     let first = snapshots.chain(tables.streams.values().map(|stream| stream.created)).min();
     let mut all = stats.problems(limits, first);
+    let least = limits.free.unwrap_or(Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes);
+    for (path, free) in free_of_each(directory, &stats)? {
+        all.extend(too_little(&path, free, least));
+    }
     if let Some(policies) = policies {
         let append_only =
             policies.append_only || stats.server.is_some_and(|server| server.append_only);
@@ -533,7 +570,8 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         row("in the trash", counted(stats.forgotten_snapshots, "forgotten snapshot"));
     }
     let ended = |at: Option<u64>| ago(at.map(|at| now().saturating_sub(at)));
-    row("gc", format!("went through to its end {}", ended(stats.care.gc_ended)));
+    let gc = stats.care.gc_ended.map(|at| now().saturating_sub(at));
+    row("gc", went_through(gc));
     let round = stats.care.scrub_began.map_or_else(String::new, |began| {
         let done = stats.care.scrubbed_bytes as f64 / stats.stored_bytes.max(1) as f64;
         let began = ended(Some(began));

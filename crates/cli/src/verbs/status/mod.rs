@@ -56,8 +56,9 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "check")]
     exact: bool,
 
-    /// With --check: how much of a block store, or of the cluster below a store of the cluster engine, must
-    /// be free, like 20G [default: a fiftieth of it]
+    /// With --check: how much of a block store, of the cluster below a store of the cluster engine, or of
+    /// each file system on which an archive lies must be free, like 20G [default: a fiftieth of it, and
+    /// 12 MiB for an archive]
     #[arg(long, requires = "check", value_name = "SIZE")]
     min_free: Option<Size>,
 
@@ -90,6 +91,7 @@ impl Options {
             snapshot: seconds(self.max_age),
             gc: seconds(self.max_gc_age),
             scrub: seconds(self.max_scrub_age),
+            free: self.min_free.map(|size| size.0),
         }
     }
 }
