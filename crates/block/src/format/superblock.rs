@@ -26,6 +26,12 @@ const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 /// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
 pub const CUTS_MAX: usize = 32;
 
+/// The highest sequence and the next generation at most: no store gets there by working.
+pub const COUNT_MAX: u64 = u64::MAX / 2;
+
+/// The highest epoch, which leaves room for one more opening.
+pub const EPOCH_MAX: u32 = u32::MAX - 2;
+
 /// Most addresses of all maps together that have a block: in bytes they are a number.
 pub const MAPPED_MAX: u64 = u64::MAX / 4096;
 
@@ -599,8 +605,8 @@ impl Raw {
                 scheme: self.scheme.get().try_into().ok()?,
             },
             state: State {
-                sequence: self.sequence.get(),
-                epoch: self.epoch.get(),
+                sequence: (self.sequence.get() <= COUNT_MAX).then_some(self.sequence.get())?,
+                epoch: (self.epoch.get() <= EPOCH_MAX).then_some(self.epoch.get())?,
                 clean: flag(self.clean)?,
                 committed: window(self.committed)?,
                 durable: window(self.durable)?,
@@ -609,7 +615,8 @@ impl Raw {
                 high_water: (self.high_water.get() <= zones).then_some(self.high_water.get())?,
                 used_blocks: (self.used_blocks.get() <= blocks)
                     .then_some(self.used_blocks.get())?,
-                next_generation: self.next_generation.get(),
+                next_generation: (self.next_generation.get() <= COUNT_MAX)
+                    .then_some(self.next_generation.get())?,
                 oldest_generation: self.oldest_generation.get(),
                 inexact: self.inexact.get() != 0,
                 features: (self.features.get() & !FEATURES == 0).then_some(self.features.get())?,

@@ -283,7 +283,7 @@ fn rule_09_what_a_catalogue_may_say_ends_every_verb() {
 #[test]
 fn rule_09_numbers_of_a_superblock_end_every_verb() {
     type Change = fn(&mut Superblock);
-    let numbers: [(&str, Change); 9] = [
+    let numbers: [(&str, Change); 11] = [
         ("all mapped", |own| own.state.mapped_blocks = u64::MAX),
         ("all stored", |own| own.state.live_blocks = u64::MAX),
         ("nothing mapped", |own| own.state.mapped_blocks = 0),
@@ -292,6 +292,8 @@ fn rule_09_numbers_of_a_superblock_end_every_verb() {
         ("many discards", |own| own.state.discards = 65_536),
         ("the last volume", |own| own.state.next_volume = u32::MAX),
         ("the last epoch", |own| own.state.epoch = u32::MAX),
+        ("the last sequence", |own| own.state.sequence = u64::MAX),
+        ("the last generation", |own| own.state.next_generation = u64::MAX),
         ("the catalogue as a map of references", |own| own.state.references = own.state.catalogue),
     ];
     for (what, change) in numbers {

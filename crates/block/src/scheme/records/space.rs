@@ -36,7 +36,7 @@ pub(super) fn recover_space(
     let next_generation = pages
         .iter()
         .flat_map(|page| page.entries.iter().flatten())
-        .map(|entry| entry.generation + 1);
+        .map(|entry| entry.generation.saturating_add(1));
     let next_generation = next_generation.chain([tables.state.next_generation]).max().unwrap_or(1);
     let mut list = ZoneList::new(geometry, pages, next_generation, lists_zones);
     #[cfg(feature = "planted-bugs")]
