@@ -162,7 +162,8 @@ impl Shared {
         let mut stat = rustix::fs::fstat(&at).map_err(wrong)?;
         loop {
             if self.choices.spared.contains(&(stat.st_dev, stat.st_ino)) {
-                let what = format!("{} lies in the archive that is restored from", self.shown.display());
+                let what =
+                    format!("{} lies in the archive that is restored from", self.shown.display());
                 return Err(Error::new(Kind::Denied, what));
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -117,11 +117,7 @@ impl Sweep {
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn below(
-        opened: OwnedFd,
-        root: &Path,
-        spared: &[(u64, u64)],
-    ) -> Result<Sweep> {
+    pub(super) fn below(opened: OwnedFd, root: &Path, spared: &[(u64, u64)]) -> Result<Sweep> {
         let mount = mount(&opened).map_err(|errno| Error::from_io(root.display(), errno.into()))?;
         let space = Space::new(NamesMemory::default());
         let (shown, levels, at) = (root.to_owned(), Levels::new(), Vec::new());

@@ -207,7 +207,9 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
     }
     if done.swept.spared > 0 {
         let n = counted(done.swept.spared, "directory");
-        tracing::warn!("not removed: {n} on other mounts or of the archive itself, or with such below");
+        tracing::warn!(
+            "not removed: {n} on other mounts or of the archive itself, or with such below"
+        );
     }
     if done.refused > 0 {
         return Err(Failure::in_part(format!(
