@@ -8,10 +8,7 @@ use std::{
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::{
-    act_room::{Asking, admit, admit_changes, copied_ranges},
-    catalogue::check_domain,
-};
+use super::act_room::{Asking, admit, admit_changes, copied_ranges};
 use crate::{
     coverage::Mark,
     format::{catalogue::NAME_MAX, record::WindowNumber},
@@ -157,7 +154,7 @@ pub(crate) fn receive(asking: Asking<'_>, what: Receive) -> Result<(VolumeId, As
     }
     let domain = match what.base {
         Some(base) => state.volumes.alive(base)?.domain,
-        None => check_domain(&state, what.domain).map(|()| what.domain)?,
+        None => state.volumes.check_domain(what.domain).map(|()| what.domain)?,
     };
     state.volumes.check_size(what.blocks, None)?;
     let origins: Vec<VolumeId> = what.base.into_iter().collect();

@@ -87,14 +87,6 @@ pub struct NewVolume {
     pub domain: u32,
 }
 
-/// Fails unless a domain is there for new data.
-pub(super) fn check_domain(state: &State, domain: u32) -> Result<()> {
-    if state.volumes.living().contains(&domain) {
-        return Ok(());
-    }
-    Err(Error::new(Kind::NotFound, format!("there is no domain with number {domain}")))
-}
-
 /// As [`create_volume`], with ranges that are not deduplicated, limits for its clients, and a domain.
 pub(crate) fn create_volume_with(
     kernel: &Kernel,
@@ -105,7 +97,7 @@ pub(crate) fn create_volume_with(
 ) -> Result<(VolumeId, Ticket)> {
     let NewVolume { no_dedup, limits, domain } = new;
     let mut state = kernel.state.lock();
-    check_domain(&state, domain)?;
+    state.volumes.check_domain(domain)?;
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(blocks, None)?;
     let most = kernel.settings.limits;

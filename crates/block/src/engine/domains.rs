@@ -29,7 +29,7 @@ use super::{
     Engine,
     key_changes::{change_keys, plain},
 };
-use crate::{format::FIRST_DOMAIN, kernel::Kernel, settings::Settings};
+use crate::{format::FIRST_DOMAIN, settings::Settings};
 
 /// A domain, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,16 +55,8 @@ pub fn domains_of(keys: &Keys) -> Vec<DomainListed> {
 pub fn domains(engine: &Engine) -> Vec<DomainListed> {
     let sealing = engine.kernel.identity.sealing.as_ref();
     let numbers = 0..sealing.map_or(1, |sealing| sealing.next_domain());
-    let listed = |number| DomainListed { number, name: domain_name(&engine.kernel, number) };
+    let listed = |number| DomainListed { number, name: engine.kernel.domain_name(number) };
     numbers.map(listed).collect()
-}
-
-/// The name of a domain of an open store, which is empty for the first one; `None` when it was erased.
-pub(crate) fn domain_name(kernel: &Kernel, domain: u32) -> Option<String> {
-    match &kernel.identity.sealing {
-        Some(sealing) => sealing.domain_name(domain).map(str::to_owned),
-        None => (domain == FIRST_DOMAIN).then(String::new),
-    }
 }
 
 /// The number of the domain of an open store that has a name.

@@ -2,7 +2,6 @@
 
 use onefold_core::{VolumeId, VolumeLimits};
 
-use super::domains::domain_name;
 use crate::{
     counters::Counts,
     format::catalogue::{NoDedup, Volume},
@@ -127,7 +126,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
         domain: volume.domain,
-        domain_name: domain_name(kernel, volume.domain),
+        domain_name: kernel.domain_name(volume.domain),
         replica: volume.replica_of.is_some(),
         snapshots: state.volumes.snapshots(id).count() as u64,
         mapped_blocks: maps

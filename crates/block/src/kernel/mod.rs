@@ -33,7 +33,7 @@ use crate::{
     counters::Counters,
     coverage::Coverage,
     format::{
-        Identity,
+        FIRST_DOMAIN, Identity,
         geometry::Geometry,
         page::{Table, ZoneEntry},
         record::WindowNumber,
@@ -82,6 +82,14 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// The name of a domain, which is empty for the first one; `None` when it was erased.
+    pub(crate) fn domain_name(&self, domain: u32) -> Option<String> {
+        match &self.identity.sealing {
+            Some(sealing) => sealing.domain_name(domain).map(str::to_owned),
+            None => (domain == FIRST_DOMAIN).then(String::new),
+        }
+    }
+
     /// True when the steps keep this rule; the constant `true` in a product.
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
         self.settings.keeps(rule)

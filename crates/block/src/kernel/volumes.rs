@@ -259,6 +259,14 @@ impl Volumes {
         &self.living
     }
 
+    /// Fails unless a domain is there for new data.
+    pub(crate) fn check_domain(&self, domain: u32) -> Result<()> {
+        if self.living.contains(&domain) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::NotFound, format!("there is no domain with number {domain}")))
+    }
+
     /// The volume, if its domain was not erased.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use onefold_core::{Disk, Error, Kind, Result};
 use onefold_seal::Opener;
 use serde_json::{Value, json};
 
-use super::{Called, shown};
+use super::called::{Called, shown};
 use crate::verbs::volume::block::lines;
 use onefold::parts::{keys::asker, store_file::StoreFile};
 use onefold_console::{

@@ -2,10 +2,10 @@
 //! its own.
 
 mod block;
+mod called;
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -17,6 +17,7 @@ use onefold_archive::{
 };
 use serde_json::{Value, json};
 
+use self::called::{Called, shown};
 use super::{Found, refused};
 use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
 use onefold_console::{
@@ -129,23 +130,6 @@ fn at(store: &Path) -> Result<Store, Failure> {
         Found::Block(file) => Ok(Store::Block(file)),
         other => Err(refused(store, &other, NOT_YET)),
     }
-}
-
-/// How lists call a domain of this name; without a name it was erased.
-struct Called<'a>(Option<&'a str>);
-
-impl fmt::Display for Called<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.pad("(erased)"),
-            Some("") => f.pad("(no name)"),
-            Some(name) => f.pad(&name.escape_debug().to_string()),
-        }
-    }
-}
-
-fn shown(store: &Path) -> String {
-    store.display().to_string()
 }
 
 fn opened(directory: &ArchiveDir) -> Result<Arc<Archive>, Failure> {
