@@ -35,7 +35,12 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         Request::VolumeRename { name: "a".into(), new_name: "b".into() },
         Request::VolumeNoDedup { name: "a".into(), no_dedup: vec![0..8, 16..24] },
         Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
-        Request::Receive { volume: Some("a".into()), rollback: true, negotiates: false },
+        Request::Receive {
+            volume: Some("a".into()),
+            rollback: true,
+            negotiates: false,
+            domain: Some("d".into()),
+        },
     ];
     let line = |request| serde_json::to_vec(request).unwrap_or_default();
     let stream = [&b"\n\x01\x05\0\0\0hello\x01\x01\0\0\0!\x05"[..]].concat();
