@@ -45,11 +45,11 @@ impl Forged {
     fn change(&self, change: impl FnOnce(&mut Superblock)) {
         let mut newest = self.superblock();
         change(&mut newest);
-        for place in 0..2 {
+        for (place, at) in SUPERBLOCKS.into_iter().enumerate() {
             let older = (newest.state.sequence % 2) as usize != place;
             let mut own = newest.clone();
             own.state.sequence -= u64::from(older);
-            self.put(SUPERBLOCKS[place], &own.encode(place as u32));
+            self.put(at, &own.encode(place as u32));
         }
     }
 
