@@ -119,7 +119,7 @@ fn erase(disk: &Arc<MemoryDisk>, number: u32) -> Result<()> {
 
 /// Every third block compresses, and travels in a carrier.
 fn bytes(n: u64) -> Vec<u8> {
-    if n % 3 == 0 { vec![(n % 250) as u8 + 1; 4096] } else { content(n) }
+    if n.is_multiple_of(3) { vec![(n % 250) as u8 + 1; 4096] } else { content(n) }
 }
 
 fn fill(engine: &Engine, volume: &str, from: u64, blocks: u64) {
@@ -639,6 +639,5 @@ fn rule_25_what_is_received_belongs_to_the_domain_that_is_named() {
     is_erased(copies.receive(Some("copy"), false, &rest[..], &mut |_| Ok(())));
     is_erased(copies.send(&whole("copy@a"), &mut Vec::new()));
     is_erased(copies.export("copy", &mut Vec::new()));
-    drop(copies);
     there.end();
 }
