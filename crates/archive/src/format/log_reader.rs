@@ -20,14 +20,14 @@ pub(crate) const PIECE_BYTES: usize = 4 << 20;
 /// claims to be there. A crash leaves one torn frame.
 const CLAIMED_MAX: u64 = 1 << 30;
 
-/// What lies behind the last frame that can be read.
+/// The bytes behind the last frame that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behind {
     /// Nothing, or what a crash left of one frame.
     End,
     /// Later frames: what is here was damaged, and not torn by a crash.
     Later,
-    /// What is no frame, nor a part of one. No crash leaves that.
+    /// Bytes that are no frame, nor a part of one. No crash leaves them.
     Rubbish,
 }
 
@@ -116,7 +116,7 @@ impl<'a> LogReader<'a> {
         self.taken = self.held.len().min(self.taken.saturating_add(bytes as usize));
     }
 
-    /// What lies here and behind, where no frame follows the one of this number. Frames are later
+    /// The bytes here and behind, where no frame follows the one of this number. Frames are later
     /// ones when they are whole and have higher numbers. Of a sealed log headers are enough: nobody
     /// writes one into the bytes of a frame there, and a crash leaves one torn frame.
     pub(crate) fn behind(&mut self, identity: &Identity, sequence: u64) -> Result<Behind> {

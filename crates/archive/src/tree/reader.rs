@@ -566,7 +566,7 @@ impl Gaps {
             return Ok(*known);
         }
         let gap = match self.look_at(reader, level, node) {
-            // That is told where the page is read.
+            // The damage is told where the page is read.
             Err(error) if is_damage(&error) => None,
             gap => gap?,
         };

@@ -100,7 +100,7 @@ impl Files {
     /// As above, and those of the system.
     pub fn open_again(&self, directory: usize, entry: &Entry, made: Made) -> Result<File> {
         let (at, _) = self.open(directory, entry)?;
-        // Who writes short ranges together reads what lies between them.
+        // A writer of short ranges together reads the bytes between them.
         let name = OsStr::from_bytes(last_part(&entry.path));
         let opened = mounts::open_file(&at, name, OFlags::RDWR);
         let opened = opened.and_then(|file| Ok((Identity::of(&rustix::fs::fstat(&file)?), file)));

@@ -76,7 +76,7 @@ pub(crate) fn create_volume(
     create_volume_with(kernel, scheme, name, blocks, NewVolume::default())
 }
 
-/// What a new volume has besides its name and size.
+/// The choices for a new volume besides its name and size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewVolume {
     /// Its blocks that are not deduplicated.

@@ -57,7 +57,7 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
         }
         // A page that can't be read is left to `check`.
         let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, compactor.leaf);
-        // What nobody can read stays where it is.
+        // Blocks that nobody can read stay where they are.
         let is_volume =
             volume.sharing.kind == MapKind::Volume && kernel.identity.has_domain(volume.domain);
         let Some(leaf) = next.ok().flatten().filter(|_| is_volume) else {
