@@ -26,6 +26,7 @@ mod sim;
 mod soak;
 mod structure;
 mod test;
+mod tests;
 mod threads;
 
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use crate::{
     docs, fuzz, guests, licences, machine, package, packages, pages, paper,
     product::{Build, TESTED},
     program::{cargo, run as run_program, show},
-    sim, structure, threads,
+    sim, structure, tests, threads,
 };
 
 /// Longest that any one step may take.
@@ -74,7 +74,7 @@ const STEPS: [Step; 28] = [
     Step {
         name: "threads",
         about: "the store's and the server's threads under a scheduler that looks for races",
-        run: || counted(threads::command()),
+        run: || tests::counted(threads::command()),
     },
     Step { name: "device", about: "a loop device as a store's disk; root only", run: device },
     Step { name: "sim", about: "kept seeds, 2,000 seeds, the exhaustive case", run: simulation },
@@ -170,24 +170,28 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         |step: &&Step| arguments.is_empty() || arguments.iter().any(|name| name == step.name);
     for step in STEPS.iter().filter(wanted) {
         println!("==> {}: {}", step.name, step.about);
-        let started = Instant::now();
+        let (started, worked) = (Instant::now(), machine::worked());
         let tally = (step.run)().unwrap_or_else(|error| {
             println!("{error:#}");
             Tally::fail(format!("{error:#}").lines().next().unwrap_or_default().to_owned())
         });
-        results.push((step, tally, started.elapsed()));
+        results.push((step, tally, started.elapsed(), machine::worked().saturating_sub(worked)));
     }
-    let (passed, failed) = results.iter().fold((0, 0), |(passed, failed), (_, tally, _)| {
+    let (passed, failed) = results.iter().fold((0, 0), |(passed, failed), (_, tally, ..)| {
         (passed + tally.passed, failed + tally.failed)
     });
-    println!("\n{:<12} {:>6} {:>7} {:>7}  ", "step", "passed", "failed", "seconds");
-    for (step, tally, took) in &results {
+    println!(
+        "\n{:<12} {:>6} {:>7} {:>7} {:>9}",
+        "step", "passed", "failed", "seconds", "processor"
+    );
+    for (step, tally, took, worked) in &results {
         println!(
-            "{:<12} {:>6} {:>7} {:>7.1}  {}",
+            "{:<12} {:>6} {:>7} {:>7.1} {:>9.1}  {}",
             step.name,
             tally.passed,
             tally.failed,
             took.as_secs_f64(),
+            worked.as_secs_f64(),
             tally.note
         );
     }
@@ -208,14 +212,19 @@ fn format() -> Result<Tally> {
 }
 
 fn clippy() -> Result<Tally> {
-    let lint = |packages: &[&str]| {
-        let mut arguments = vec!["clippy", "--quiet", "--locked", "--all-targets"];
-        arguments.extend(packages);
-        arguments.extend(["--", "--deny", "warnings"]);
-        run_program(cargo(arguments), LIMIT)
-    };
-    lint(&TESTED)?;
-    lint(&["--package", "onefold-sim"])?;
+    // With the simulator, and so with planted bugs in the engines: without them they are compiled by all
+    // other steps.
+    let all = [
+        "clippy",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "--deny",
+        "warnings",
+    ];
+    run_program(cargo(all), LIMIT)?;
     Ok(Tally::pass(""))
 }
 
@@ -238,25 +247,25 @@ fn features() -> Result<Tally> {
     Ok(Tally::pass(""))
 }
 
+/// The tests of the product; the examples in its documentation are a run of cargo's own.
 fn unit() -> Result<Tally> {
-    tests(&[&TESTED[..], &["--", "--skip", "rule_"]].concat())
+    let mut tally = tests::side_by_side(&TESTED, &["--skip", "rule_"])?;
+    let examples = tests::counted(tests::testing(&[&TESTED[..], &["--doc"]].concat()))?;
+    tally.passed += examples.passed;
+    tally.failed += examples.failed;
+    Ok(tally)
 }
 
 /// The tests of the rules of SECURITY.md, which have a rule's number in their names. Some need
 /// root: a second user, a mount namespace, a loop device.
 fn hostile() -> Result<Tally> {
-    let mut everything = [&TESTED[..], &["--tests", "--lib", "--bins", "--", "rule_"]].concat();
+    let mut arguments = vec!["rule_"];
     if machine::is_root() {
-        everything.push("--include-ignored");
+        arguments.push("--include-ignored");
     } else {
         println!("NOT TESTED: rules about other users need root (sudo cargo xtask test hostile)");
     }
-    let mut command = testing(&everything);
-    // Most of these tests wait: for claims, leases and limits of time.
-    if std::env::var_os("RUST_TEST_THREADS").is_none() {
-        command.env("RUST_TEST_THREADS", (2 * machine::cores()).to_string());
-    }
-    counted(command)
+    tests::side_by_side(&TESTED, &arguments)
 }
 
 /// The tests that need root, and are ignored without being asked for.
@@ -267,24 +276,27 @@ fn device() -> Result<Tally> {
         );
         return Ok(Tally { note: "not tested: needs root".into(), ..Tally::default() });
     }
-    tests(&[&TESTED[..], &["--test", "file_disk", "--", "--ignored"]].concat())
+    let disk = ["--test", "file_disk", "--", "--ignored"];
+    tests::counted(tests::testing(&[&TESTED[..], &disk].concat()))
 }
 
 fn simulation() -> Result<Tally> {
-    let tally = simulate(tests(&["--package", "onefold-sim"])?, &[])?;
+    let named = sim::tests()?;
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    let tally = simulate(tests::side_by_side(&named, &[])?, &[])?;
     simulate(tally, &["--scheduled", "--seeds", "0..500"])
 }
 
 fn archive_simulation() -> Result<Tally> {
-    simulate(Tally::default(), &["archive"])
+    simulate(Tally::default(), &["archive", "--seeds", "0..1000"])
 }
 
 fn cluster_simulation() -> Result<Tally> {
-    simulate(Tally::default(), &["cluster"])
+    simulate(Tally::default(), &["cluster", "--seeds", "0..1000"])
 }
 
 fn simulate(mut tally: Tally, arguments: &[&str]) -> Result<Tally> {
-    let ended = show(sim::command(arguments), LIMIT)?;
+    let ended = show(sim::command(arguments)?, LIMIT)?;
     let summary = ended.output.lines().find(|line| line.contains(" failed, ")).unwrap_or_default();
     tally.note = summary.to_owned();
     if ended.status.success() {
@@ -309,7 +321,7 @@ fn block_bugs() -> Result<Tally> {
 }
 
 fn bugs(arguments: &[&str]) -> Result<Tally> {
-    let ended = show(sim::command(arguments), LIMIT)?;
+    let ended = show(sim::command(arguments)?, LIMIT)?;
     let missed = ended
         .output
         .lines()
@@ -325,37 +337,4 @@ fn bugs(arguments: &[&str]) -> Result<Tally> {
         failed: missed.max(1),
         note: format!("{found} planted bugs found, {missed} missed"),
     })
-}
-
-/// Runs cargo's tests and adds up what they say.
-fn tests(packages: &[&str]) -> Result<Tally> {
-    counted(testing(packages))
-}
-
-/// The command that runs them.
-pub(crate) fn testing(packages: &[&str]) -> std::process::Command {
-    cargo([&["test", "--quiet", "--locked", "--no-fail-fast"], packages].concat())
-}
-
-/// Runs tests, and counts them.
-fn counted(command: std::process::Command) -> Result<Tally> {
-    let ended = show(command, LIMIT)?;
-    let mut tally = Tally::default();
-    for line in ended.output.lines().filter_map(|line| line.trim().strip_prefix("test result:")) {
-        // "ok. 12 passed; 0 failed; …"
-        let count = |what: &str| -> usize {
-            let words: Vec<&str> = line.split([' ', ';']).collect();
-            words
-                .windows(2)
-                .find(|pair| pair[1] == what)
-                .and_then(|pair| pair[0].parse().ok())
-                .unwrap_or(0)
-        };
-        tally.passed += count("passed");
-        tally.failed += count("failed");
-    }
-    if !ended.status.success() && tally.failed == 0 {
-        bail!("the tests could not be run");
-    }
-    Ok(tally)
 }

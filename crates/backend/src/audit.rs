@@ -33,6 +33,9 @@ const JOURNAL: &str = "/run/systemd/journal/socket";
 /// Bytes from the end of a file in which its last whole line is looked for.
 const TAIL_MAX: u64 = 1 << 20;
 
+/// Longest time of a line, as text.
+const TIME_MAX: usize = 40;
+
 /// The field of a line with the hash of the line before it.
 const BEFORE: &str = "before";
 
@@ -316,9 +319,16 @@ impl Verified {
             None => self.begins_after = Some(before.to_owned()),
         }
         let time = field("time").to_owned();
+        // It is shown on a terminal.
+        if time.len() > TIME_MAX
+            || !time.bytes().all(|byte| byte.is_ascii_digit() || b"-:.+TZ".contains(&byte))
+        {
+            return Err(wrong("has no time"));
+        }
         let first = self.times.take().map_or_else(|| time.clone(), |(first, _)| first);
         self.times = Some((first, time));
-        self.lost += fields.get("lost").and_then(Value::as_u64).unwrap_or(0);
+        let lost = fields.get("lost").and_then(Value::as_u64).unwrap_or(0);
+        self.lost = self.lost.saturating_add(lost);
         self.lines += 1;
         self.head = Some(hash(text));
         self.met |= self.looked_for.is_some() && self.head == self.looked_for;
@@ -431,6 +441,25 @@ mod tests {
             AuditLog::file(Path::new("/dev/null")).map(drop).unwrap_err().kind(),
             Kind::InvalidInput
         );
+    }
+
+    #[test]
+    fn rule_48_a_log_of_somebody_elses_making_shows_no_terminal_codes_and_no_wrong_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let line = |time: &str, before: &str| {
+            format!("{{\"before\":\"{before}\",\"time\":\"{time}\",\"lost\":{}}}", u64::MAX)
+        };
+        let first = line("2026-11-27T01:02:03.456789Z", NOTHING);
+        let second = line("2026-11-27T01:02:04Z", &hash(first.as_bytes()));
+        fs::write(&path, format!("{first}\n{second}\n")).unwrap();
+        let verified = read(&path).unwrap();
+        assert_eq!((verified.lines, verified.lost), (2, u64::MAX));
+        for time in ["", "\\u001b[31m", "2026-11-27 01:02", &"1".repeat(41)] {
+            fs::write(&path, line(time, NOTHING)).unwrap();
+            let error = read(&path).unwrap_err();
+            assert!(error.to_string().contains("no time"), "{error}");
+        }
     }
 
     #[test]

@@ -663,3 +663,37 @@ fn rule_43_an_older_image_of_a_block_store_is_noticed_by_whoever_worked_on_the_s
     put_back("older");
     desk.fails("volume list disk --key key", 1, &["--accept-older"]);
 }
+
+/// What changes keys works on no store, and says all the same in which state the store is.
+#[test]
+fn rule_43_an_image_from_before_a_change_of_keys_or_a_repair_is_noticed() {
+    let desk = Desk::new();
+    desk.ok("create block disk --size 64M --key key");
+    desk.ok("domain create disk one --key key");
+    desk.ok("volume create disk vm1 --size 1M --domain one --key key");
+    let digits = {
+        let said = desk.fails("domain erase disk one --key key", 1, &["--confirm"]);
+        said.err.rsplit_once("--confirm ").unwrap().1.trim().to_owned()
+    };
+    for verb in [
+        "domain create disk other --key key".to_owned(),
+        "key add disk --new second --key key".to_owned(),
+        format!("domain erase disk one --confirm {digits} --key key"),
+    ] {
+        let before = fs::read(desk.path("disk")).unwrap();
+        desk.ok(&verb);
+        let after = fs::read(desk.path("disk")).unwrap();
+        fs::write(desk.path("disk"), before).unwrap();
+        desk.fails("volume list disk --key key", 1, &["older", "--accept-older"]);
+        fs::write(desk.path("disk"), after).unwrap();
+        desk.ok("volume list disk --key key");
+    }
+    // A server that was killed left work to be recovered; repair does it.
+    let serving = desk.serve("disk --key key");
+    desk.ok("volume create disk vm2 --size 1M --key key");
+    serving.kill();
+    let before = fs::read(desk.path("disk")).unwrap();
+    desk.ok("repair disk --key key");
+    fs::write(desk.path("disk"), before).unwrap();
+    desk.fails("volume list disk --key key", 1, &["older", "--accept-older"]);
+}

@@ -166,6 +166,7 @@ fn volumes_come_change_and_go() {
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     let one = serde_json::json!({
         "name": "one", "bytes": 2_u64 << 40, "snapshots": 0, "lost_bytes": 0,
+        "domain": 0, "erased": false,
     });
     assert_eq!(list[1], one);
     assert!(

@@ -25,6 +25,10 @@ pub trait Opener: Send + Sync {
         None
     }
 
+    /// The store with this id is in this durable state from now on: [`state_seen`](Self::state_seen) is to
+    /// know it. Called by what changes a store without working on it: changes of keys, and repair.
+    fn saw_state(&self, _id: &[u8; 16], _state: u64) {}
+
     /// True when only a sealed store may be opened: the operator named a key, or gave one, and a plain
     /// store in its place is a forgery.
     fn refuses_plain(&self) -> bool {

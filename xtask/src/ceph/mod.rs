@@ -15,7 +15,8 @@ use crate::{
     machine,
     product::{TESTED, path},
     program::show,
-    test::{Tally, testing},
+    test::Tally,
+    tests::testing,
 };
 
 /// OSDs of a cluster: an erasure-coded pool 4+2 needs six.

@@ -33,6 +33,26 @@ pub struct Spread {
     pub listed: bool,
 }
 
+impl Spread {
+    /// Whether an archive can spread so.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a code without parity, and for too few or too many nodes.
+    pub fn check(&self) -> Result<()> {
+        let Spread { n, k, ids, .. } = self;
+        let (nodes, parity) = (ids.len(), Code::new(*n, *k)?.parity());
+        let copies = 2 * parity + 1;
+        if parity == 0 || nodes < copies.max(*n) || nodes > NODES_MAX {
+            let why = format!(
+                "the code {n},{k} needs parity, and from {} to {NODES_MAX} nodes: {copies} for the log alone; these are {nodes}",
+                copies.max(*n)
+            );
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        Ok(())
+    }
+}
+
 impl Nodes {
     /// Labels empty directories as the nodes of a new archive; durable on return.
     ///
@@ -45,19 +65,11 @@ impl Nodes {
         archive: [u8; 16],
         secret: [u8; 32],
     ) -> Result<Nodes> {
-        let (nodes, Spread { n, k, ids, listed }) = (directories.len(), spread);
-        let code = Code::new(*n, *k)?;
-        if *n > nodes
-            || nodes > NODES_MAX
-            || ids.len() != nodes
-            || 2 * code.parity() + 1 > nodes
-            || code.parity() == 0
-        {
-            let copies = 2 * code.parity() + 1;
-            let why = format!(
-                "the code {n},{k} needs parity, and from {} to {NODES_MAX} nodes: {copies} for the log alone; these are {nodes}",
-                copies.max(*n)
-            );
+        let Spread { n, k, ids, listed } = spread;
+        let nodes = directories.len();
+        spread.check()?;
+        if ids.len() != nodes {
+            let why = format!("{} ids for {nodes} nodes", ids.len());
             return Err(Error::new(Kind::InvalidInput, why));
         }
         for (number, files) in directories.iter().enumerate() {

@@ -98,5 +98,6 @@ pub fn change_keys(
         disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
         disk.flush()?;
     }
+    opener.saw_state(&id, superblock.state.sequence);
     Ok(())
 }

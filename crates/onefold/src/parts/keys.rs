@@ -316,6 +316,10 @@ impl Opener for OfStore {
         sealed_before::state(id)
     }
 
+    fn saw_state(&self, id: &[u8; 16], state: u64) {
+        sealed_before::note_state(id, state);
+    }
+
     fn refuses_plain(&self) -> bool {
         self.0.refuses_plain()
     }

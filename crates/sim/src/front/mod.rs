@@ -8,7 +8,9 @@ use std::{fmt, ops::Range, process::ExitCode, time::Instant};
 use onefold_testbed::Reach;
 
 pub(crate) use self::seeds::guarded;
-pub use self::seeds::{BugReport, Config, Outcome, Summary, bugs, run_seed, run_seeds, shrink};
+pub use self::seeds::{
+    BugReport, Config, Outcome, Summary, bugs, run_kept, run_seed, run_seeds, shrink,
+};
 
 /// The options that every simulator has.
 const OPTIONS: &str = "  --seed N          replays one seed and prints what happens
@@ -196,8 +198,9 @@ fn verdict<P>(outcome: &Outcome<P>) -> bool {
 /// Kept seeds, the ordinary ones, which must reach every mark, and what comes after them.
 fn everything<S: Simulator>(simulator: &S, config: &Config) -> bool {
     let kept = S::KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok());
+    let kept: Vec<u64> = kept.collect();
     let failed =
-        kept.filter(|&seed| !verdict(&run_seed(simulator, seed, config.bug, false))).count();
+        run_kept(simulator, &kept, config).iter().filter(|outcome| !verdict(outcome)).count();
     let (well, reach) = many(simulator, 0..SEEDS, config);
     let never: Vec<&str> =
         simulator.marks().into_iter().filter(|mark| reach.count(mark) == 0).collect();

@@ -184,6 +184,24 @@ pub fn run_seeds<S: Simulator>(
     summary
 }
 
+/// Runs seeds that were kept, on worker threads; their outcomes by number.
+pub fn run_kept<S: Simulator>(
+    simulator: &S,
+    kept: &[u64],
+    config: &Config,
+) -> Vec<Outcome<S::Params>> {
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    on_threads(config.threads, || {
+        while let Some(&seed) = kept.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = run_seed(simulator, seed, config.bug, false);
+            outcomes.lock().push(outcome);
+        }
+    });
+    let mut outcomes = outcomes.into_inner();
+    outcomes.sort_by_key(|outcome| outcome.seed);
+    outcomes
+}
+
 /// Plants each bug that breaks a rule of the stores that were chosen, and looks for a seed of
 /// `0..limit` that finds it: first among those that found it before, then from the lowest on.
 pub fn bugs<S: Simulator>(

@@ -54,7 +54,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Engine,
+        Engine, durable_state,
         keys::{Access, unlock},
     },
     format::{Identity, superblock::Superblock},
@@ -164,12 +164,16 @@ fn recover(
     settings: &Settings,
     repaired: &mut Repaired,
 ) {
-    let settings = Settings { accept_loss: true, ..settings.clone() };
-    let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
+    let accepting = Settings { accept_loss: true, ..settings.clone() };
+    let closed = Engine::open(disk.clone(), clock, accepting).and_then(|engine| {
         repaired.lost_windows = engine.kernel.lost.lock().clone();
         // Counts that a crash left too high.
         while engine.scheme.idle(&engine.kernel, Idleness::None)?.advanced() {}
-        engine.close()
+        engine.close()?;
+        if let Some(opener) = settings.keys.of() {
+            opener.saw_state(&engine.fixed().id, durable_state(&engine));
+        }
+        Ok(())
     });
     match closed {
         Ok(()) => repaired.restored.push("the store was recovered and shut down cleanly".into()),

@@ -196,14 +196,15 @@ fn create_on(
     (n, k): (usize, usize),
     format: &Format,
 ) -> Result<String, Failure> {
+    let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
+    let spread = Spread { n, k, ids, listed: true };
+    spread.check().map_err(|error| name_archive(archive, error))?;
     let directories = nodes
         .iter()
         .map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>))
         .collect::<Result<Vec<_>>>()?;
-    let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes, (&format.id, &format.secret))?;
-    let spread = Spread { n, k, ids, listed: true };
     Nodes::create(directories.clone(), &spread, format.id, format.secret)
         .and_then(|files| Archive::create_on_nodes(&files, format))
         .map_err(|error| {

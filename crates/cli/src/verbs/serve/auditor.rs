@@ -1,7 +1,9 @@
 //! What `serve --audit` writes: who opened which volume, who was refused, and which commands came.
 //!
-//! A client that comes again and again fills no disk: each has so many lines at once, and one a second.
-//! What it did beyond is counted in its next line. No line names content or keys.
+//! A client that comes again and again fills no disk: each has so many lines at once, and one a second, and
+//! as many of its own for what it opened and closed, which refusals can't use up. What it did beyond is
+//! counted in its next line, or in a line of its own a minute later, or when the server ends. No line
+//! names content or keys.
 
 use std::{
     collections::HashMap,
@@ -30,6 +32,9 @@ const LINES_A_SECOND: f64 = 1.0;
 /// Clients whose lines are counted, each for itself; more share one count.
 const CLIENTS: usize = 1024;
 
+/// How long a count of lines that were not written waits for the next line of its client.
+const COUNT_AFTER: Duration = Duration::from_secs(60);
+
 /// How often the server's log tells that lines can't be written.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
@@ -44,8 +49,17 @@ pub(super) struct Auditor {
 
 #[derive(Default)]
 struct State {
-    budgets: HashMap<String, Budget>,
+    budgets: HashMap<(String, Of), Budget>,
     told: Option<Instant>,
+}
+
+/// What lines are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    /// What a client reached: a volume that was opened or closed, a command.
+    Uses,
+    /// What it did not reach.
+    Refusals,
 }
 
 /// What one client may still write.
@@ -53,11 +67,13 @@ struct Budget {
     lines: f64,
     since: Instant,
     unsaid: u64,
+    /// Since when lines were not written.
+    silent: Option<Instant>,
 }
 
 impl Budget {
     fn new(now: Instant) -> Budget {
-        Budget { lines: LINES, since: now, unsaid: 0 }
+        Budget { lines: LINES, since: now, unsaid: 0, silent: None }
     }
 
     /// True when a line is written; the number of those that were not, since the last one.
@@ -66,10 +82,17 @@ impl Budget {
         (self.lines, self.since) = ((self.lines + came).min(LINES), now);
         if self.lines < 1.0 {
             self.unsaid += 1;
+            self.silent.get_or_insert(now);
             return None;
         }
         self.lines -= 1.0;
-        Some(std::mem::take(&mut self.unsaid))
+        Some(self.counted())
+    }
+
+    /// The number of lines that were not written, which is told now.
+    fn counted(&mut self) -> u64 {
+        self.silent = None;
+        std::mem::take(&mut self.unsaid)
     }
 
     fn is_rested(&self, now: Instant) -> bool {
@@ -93,6 +116,7 @@ impl Auditor {
 
     /// The server works on this store from now on, or ends.
     pub(super) fn tells(&self, event: &str, store: &str) {
+        self.count(Duration::ZERO);
         self.write(fields(
             event,
             [("store", json!(store)), ("process", json!(std::process::id()))],
@@ -118,19 +142,38 @@ impl Auditor {
             Ok(_) => "done".to_owned(),
             Err(error) => error.to_string().chars().take(1000).collect(),
         };
-        self.say(&who, fields("command", [("asked", asked), ("answer", json!(answer))]));
+        self.say(&who, Of::Uses, fields("command", [("asked", asked), ("answer", json!(answer))]));
+    }
+
+    /// Writes how many lines were not written of clients that were silent for this long since.
+    fn count(&self, after: Duration) {
+        let due: Vec<(String, u64)> = {
+            let (mut state, now) = (self.state.lock(), Instant::now());
+            let silent = state.budgets.iter_mut().filter(|(_, budget)| {
+                budget.silent.is_some_and(|since| now.saturating_duration_since(since) >= after)
+            });
+            silent.map(|((who, _), budget)| (who.clone(), budget.counted())).collect()
+        };
+        for (who, unsaid) in due {
+            let who = if who.is_empty() { "others" } else { &who };
+            self.write(fields("unsaid", [("who", json!(who)), ("unsaid", json!(unsaid))]));
+        }
     }
 
     /// Writes a line about a client, within its budget.
-    fn say(&self, who: &str, mut line: Map<String, Value>) {
+    fn say(&self, who: &str, of: Of, mut line: Map<String, Value>) {
+        self.count(COUNT_AFTER);
         let unsaid = {
             let (mut state, now) = (self.state.lock(), Instant::now());
             let budgets = &mut state.budgets;
-            if budgets.len() >= CLIENTS && !budgets.contains_key(who) {
+            let mut key = (who.to_owned(), of);
+            if budgets.len() >= CLIENTS && !budgets.contains_key(&key) {
                 budgets.retain(|_, budget| !budget.is_rested(now));
             }
-            let of = if budgets.len() < CLIENTS || budgets.contains_key(who) { who } else { "" };
-            let budget = budgets.entry(of.to_owned()).or_insert_with(|| Budget::new(now));
+            if budgets.len() >= CLIENTS && !budgets.contains_key(&key) {
+                key.0.clear();
+            }
+            let budget = budgets.entry(key).or_insert_with(|| Budget::new(now));
             match budget.takes(now) {
                 Some(unsaid) => unsaid,
                 None => return,
@@ -161,6 +204,12 @@ fn fields<const N: usize>(event: &str, more: [(&str, Value); N]) -> Map<String, 
 
 impl Audit for Auditor {
     fn hear(&self, who: &Who, event: Event<'_>) {
+        let of = match event {
+            Event::Opened { .. } | Event::Closed { .. } | Event::Pages { allowed: true } => {
+                Of::Uses
+            }
+            Event::Refused { .. } | Event::SentAway { .. } | Event::Pages { .. } => Of::Refusals,
+        };
         let line = match event {
             Event::Opened { connection, volume, right } => {
                 let right = if right == Right::Write { "write" } else { "read" };
@@ -183,7 +232,7 @@ impl Audit for Auditor {
             Event::SentAway { why } => fields("sent-away", [("why", json!(why))]),
             Event::Pages { allowed } => fields("pages", [("allowed", json!(allowed))]),
         };
-        self.say(&who.to_string(), line);
+        self.say(&who.to_string(), of, line);
     }
 }
 
@@ -206,6 +255,30 @@ mod tests {
         assert!((65..=80).contains(&lines), "{lines}");
         let last = text.lines().last().unwrap();
         assert!(last.contains("\"uid:8\"") && last.contains("vm2"), "{last}");
+    }
+
+    #[test]
+    fn rule_48_a_client_that_was_refused_often_hides_nothing_that_it_opens() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let auditor = Auditor::open(&path).unwrap();
+        let client = Who::of(Peer::User(7));
+        for _ in 0..1000 {
+            auditor.hear(&client, Event::Refused { volume: "b" });
+        }
+        auditor.hear(&client, Event::Opened { connection: 1, volume: "c", right: Right::Read });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let last = text.lines().last().unwrap();
+        assert!(last.contains("opened") && last.contains("\"c\""), "{last}");
+        // What was not said is counted at the end of the server at the latest.
+        auditor.tells("ended", "store");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let unsaid = |line: &str| -> u64 {
+            serde_json::from_str::<Value>(line).unwrap()["unsaid"].as_u64().unwrap_or(0)
+        };
+        let refused = text.lines().filter(|line| line.contains("refused")).count() as u64;
+        assert_eq!(refused + text.lines().map(unsaid).sum::<u64>(), 1000);
+        assert!(text.lines().last().unwrap().contains("ended"));
     }
 
     #[test]

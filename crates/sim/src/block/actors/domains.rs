@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_core::{Block, BlockRead, Disk, Kind, Lba};
 use onefold_testbed::Rng;
 
-use super::keys::{areas, breach, put};
+use super::keys::{STATES_OF_CHANGE, STATES_OF_OPENING, areas, breach, put};
 use crate::{
     block::{
         keys::{OWNER, domain_name, domains_in},
@@ -62,6 +62,9 @@ impl<S: Subject> Sim<S> {
         };
         let crash = tenants.rng.percent(45).then(|| tenants.rng.below(within));
         let next = tenants.made + 1;
+        if let Some(secrets) = &mut self.secrets {
+            secrets.untold(STATES_OF_CHANGE + STATES_OF_OPENING);
+        }
         let before = areas(&self.disk.view());
         if let Some(calls) = crash {
             self.disk.arm_crash(calls);

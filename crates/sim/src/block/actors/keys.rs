@@ -34,6 +34,12 @@ const AREA_BLOCKS: u64 = (AREA_BYTES / 4096) as u64;
 /// twin.
 const STATES_AHEAD: u64 = 3;
 
+/// States that a change of keys makes durable: one in each superblock.
+pub(super) const STATES_OF_CHANGE: u64 = 2;
+
+/// States of opening and closing the store before: a checkpoint with its twin of recovery, and of the end.
+pub(super) const STATES_OF_OPENING: u64 = 4;
+
 /// Which secrets open the store.
 pub(crate) struct Secrets {
     rng: Rng,
@@ -47,7 +53,9 @@ pub(crate) struct Secrets {
     states: Rng,
     /// The newest state of the store that was durable.
     seen: u64,
-    /// An image of the disk, and what had been seen by then.
+    /// States that changes of keys, which tell nobody here, may have made durable since.
+    untold: u64,
+    /// An image of the disk, and the newest state that it may hold but for those of a crash.
     older: Option<(Image, u64)>,
 }
 
@@ -61,6 +69,7 @@ impl Secrets {
             copied: BTreeSet::new(),
             states: Rng::new(seed ^ 0x7374_6174_6573_0000),
             seen: 0,
+            untold: 0,
             older: None,
         }
     }
@@ -68,6 +77,12 @@ impl Secrets {
     /// The store says that a state of it is durable.
     pub(crate) fn saw(&mut self, state: u64) {
         self.seen = self.seen.max(state);
+        self.untold = 0;
+    }
+
+    /// Keys are changed, which makes these many states durable at most.
+    pub(super) fn untold(&mut self, states: u64) {
+        self.untold += states;
     }
 
     /// A client writes these bytes, which it saw on the disk.
@@ -150,7 +165,7 @@ impl<S: Subject> Sim<S> {
         let seen = secrets.seen;
         let older = secrets.older.take_if(|(_, then)| *then + STATES_AHEAD < seen);
         if secrets.older.is_none() {
-            secrets.older = Some((copy.view(), seen));
+            secrets.older = Some((copy.view(), seen + secrets.untold));
         }
         if !self.opens_for(&copy, (OWNER, Some(seen)))? {
             return Err(breach("who saw what was durable is told that the store is an older one"));
@@ -234,6 +249,7 @@ impl<S: Subject> Sim<S> {
             .filter(|_| guests.len() > 2 || secrets.rng.percent(50));
         let byte = gone.unwrap_or(secrets.next);
         let crash = secrets.rng.percent(40).then(|| secrets.rng.below(9));
+        secrets.untold(STATES_OF_CHANGE);
         if gone.is_none() {
             secrets.next += 1;
         }
