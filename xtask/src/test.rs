@@ -81,7 +81,7 @@ const STEPS: [Step; 28] = [
     Step { name: "bugs", about: "each planted bug is found", run: block_bugs },
     Step {
         name: "archive-sim",
-        about: "the archive engine: kept seeds, 2,000 seeds",
+        about: "the archive engine: kept seeds, 1,000 seeds",
         run: archive_simulation,
     },
     Step {
@@ -91,7 +91,7 @@ const STEPS: [Step; 28] = [
     },
     Step {
         name: "cluster-sim",
-        about: "the cluster engine: kept seeds, 2,000 seeds",
+        about: "the cluster engine: kept seeds, 1,000 seeds",
         run: cluster_simulation,
     },
     Step {
@@ -288,11 +288,11 @@ fn simulation() -> Result<Tally> {
 }
 
 fn archive_simulation() -> Result<Tally> {
-    simulate(Tally::default(), &["archive", "--seeds", "0..1000"])
+    simulate(Tally::default(), &["archive"])
 }
 
 fn cluster_simulation() -> Result<Tally> {
-    simulate(Tally::default(), &["cluster", "--seeds", "0..1000"])
+    simulate(Tally::default(), &["cluster"])
 }
 
 fn simulate(mut tally: Tally, arguments: &[&str]) -> Result<Tally> {

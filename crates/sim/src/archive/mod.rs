@@ -143,6 +143,7 @@ Crash and fault simulation of the archive engine. Without arguments: kept seeds 
 
     const COMMAND: &'static str = "onefold-sim archive";
 
+    const SEEDS: u64 = 1_000;
     const KEPT: &'static str = include_str!("../../seeds/archive.txt");
     const FOUND: &'static str = include_str!("../../seeds/archive-bugs.txt");
 

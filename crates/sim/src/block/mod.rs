@@ -57,6 +57,7 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
 
     const COMMAND: &'static str = "onefold-sim";
 
+    const SEEDS: u64 = 2_000;
     const KEPT: &'static str = include_str!("../../seeds/block.txt");
     const FOUND: &'static str = include_str!("../../seeds/block-bugs.txt");
 

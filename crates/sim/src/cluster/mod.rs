@@ -72,6 +72,7 @@ Simulation of the cluster engine. Without arguments: kept seeds and 2,000 seeds.
 
     const COMMAND: &'static str = "onefold-sim cluster";
 
+    const SEEDS: u64 = 1_000;
     const KEPT: &'static str = include_str!("../../seeds/cluster.txt");
     const FOUND: &'static str = include_str!("../../seeds/cluster-bugs.txt");
 

@@ -25,8 +25,8 @@ const OPTIONS: &str = "  --seed N          replays one seed and prints what happ
   --threads N       seeds at a time (2)
 ";
 
-/// Seeds of an ordinary run.
-const SEEDS: u64 = 2_000;
+/// Seeds in which each planted bug must be found.
+const BUG_SEEDS: u64 = 2_000;
 
 /// Seeds of a long run.
 const LONG: u64 = 100_000;
@@ -47,6 +47,9 @@ pub trait Simulator: Sync {
 
     /// Seeds that failed once, one a line; after `#` the story.
     const KEPT: &'static str;
+
+    /// Seeds of an ordinary run.
+    const SEEDS: u64;
 
     /// Seeds that found a planted bug before, one bug a line: its name, and the seeds.
     const FOUND: &'static str;
@@ -201,7 +204,7 @@ fn everything<S: Simulator>(simulator: &S, config: &Config) -> bool {
     let kept: Vec<u64> = kept.collect();
     let failed =
         run_kept(simulator, &kept, config).iter().filter(|outcome| !verdict(outcome)).count();
-    let (well, reach) = many(simulator, 0..SEEDS, config);
+    let (well, reach) = many(simulator, 0..S::SEEDS, config);
     let never: Vec<&str> =
         simulator.marks().into_iter().filter(|mark| reach.count(mark) == 0).collect();
     never.iter().for_each(|mark| println!("never reached: {mark}"));
@@ -234,18 +237,19 @@ fn many<S: Simulator>(simulator: &S, seeds: Range<u64>, config: &Config) -> (boo
 }
 
 fn planted<S: Simulator>(simulator: &S, config: &Config) -> bool {
-    let reports = bugs(simulator, SEEDS, config, |report| match (&report.found, &report.without) {
-        (None, _) => println!("{:<44} NOT FOUND in {SEEDS} seeds", report.bug),
-        (Some(found), None) => {
-            let failure = found.failure.as_ref().map_or(String::new(), ToString::to_string);
-            println!("{:<44} seed {:>4}  {failure}", report.bug, found.seed);
-        }
-        (Some(found), Some(without)) => {
-            println!(
-                "{:<44} seed {:>4} fails without the bug too: {without}",
-                report.bug, found.seed
-            )
-        }
-    });
+    let reports =
+        bugs(simulator, BUG_SEEDS, config, |report| match (&report.found, &report.without) {
+            (None, _) => println!("{:<44} NOT FOUND in {BUG_SEEDS} seeds", report.bug),
+            (Some(found), None) => {
+                let failure = found.failure.as_ref().map_or(String::new(), ToString::to_string);
+                println!("{:<44} seed {:>4}  {failure}", report.bug, found.seed);
+            }
+            (Some(found), Some(without)) => {
+                println!(
+                    "{:<44} seed {:>4} fails without the bug too: {without}",
+                    report.bug, found.seed
+                )
+            }
+        });
     reports.iter().all(|report| report.found.is_some() && report.without.is_none())
 }
