@@ -245,7 +245,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
     /// Answers requests until it is asked to stop, or the connection is cut.
     fn run(&mut self, kick: &OwnedFd, stop: &Stop) -> Result<(), &'static str> {
         // What a server before this one answered, the guest may not have heard of.
-        self.ring.lock().wake();
+        self.ring.lock().wake()?;
         let mut silent = Duration::ZERO;
         while !self.is_cut() {
             let stops = stop.asked.load(Relaxed);

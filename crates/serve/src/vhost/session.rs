@@ -18,6 +18,7 @@ use super::memory::{Memory, Part};
 use super::queue::{CUT, Device, Started};
 use super::ring::{Addresses, PLACES, Ring, Start};
 use super::wire::{self, Message, request, u16_at, u32_at, u64_at};
+use crate::client_fd::ClientFd;
 
 /// How often the thread looks whether the volume has grown.
 const LOOK_MILLISECONDS: u32 = 500;
@@ -76,14 +77,14 @@ struct Conversation<'scope, 'env> {
     in_flight: Option<Arc<Region>>,
     slots: Vec<Slot<'scope>>,
     /// The client's other socket, for news.
-    news: Option<OwnedFd>,
+    news: Option<ClientFd>,
     /// The size that the client knows.
     size: u64,
 }
 
 /// Serves a client until it leaves, or has to. `say` takes sentences for the log, without the name of
 /// the volume.
-pub(crate) fn serve(device: &Device<'_>, socket: &OwnedFd, say: &dyn Fn(&str)) {
+pub(crate) fn serve(device: &Device<'_>, socket: &ClientFd, say: &dyn Fn(&str)) {
     let ended = std::thread::scope(|scope| {
         let mut session = Conversation {
             scope,
@@ -118,7 +119,7 @@ fn failed(error: impl std::fmt::Display) -> Refusal {
 }
 
 impl<'scope> Conversation<'scope, '_> {
-    fn run(&mut self, socket: &OwnedFd) -> Result<(), Refusal> {
+    fn run(&mut self, socket: &ClientFd) -> Result<(), Refusal> {
         loop {
             let Device { trouble, seat, volume, .. } = self.device;
             let [came, troubled] = bell::wait([socket, &trouble.bell], Some(LOOK_MILLISECONDS));
@@ -316,11 +317,15 @@ impl<'scope> Conversation<'scope, '_> {
                 self.settle(queue as usize)
             }
             request::SET_VRING_CALL => {
+                let mut woken = Ok(());
                 if let Some(started) = &slot.started {
                     let event = event.as_ref().map(OwnedFd::try_clone).transpose();
-                    started.ring.lock().call_by(event.map_err(failed)?);
+                    woken = started.ring.lock().call_by(event.map_err(failed)?);
                 }
                 slot.call = event;
+                if let Err(reason) = woken {
+                    self.halt(reason);
+                }
                 Ok(())
             }
             _ => {
@@ -432,8 +437,10 @@ impl<'scope> Conversation<'scope, '_> {
         self.device.trouble.take();
         for slot in &mut self.slots {
             slot.kick = None;
-            slot.error.iter().for_each(bell::ring);
         }
+        // A client that keeps us waiting at one of them hears of no more.
+        let mut errors = self.slots.iter().filter_map(|slot| slot.error.as_ref());
+        let _ = errors.try_for_each(bell::ring_at_client);
         if reason != CUT {
             (self.say)(&format!("the device was stopped, since its guest offers {reason}"));
         }
