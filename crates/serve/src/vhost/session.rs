@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::Scope;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, getpeername, sockopt};
+
 use super::bell;
 use super::features::{self, PROTOCOL_FEATURES, QUEUES, protocol};
 use super::marks::Region;
@@ -111,6 +113,23 @@ pub(crate) fn serve(device: &Device<'_>, socket: &ClientFd, say: &dyn Fn(&str)) 
     }
     if let Err(refusal) = ended {
         say(&format!("the connection of a client was ended: {refusal}"));
+    }
+}
+
+/// A client's socket for news. One that is connected to a server may be the client's end of this very
+/// connection, whose end nobody would notice while it is here.
+fn of_a_pair(socket: ClientFd) -> Result<ClientFd, Refusal> {
+    let peer = match sockopt::socket_domain(&socket) {
+        Ok(AddressFamily::UNIX) => getpeername(&socket).ok().flatten(),
+        _ => None,
+    };
+    let peer = peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok());
+    let is_named = |peer: &SocketAddrUnix| {
+        peer.path_bytes().is_some() || peer.abstract_name().is_some_and(|name| !name.is_empty())
+    };
+    match peer.is_some_and(|peer| !is_named(&peer)) {
+        true => Ok(socket),
+        false => Err("it wants news by what is no socket of a pair".into()),
     }
 }
 
@@ -224,7 +243,7 @@ impl<'scope> Conversation<'scope, '_> {
                 self.slot(queue.into())?.enabled = enable != 0;
                 self.settle(queue as usize)?;
             }
-            request::SET_BACKEND_REQ_FD => self.news = Some(message.file()?),
+            request::SET_BACKEND_REQ_FD => self.news = Some(of_a_pair(message.file()?)?),
             request::GET_CONFIG => return self.config(&message),
             // Nothing in the configuration is the guest's to choose.
             request::SET_CONFIG => return Ok(Reply::NotDone),
