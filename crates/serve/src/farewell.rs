@@ -107,14 +107,17 @@ fn part_from_others(inside: &OwnedFd) -> bool {
 
 /// Waits for sockets, and closes them; false when none come any more.
 fn take_some(inside: &OwnedFd, closed: &Receiver<Receiver<()>>) -> bool {
-    let mut sockets = Vec::new();
-    if !receive(inside, &mut sockets, RecvFlags::empty()) {
-        return false;
+    let (mut sockets, mut owners) = (Vec::new(), Vec::new());
+    let mut flags = RecvFlags::empty();
+    while owners.len() < AT_ONCE && receive(inside, &mut sockets, flags) {
+        flags = RecvFlags::DONTWAIT;
+        owners.extend(closed.recv());
     }
-    while sockets.len() < AT_ONCE && receive(inside, &mut sockets, RecvFlags::DONTWAIT) {}
-    let owners = closed.iter().take(sockets.len()).collect();
-    close(sockets, owners);
-    true
+    let some = !owners.is_empty();
+    if some {
+        close(sockets, owners);
+    }
+    some
 }
 
 /// Receives a socket; false when there is none.
@@ -122,39 +125,46 @@ fn receive(inside: &OwnedFd, sockets: &mut Vec<OwnedFd>, flags: RecvFlags) -> bo
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    let mut slices = [IoSliceMut::new(&mut byte)];
-    match recvmsg(inside, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
-        Err(Errno::INTR) => return true,
-        Ok(received) if received.bytes > 0 => {}
-        _ => return false,
-    }
+    let received = loop {
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        match recvmsg(inside, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => break received,
+        }
+    };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
             sockets.extend(came);
         }
     }
-    true
+    received.is_ok_and(|received| received.bytes > 0)
 }
 
 /// Closes sockets, the last reference to each with a thread that ends.
 fn close(sockets: Vec<OwnedFd>, owners: Vec<Receiver<()>>) {
     let (tell, told) = sync_channel(1);
-    let (hold, held) = sync_channel::<()>(0);
+    let (hold, held) = sync_channel(1);
     let end = move || {
         // The table has nothing but what is to be closed: all of it is copied.
         let copied = system::part_descriptors(u32::MAX).is_ok();
         let _ = tell.send(copied);
         // Until neither the other table nor those who sent the sockets have them.
-        for closed in std::iter::once(held).chain(owners) {
-            let _ = closed.recv();
-        }
+        wait_for(held.recv().unwrap_or_default());
     };
-    let ends = thread("farewell end").spawn(end).is_ok() && told.recv().unwrap_or(false);
-    if ends {
+    if thread("farewell end").spawn(end).is_ok() && told.recv().unwrap_or(false) {
         drop(sockets);
+        let _ = hold.send(owners);
     } else {
-        // There is no thread to be had. One after the other, each wait is cut short.
+        // There is no thread to be had. One after the other, each wait is cut short here.
+        wait_for(owners);
         sockets.into_iter().for_each(|socket| briefly(|| drop(socket)));
     }
-    drop(hold);
+}
+
+/// Waits until those who sent sockets have closed them.
+fn wait_for(owners: Vec<Receiver<()>>) {
+    for closed in owners {
+        // Nothing is sent: it ends.
+        let _ = closed.recv();
+    }
 }
