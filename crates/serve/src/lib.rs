@@ -10,8 +10,12 @@
 //! *Invariant:* a client, whatever it sends, costs at most its own connection.
 
 pub mod audit;
+mod brief;
+mod client_fd;
+mod farewell;
 pub mod http;
 mod listener;
 pub mod nbd;
+mod system;
 pub mod tls;
 pub mod vhost;

@@ -24,6 +24,9 @@ use rustix::net::{
     sockopt,
 };
 
+use crate::client_fd::ClientFd;
+use crate::{farewell, system};
+
 /// How long to wait for another server of ours that is taking the same place.
 const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// The longest path that the address of a UNIX socket holds.
@@ -44,6 +47,14 @@ impl Default for Reach {
     fn default() -> Reach {
         Reach { mode: 0o600, group: None }
     }
+}
+
+/// Whether clients of a UNIX socket send descriptors, as its protocol wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Descriptors {
+    Sent,
+    /// The kernel refuses them, if it can.
+    Refused,
 }
 
 /// A socket on which clients arrive. Accepting never blocks.
@@ -72,7 +83,8 @@ impl Drop for SocketFile {
 
 impl Listener {
     /// A UNIX socket at `path`, which those of `reach` can connect to.
-    pub(crate) fn unix(path: &Path, reach: Reach) -> Result<Listener> {
+    pub(crate) fn unix(path: &Path, reach: Reach, descriptors: Descriptors) -> Result<Listener> {
+        farewell::prepare();
         let shown = path.display();
         let failed =
             |error: Errno| Error::from_io(format_args!("can't listen on {shown}"), error.into());
@@ -93,7 +105,7 @@ impl Listener {
             open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(failed)?;
         let private = PrivateDirectory::new(&directory).map_err(failed)?;
-        let socket = private.listening(reach).map_err(failed)?;
+        let socket = private.listening(reach, descriptors).map_err(failed)?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
         let identity = identity(&look(&private.inside, SOCKET_NAME).map_err(failed)?);
 
@@ -134,6 +146,10 @@ impl Listener {
         if tcp && !open {
             return Err(lets_anybody_in("a socket that was handed over"));
         }
+        if !tcp {
+            farewell::prepare();
+            system::refuse_descriptors(&socket);
+        }
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
         Ok(Listener { socket, tcp, _file: None })
     }
@@ -149,9 +165,9 @@ impl Listener {
     }
 
     /// The next client; `None` when there is none.
-    pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn accept(&self) -> io::Result<Option<ClientFd>> {
         let socket = match accept_with(&self.socket, SocketFlags::CLOEXEC) {
-            Ok(socket) => socket,
+            Ok(socket) => ClientFd::of_socket(socket, self.tcp),
             // The others: the client gave up before we came.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -240,9 +256,12 @@ impl PrivateDirectory<'_> {
         reason = "the file of a socket has no descriptor to change it by; nobody else enters this \
                   directory"
     )]
-    fn listening(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
+    fn listening(&self, reach: Reach, descriptors: Descriptors) -> rustix::io::Result<OwnedFd> {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        if descriptors == Descriptors::Refused {
+            system::refuse_descriptors(&socket);
+        }
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &address(&self.inside, SOCKET_NAME.as_ref())?)?;
         if let Some(group) = reach.group {

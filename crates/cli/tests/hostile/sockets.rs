@@ -12,6 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -390,6 +391,91 @@ fn rule_12_a_peer_that_has_all_places_keeps_no_other_out() {
     }
     drop(crowd);
     assert!(serving.terminate().0.success());
+}
+
+/// A client without a right, who leaves descriptors in his connections before they are looked at: of
+/// sockets that wait for their unsent bytes when the last reference is closed.
+const LEAVER: &str = r#"
+import array, socket, struct, sys, threading, time
+path, kept, sent = sys.argv[1], [], 0
+def lingering():
+    l = socket.socket(); l.bind(('127.0.0.1', 0)); l.listen(1)
+    c = socket.socket(); c.connect(l.getsockname()); kept.append((l, l.accept()))
+    c.setblocking(False)
+    try:
+        while True: c.send(b'x' * 65536)
+    except BlockingIOError: pass
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 100000))
+    return c
+for turn in range(60):
+    c = lingering()
+    others = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+    n = socket.socket(socket.AF_UNIX)
+    try:
+        for o in others: o.connect(path)
+        n.connect(path)
+        n.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [c.fileno()]))])
+        sent += 1
+    except OSError: pass
+    # It may be the last reference.
+    threading.Thread(target=c.close, daemon=True).start()
+    for o in others: o.close()
+    if sent >= 8: break
+print('left', file=sys.stderr, flush=True)
+time.sleep(600)
+"#;
+
+/// Hands a socket over to a server, for every user, and takes the kernel's help away that the server
+/// asks for.
+const OLDER: &str = r#"
+import os, socket, sys, time
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o666); s.listen(64)
+if os.fork() == 0:
+    if os.fork(): os._exit(0)
+    try:
+        while s.getsockopt(socket.SOL_SOCKET, 83): time.sleep(0.02)
+        s.setsockopt(socket.SOL_SOCKET, 83, 1)
+    except OSError: time.sleep(2) # The kernel is an older one.
+    print('as on an older kernel', file=sys.stderr, flush=True)
+    os._exit(0)
+os.wait()
+os.dup2(s.fileno(), 3); os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"#;
+
+#[test]
+#[ignore = "needs root"]
+fn rule_12_a_stranger_who_leaves_descriptors_holds_up_nobody() {
+    for older in [false, true] {
+        let (desk, street) = (Desk::new(), Street::new());
+        desk.store_with_volume("a");
+        fs::write(desk.path("access"), "user:root write v\n").unwrap();
+        let door = street.path("door.sock");
+        let serving = match older {
+            false => {
+                let nbd = format!("--nbd unix:{},mode=0666", door.display());
+                desk.serve(&format!("a --access access {nbd}"))
+            }
+            true => {
+                let mut command = Command::new("python3");
+                command.args(["-c", OLDER]).arg(&door).arg(env!("CARGO_BIN_EXE_onefold"));
+                command.args(["serve", "a", "--access", "access"]).current_dir(desk.path("."));
+                command.env("RUNTIME_DIRECTORY", desk.runtime());
+                Serving::start_saying(&mut command, "as on an older kernel")
+            }
+        };
+        let mut leaver = street.program(STRANGER, Path::new("python3"));
+        let leaver = Serving::start_saying(leaver.args(["-c", LEAVER]).arg(&door), "left");
+        let mut asks = Command::new("timeout");
+        asks.args(["-s", "KILL", "20", "nbdinfo", "--size"]);
+        let said = asks.arg(format!("nbd+unix:///v?socket={}", door.display())).output().unwrap();
+        assert!(said.status.success(), "older: {older}: {said:?}");
+        let begun = Instant::now();
+        assert!(serving.terminate().0.success(), "older: {older}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "older: {older}");
+        drop(leaver);
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+    net::{SendFlags, Shutdown, send, shutdown},
 };
 
 use super::{
@@ -36,8 +36,9 @@ use super::{
 };
 use crate::{
     audit::{Audit, Event, Who},
-    listener::{Listener, Reach},
-    nbd::{Peer, Rights, too_many},
+    client_fd::ClientFd,
+    listener::{Descriptors, Listener, Reach},
+    nbd::{Peer, Rights, too_many, wait_for_end},
     tls::{Credentials, TlsSession},
 };
 
@@ -53,6 +54,8 @@ const BEHIND_BYTES: usize = 64 << 10;
 const KEPT: u32 = 4;
 /// Pages that are kept at most.
 const KEPT_PAGES: usize = 4;
+/// Time for the thread that lets clients in to end.
+const ACCEPTOR_END: Duration = Duration::from_secs(5);
 /// Pause after the system refused a new connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -108,7 +111,7 @@ struct Kept {
 
 /// A connection, in order of arrival.
 struct Guest {
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientFd>,
     peer: Peer,
     audience: Audience,
     /// The request has arrived, and the answer is not sent yet.
@@ -164,7 +167,7 @@ impl Server {
                 ),
             ));
         }
-        let listener = Listener::unix(path, reach)?;
+        let listener = Listener::unix(path, reach, Descriptors::Refused)?;
         let own = reach.mode & 0o070 == 0;
         self.doors.push(Door { listener, audience: Audience::Operator, own, guard: None });
         Ok(())
@@ -207,8 +210,8 @@ impl Drop for Server {
         self.doors.clear();
         if let Some(Acceptor { thread, alive }) = self.acceptor.take() {
             drop(alive);
-            // A panic of a thread was printed; here it only matters that the thread has ended.
-            let _ = thread.join();
+            // It has no page to make, and waits for nobody.
+            let _ = wait_for_end(thread, ACCEPTOR_END);
         }
         for guest in std::mem::take(&mut *self.hall.guests.lock()) {
             hang_up(&guest.socket);
@@ -253,7 +256,7 @@ impl Hall {
     }
 
     /// Gives a client a thread, or closes its connection.
-    fn welcome(self: &Arc<Hall>, door: &Door, socket: OwnedFd) {
+    fn welcome(self: &Arc<Hall>, door: &Door, socket: ClientFd) {
         let peer = Peer::of(&socket);
         if door.own && !is_own(peer) {
             return;
@@ -357,7 +360,7 @@ struct Visit {
     tls: Option<Box<TlsSession>>,
     /// Encrypted bytes that were received and not decrypted yet.
     sealed: Vec<u8>,
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientFd>,
     at_work: Arc<AtomicBool>,
     /// It gave way to others.
     cut: Arc<AtomicBool>,
@@ -521,9 +524,9 @@ impl Visit {
     /// Receives some bytes; `None` when none come any more.
     fn receive_socket(&self, buffer: &mut [u8]) -> Option<usize> {
         loop {
-            match recv(&*self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return None,
-                Ok((_, bytes)) => return Some(bytes),
+            match self.socket.receive_now(buffer) {
+                Ok(0) => return None,
+                Ok(bytes) => return Some(bytes),
                 Err(Errno::AGAIN) if self.wait(PollFlags::IN) => {}
                 Err(Errno::INTR) => {}
                 Err(_) => return None,

@@ -41,8 +41,8 @@ pub use durations::{Durations, Operations};
 pub use ending::Ending;
 pub use limits::Limits;
 pub use rights::{Peer, Right, Rights};
-pub(crate) use server::too_many;
 pub use server::{Server, Watch};
+pub(crate) use server::{too_many, wait_for_end};
 pub use session::session_over;
 pub use statistics::Statistics;
 

@@ -36,7 +36,8 @@ use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
 use crate::audit::{Audit, Event, Who};
-use crate::listener::{Listener, Reach};
+use crate::client_fd::ClientFd;
+use crate::listener::{Descriptors, Listener, Reach};
 use crate::tls::{Credentials, Proof};
 use crate::vhost::{self, DeviceSocket, Taken};
 
@@ -118,7 +119,7 @@ struct Guests {
 }
 
 struct Guest {
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientFd>,
     peer: Peer,
     activity: Arc<Activity>,
     /// Buffers lent to its peer.
@@ -228,7 +229,7 @@ impl Server {
     /// `Busy` when another server answers there, `Exists` when something else is there,
     /// `InvalidInput` when the path is too long, and those of the system.
     pub fn add_unix_for(&mut self, path: &Path, reach: Reach) -> Result<()> {
-        self.listeners.push(Listener::unix(path, reach)?.into());
+        self.listeners.push(Listener::unix(path, reach, Descriptors::Refused)?.into());
         Ok(())
     }
 
@@ -243,7 +244,7 @@ impl Server {
     /// `NotFound` when there is no such volume, and as [`add_unix_for`](Server::add_unix_for).
     pub fn add_vhost(&mut self, volume: &str, path: &Path) -> Result<()> {
         self.hall.exports.open(volume)?;
-        let listener = Listener::unix(path, Reach::default())?;
+        let listener = Listener::unix(path, Reach::default(), Descriptors::Sent)?;
         let device = Some(Arc::new(DeviceSocket::new(volume)));
         self.listeners.push(Entrance { listener, device });
         Ok(())
@@ -358,10 +359,10 @@ impl Server {
     fn end(&mut self, grace: Duration) -> Result<()> {
         // Sockets, and their files, are closed with the acceptor.
         self.listeners.clear();
+        let mut accepts = None;
         if let Some(Acceptor { thread, alive }) = self.acceptor.take() {
             drop(alive);
-            // A panic of the thread was printed; here it only matters that the thread has ended.
-            let _ = thread.join();
+            accepts = wait_for_end(thread, CUT_GRACE).err();
         }
         self.hall.stopping.store(true, Relaxed);
         let mut guests = self.hall.guests.lock();
@@ -395,12 +396,32 @@ impl Server {
             MutexGuard::unlocked(&mut guests, || std::thread::sleep(Duration::from_micros(100)));
         }
         match guests.present.len() + guests.leaving.len() {
+            0 if accepts.is_some() => {
+                Err(Error::new(Kind::Busy, "the thread that lets clients in does not end"))
+            }
             0 => Ok(()),
             stuck => {
                 Err(Error::new(Kind::Busy, format!("{stuck} sessions still wait for their volume")))
             }
         }
     }
+}
+
+/// Joins a thread that is about to end; gives it back when it does not in this time.
+pub(crate) fn wait_for_end(
+    thread: JoinHandle<()>,
+    most: Duration,
+) -> std::result::Result<(), JoinHandle<()>> {
+    let began = Instant::now();
+    while !thread.is_finished() {
+        if began.elapsed() >= most {
+            return Err(thread);
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    // A panic of the thread was printed; here it only matters that the thread has ended.
+    let _ = thread.join();
+    Ok(())
 }
 
 /// Looks after the rights of those who are connected to a [`Server`], and does not keep it.
@@ -465,7 +486,7 @@ impl Hall {
     }
 
     /// Gives a client a place and a thread, or closes its connection.
-    fn welcome(self: &Arc<Hall>, socket: OwnedFd, entrance: &Entrance) {
+    fn welcome(self: &Arc<Hall>, socket: ClientFd, entrance: &Entrance) {
         let mut guests = self.guests.lock();
         guests.join_ended();
         guests.past.accepted += 1;
@@ -542,7 +563,7 @@ impl Hall {
         &self,
         id: u64,
         peer: Peer,
-        socket: Arc<OwnedFd>,
+        socket: Arc<ClientFd>,
         activity: Arc<Activity>,
         dialog: Dialog,
         counters: &Counters,
@@ -614,7 +635,7 @@ impl Hall {
         &self,
         id: u64,
         peer: Peer,
-        socket: &Arc<OwnedFd>,
+        socket: &Arc<ClientFd>,
         activity: Arc<Activity>,
         line: Arc<Line>,
         counters: &Counters,
@@ -665,7 +686,7 @@ impl Hall {
         &self,
         id: u64,
         peer: Peer,
-        socket: &OwnedFd,
+        socket: &ClientFd,
         device: &Taken,
         counters: &Counters,
     ) {

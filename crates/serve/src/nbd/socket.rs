@@ -11,12 +11,13 @@ use onefold_core::CpuContention;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::inbox::Source;
 use super::limits::{LOOK, Limits};
 use super::line::{InTurn, Line, Received, Secrecy};
 use super::rights::Peer;
+use crate::client_fd::ClientFd;
 use crate::tls::Proof;
 
 /// Ends both directions; threads that wait on the socket return.
@@ -33,7 +34,7 @@ pub(crate) fn stop_receiving(socket: &OwnedFd) {
 
 /// The receiving half.
 pub(crate) struct Receiver<'a> {
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientFd>,
     deadline: Option<Instant>,
     /// The server stops: what has arrived is received once more, and then nothing.
     stopping: &'a AtomicBool,
@@ -213,7 +214,7 @@ impl<'a> Receiver<'a> {
     /// who the client is once it has proved it on a `line` that asks for that; what that takes is
     /// computed within `in_turn`.
     pub(crate) fn new(
-        socket: Arc<OwnedFd>,
+        socket: Arc<ClientFd>,
         limits: &Limits,
         stopping: &'a AtomicBool,
         activity: Arc<Activity>,
@@ -256,8 +257,8 @@ impl<'a> Receiver<'a> {
 
     /// Receives the bytes that have arrived; `None` when there are none.
     fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        match recv(&*self.socket, buffer, RecvFlags::DONTWAIT) {
-            Ok((received, _)) => Ok(Some(received)),
+        match self.socket.receive_now(buffer) {
+            Ok(received) => Ok(Some(received)),
             Err(Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -287,14 +288,14 @@ impl<'a> Receiver<'a> {
         if !self.between {
             self.activity.wait_begins(Instant::now(), false);
         }
-        let received = recv(&*self.socket, buffer, RecvFlags::empty());
+        let received = self.socket.receive(buffer);
         let now = Instant::now();
         if !self.between {
             self.activity.wait_ends(now);
         }
         self.brisk = now - began < self.awake;
         match received {
-            Ok((received, _)) => {
+            Ok(received) => {
                 self.hear(now);
                 Ok(received)
             }
@@ -394,7 +395,7 @@ impl Receiver<'_> {
 /// The sending half. The client has `timeout` to take what is sent between two calls of `flush`;
 /// the connection is ended when it does not.
 pub(crate) struct Transmitter {
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientFd>,
     timeout: Duration,
     /// When the client first kept us waiting.
     waiting_since: Option<Instant>,
@@ -408,7 +409,7 @@ impl Transmitter {
     /// # Errors
     /// When the system refuses the timeout.
     pub(crate) fn new(
-        socket: Arc<OwnedFd>,
+        socket: Arc<ClientFd>,
         timeout: Duration,
         activity: Arc<Activity>,
         line: Arc<Line>,

@@ -8,6 +8,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 use rustix::time::Timespec;
 
+use crate::brief::briefly;
+use crate::client_fd::ClientFd;
+
 /// A new event, on which nobody waits.
 pub(crate) fn new() -> rustix::io::Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -18,17 +21,29 @@ pub(crate) fn new() -> rustix::io::Result<OwnedFd> {
 ///
 /// # Errors
 /// A sentence: it is no event.
-pub(crate) fn of_client(event: OwnedFd) -> Result<OwnedFd, &'static str> {
+pub(crate) fn of_client(event: ClientFd) -> Result<OwnedFd, &'static str> {
     let name = rustix::fs::readlink(format!("/proc/self/fd/{}", event.as_raw_fd()), Vec::new());
     if !name.is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]") {
         return Err("a descriptor that is no event");
     }
     let flags = fcntl_getfl(&event).unwrap_or(OFlags::empty());
     fcntl_setfl(&event, flags | OFlags::NONBLOCK).map_err(|_| "an event that can't be used")?;
-    Ok(event)
+    event.harmless().map_err(|_| "an event that can't be used")
 }
 
-/// Wakes who waits. An event that was rung too often wakes as well.
+/// Wakes who waits at an event of a client. One that was rung too often wakes as well.
+///
+/// # Errors
+/// A sentence: the client keeps us waiting. It can take back that writing does not wait, and see to it
+/// that the event takes no more.
+pub(crate) fn ring_at_client(event: &OwnedFd) -> Result<(), &'static str> {
+    match briefly(|| write(event, &1u64.to_ne_bytes())) {
+        Err(Errno::INTR) => Err("an event that keeps whoever rings it waiting"),
+        _ => Ok(()),
+    }
+}
+
+/// Wakes who waits at an event of our own.
 pub(crate) fn ring(event: &OwnedFd) {
     let _ = write(event, &1u64.to_ne_bytes());
 }
@@ -54,7 +69,7 @@ pub(crate) fn quiet(event: &OwnedFd) {
     let here = u64::MAX;
     let taken = preadv2(event, &mut [IoSliceMut::new(&mut count)], here, ReadWriteFlags::NOWAIT);
     if taken == Err(Errno::OPNOTSUPP) {
-        let _ = read(event, &mut count);
+        let _ = briefly(|| read(event, &mut count));
     }
 }
 
@@ -76,12 +91,23 @@ mod tests {
     #[test]
     fn what_is_no_event_is_refused() {
         let blocking = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let event = of_client(blocking).unwrap();
+        let event = of_client(ClientFd::brought(blocking)).unwrap();
         quiet(&event);
         write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        ring(&event);
+        assert_eq!(ring_at_client(&event), Ok(()));
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert!(of_client(pipe).is_err());
-        assert!(of_client(tempfile::tempfile().unwrap().into()).is_err());
+        assert!(of_client(ClientFd::brought(pipe)).is_err());
+        assert!(of_client(ClientFd::brought(tempfile::tempfile().unwrap().into())).is_err());
+    }
+
+    #[test]
+    fn rule_47_an_event_that_lets_nobody_go_is_noticed() {
+        let event = of_client(ClientFd::brought(new().unwrap())).unwrap();
+        assert_eq!(ring_at_client(&event), Ok(()));
+        fcntl_setfl(&event, OFlags::empty()).unwrap();
+        assert_eq!(ring_at_client(&event), Ok(()), "it takes more");
+        quiet(&event);
+        write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!(ring_at_client(&event).is_err());
     }
 }

@@ -24,6 +24,7 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{AtomicAccess, Bytes, VolatileMemory};
 
 use super::memory;
+use crate::client_fd::ClientFd;
 
 /// Bytes before the marks of a queue: features 8, version 2, marks 2, head of the last batch 2, index
 /// of the used ring 2.
@@ -80,7 +81,7 @@ impl Region {
     /// # Errors
     /// A sentence: the memory can't be used.
     pub(crate) fn of(
-        file: OwnedFd,
+        file: ClientFd,
         offset: u64,
         bytes: u64,
         queues: u16,
@@ -280,7 +281,8 @@ mod tests {
     fn region(queues: u16, places: u16) -> (Arc<Region>, File) {
         let (file, bytes) = Region::create(queues, places).unwrap();
         let kept = File::from(file.try_clone().unwrap());
-        (Arc::new(Region::of(file, 0, bytes, queues, places).unwrap()), kept)
+        let region = Region::of(ClientFd::brought(file), 0, bytes, queues, places);
+        (Arc::new(region.unwrap()), kept)
     }
 
     #[test]
@@ -363,7 +365,8 @@ mod tests {
         let mut at_the_end = marks();
         assert_eq!(at_the_end.recover(4), Ok(vec![0]));
         at_the_end.begin(1);
-        assert!(Region::of(Region::create(1, 4).unwrap().0, 0, 1 << 20, 1, 16).is_err());
-        assert!(Region::of(Region::create(1, 4).unwrap().0, 64, 128, 1, 4).is_err());
+        let created = || ClientFd::brought(Region::create(1, 4).unwrap().0);
+        assert!(Region::of(created(), 0, 1 << 20, 1, 16).is_err());
+        assert!(Region::of(created(), 64, 128, 1, 4).is_err());
     }
 }

@@ -5,11 +5,12 @@
 //! copying it, once, and never looked at in place.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use crate::client_fd::ClientFd;
 
 /// The kind of file system on which huge pages are. A page of it that nobody reserved can't be had
 /// when it is touched, which ends the process just like a file that became shorter.
@@ -41,7 +42,7 @@ impl Memory {
     /// # Errors
     /// A sentence: a file can become shorter, or ends too early, parts overlap, or the system
     /// refuses.
-    pub(crate) fn map(parts: Vec<Part>, files: Vec<OwnedFd>) -> Result<Memory, String> {
+    pub(crate) fn map(parts: Vec<Part>, files: Vec<ClientFd>) -> Result<Memory, String> {
         let all = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.bytes));
         if all.is_none_or(|all| all > MEMORY_BYTES) || parts.len() != files.len() {
             return Err("the guest has too much memory".to_owned());
@@ -84,7 +85,7 @@ impl Memory {
 }
 
 /// Maps a part of a file that nobody can make shorter.
-pub(crate) fn map(file: OwnedFd, offset: u64, bytes: u64) -> Result<MmapRegion, String> {
+pub(crate) fn map(file: ClientFd, offset: u64, bytes: u64) -> Result<MmapRegion, String> {
     let seals = fcntl_get_seals(&file);
     if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
         return Err("memory is refused that its owner could make shorter: it is not sealed \
@@ -105,7 +106,8 @@ pub(crate) fn map(file: OwnedFd, offset: u64, bytes: u64) -> Result<MmapRegion, 
     if bytes == 0 || end.is_none_or(|end| end > found.st_size as u64) {
         return Err("memory is refused whose file ends too early".to_owned());
     }
-    let file = FileOffset::new(File::from(file), offset);
+    // Only files in memory have seals, and closing one takes no time.
+    let file = FileOffset::new(File::from(file.harmless().map_err(failed)?), offset);
     MmapRegion::from_file(file, bytes as usize)
         .map_err(|error| format!("can't map the memory: {error}"))
 }
@@ -116,11 +118,11 @@ mod tests {
 
     use super::*;
 
-    fn file(bytes: u64, seals: SealFlags) -> OwnedFd {
+    fn file(bytes: u64, seals: SealFlags) -> ClientFd {
         let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&file, bytes).unwrap();
         fcntl_add_seals(&file, seals).unwrap();
-        file
+        ClientFd::brought(file)
     }
 
     #[test]
@@ -130,7 +132,10 @@ mod tests {
         let refused = |file, part| Memory::map(vec![part], vec![file]).err().unwrap();
         assert!(refused(file(8192, SealFlags::empty()), part).contains("make shorter"));
         assert!(refused(file(8192, SealFlags::GROW), part).contains("make shorter"));
-        assert!(refused(tempfile::tempfile().unwrap().into(), part).contains("make shorter"));
+        assert!(
+            refused(ClientFd::brought(tempfile::tempfile().unwrap().into()), part)
+                .contains("make shorter")
+        );
         assert!(refused(sealed(), Part { bytes: 8193, ..part }).contains("too early"));
         assert!(refused(sealed(), Part { offset: u64::MAX, ..part }).contains("too early"));
         assert!(refused(sealed(), Part { bytes: 0, ..part }).contains("too early"));

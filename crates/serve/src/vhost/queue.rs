@@ -40,6 +40,11 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Bytes of blocks that a queue at work is sure of. They are less than what a working place stands
 /// for.
 const SURE_BYTES: usize = 128 << 10;
+/// Kicks in a row without a request that a queue answers at once. A guest kicks now and then for a
+/// request that was taken already.
+const EMPTY_KICKS: u32 = 64;
+/// The longest that a queue rests after more of them, in milliseconds.
+const KICK_REST: u32 = 20;
 
 /// What the queues of a device have together.
 pub(crate) struct Device<'a> {
@@ -245,13 +250,13 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
     /// Answers requests until it is asked to stop, or the connection is cut.
     fn run(&mut self, kick: &OwnedFd, stop: &Stop) -> Result<(), &'static str> {
         // What a server before this one answered, the guest may not have heard of.
-        self.ring.lock().wake();
-        let mut silent = Duration::ZERO;
+        self.ring.lock().wake()?;
+        let (mut silent, mut empty) = (Duration::ZERO, 0_u32);
         while !self.is_cut() {
             let stops = stop.asked.load(Relaxed);
             let more = if stops { self.ring.lock().owes_again() } else { self.has_more() };
             if more {
-                silent = Duration::ZERO;
+                (silent, empty) = (Duration::ZERO, 0);
                 self.ring.lock().look()?;
                 self.batch()?;
                 continue;
@@ -268,10 +273,18 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             let working = self.place.is_some();
             let began = Instant::now();
             let timeout = working.then_some(LOOK.as_millis() as u32);
+            // An event can be made so that it is rung for ever, at no cost to who made it.
+            let rest = empty.saturating_sub(EMPTY_KICKS).min(KICK_REST);
+            if rest > 0 {
+                bell::wait([&stop.bell], Some(rest));
+            }
             let [kicked, _] = bell::wait([kick, &stop.bell], timeout);
-            self.brisk = began.elapsed() < self.limits().awake;
+            self.brisk = rest == 0 && began.elapsed() < self.limits().awake;
             if kicked {
                 bell::quiet(kick);
+                empty = empty.saturating_add(1);
+            }
+            if kicked && rest == 0 {
                 self.device.seat.activity.hears(Instant::now());
             } else {
                 silent += began.elapsed();

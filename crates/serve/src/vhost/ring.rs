@@ -15,6 +15,7 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BL
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::bell;
 use super::marks::{Marks, Region};
 use super::memory::Memory;
 use super::request::{Request, Table};
@@ -145,9 +146,12 @@ impl Ring {
 
     /// By what the guest is woken from now on; it is, since the event before may have been no more
     /// listened to.
-    pub(crate) fn call_by(&mut self, call: Option<OwnedFd>) {
+    ///
+    /// # Errors
+    /// As [`wake`](Ring::wake).
+    pub(crate) fn call_by(&mut self, call: Option<OwnedFd>) -> Result<(), &'static str> {
         self.call = call;
-        self.wake();
+        self.wake()
     }
 
     /// The index of the next request.
@@ -229,17 +233,18 @@ impl Ring {
         if std::mem::take(&mut self.untold) {
             let map = self.memory.clone();
             if self.queue.needs_notification(map.map_of_guest()).map_err(|_| NOT_THERE)? {
-                self.wake();
+                return self.wake();
             }
         }
         Ok(())
     }
 
     /// Wakes the guest. One that already has too many such calls gets none more.
-    pub(crate) fn wake(&self) {
-        if let Some(call) = &self.call {
-            let _ = rustix::io::write(call, &1u64.to_ne_bytes());
-        }
+    ///
+    /// # Errors
+    /// A sentence: the guest's client keeps us waiting.
+    pub(crate) fn wake(&self) -> Result<(), &'static str> {
+        self.call.as_ref().map_or(Ok(()), bell::ring_at_client)
     }
 
     /// The guest needs to say nothing when it adds requests.
@@ -275,6 +280,7 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client_fd::ClientFd;
 
     const AVAILABLE: u64 = 0x100;
     const USED: u64 = 0x200;
@@ -312,7 +318,7 @@ mod tests {
 
     fn region() -> Arc<Region> {
         let (file, bytes) = Region::create(1, 8).unwrap();
-        Arc::new(Region::of(file, 0, bytes, 1, 8).unwrap())
+        Arc::new(Region::of(ClientFd::brought(file), 0, bytes, 1, 8).unwrap())
     }
 
     fn due(request: &Request) -> Due {

@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::Scope;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, getpeername, sockopt};
+
 use super::bell;
 use super::features::{self, PROTOCOL_FEATURES, QUEUES, protocol};
 use super::marks::Region;
@@ -18,6 +20,7 @@ use super::memory::{Memory, Part};
 use super::queue::{CUT, Device, Started};
 use super::ring::{Addresses, PLACES, Ring, Start};
 use super::wire::{self, Message, request, u16_at, u32_at, u64_at};
+use crate::client_fd::ClientFd;
 
 /// How often the thread looks whether the volume has grown.
 const LOOK_MILLISECONDS: u32 = 500;
@@ -76,14 +79,14 @@ struct Conversation<'scope, 'env> {
     in_flight: Option<Arc<Region>>,
     slots: Vec<Slot<'scope>>,
     /// The client's other socket, for news.
-    news: Option<OwnedFd>,
+    news: Option<ClientFd>,
     /// The size that the client knows.
     size: u64,
 }
 
 /// Serves a client until it leaves, or has to. `say` takes sentences for the log, without the name of
 /// the volume.
-pub(crate) fn serve(device: &Device<'_>, socket: &OwnedFd, say: &dyn Fn(&str)) {
+pub(crate) fn serve(device: &Device<'_>, socket: &ClientFd, say: &dyn Fn(&str)) {
     let ended = std::thread::scope(|scope| {
         let mut session = Conversation {
             scope,
@@ -113,12 +116,29 @@ pub(crate) fn serve(device: &Device<'_>, socket: &OwnedFd, say: &dyn Fn(&str)) {
     }
 }
 
+/// A client's socket for news. One that is connected to a server may be the client's end of this very
+/// connection, whose end nobody would notice while it is here.
+fn of_a_pair(socket: ClientFd) -> Result<ClientFd, Refusal> {
+    let peer = match sockopt::socket_domain(&socket) {
+        Ok(AddressFamily::UNIX) => getpeername(&socket).ok().flatten(),
+        _ => None,
+    };
+    let peer = peer.and_then(|peer| SocketAddrUnix::try_from(peer).ok());
+    let is_named = |peer: &SocketAddrUnix| {
+        peer.path_bytes().is_some() || peer.abstract_name().is_some_and(|name| !name.is_empty())
+    };
+    match peer.is_some_and(|peer| !is_named(&peer)) {
+        true => Ok(socket),
+        false => Err("it wants news by what is no socket of a pair".into()),
+    }
+}
+
 fn failed(error: impl std::fmt::Display) -> Refusal {
     Cow::Owned(error.to_string())
 }
 
 impl<'scope> Conversation<'scope, '_> {
-    fn run(&mut self, socket: &OwnedFd) -> Result<(), Refusal> {
+    fn run(&mut self, socket: &ClientFd) -> Result<(), Refusal> {
         loop {
             let Device { trouble, seat, volume, .. } = self.device;
             let [came, troubled] = bell::wait([socket, &trouble.bell], Some(LOOK_MILLISECONDS));
@@ -223,7 +243,7 @@ impl<'scope> Conversation<'scope, '_> {
                 self.slot(queue.into())?.enabled = enable != 0;
                 self.settle(queue as usize)?;
             }
-            request::SET_BACKEND_REQ_FD => self.news = Some(message.file()?),
+            request::SET_BACKEND_REQ_FD => self.news = Some(of_a_pair(message.file()?)?),
             request::GET_CONFIG => return self.config(&message),
             // Nothing in the configuration is the guest's to choose.
             request::SET_CONFIG => return Ok(Reply::NotDone),
@@ -316,11 +336,15 @@ impl<'scope> Conversation<'scope, '_> {
                 self.settle(queue as usize)
             }
             request::SET_VRING_CALL => {
+                let mut woken = Ok(());
                 if let Some(started) = &slot.started {
                     let event = event.as_ref().map(OwnedFd::try_clone).transpose();
-                    started.ring.lock().call_by(event.map_err(failed)?);
+                    woken = started.ring.lock().call_by(event.map_err(failed)?);
                 }
                 slot.call = event;
+                if let Err(reason) = woken {
+                    self.halt(reason);
+                }
                 Ok(())
             }
             _ => {
@@ -432,8 +456,10 @@ impl<'scope> Conversation<'scope, '_> {
         self.device.trouble.take();
         for slot in &mut self.slots {
             slot.kick = None;
-            slot.error.iter().for_each(bell::ring);
         }
+        // A client that keeps us waiting at one of them hears of no more.
+        let mut errors = self.slots.iter().filter_map(|slot| slot.error.as_ref());
+        let _ = errors.try_for_each(bell::ring_at_client);
         if reason != CUT {
             (self.say)(&format!("the device was stopped, since its guest offers {reason}"));
         }

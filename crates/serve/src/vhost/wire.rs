@@ -14,6 +14,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::brief::briefly;
+use crate::client_fd::ClientFd;
+
 /// Bytes of a body: the largest, of the memory table, has less than half of them.
 const BODY_BYTES: u32 = 4096;
 /// Descriptors with one message: one for each region of memory, of which clients have at most eight.
@@ -61,7 +64,7 @@ pub(crate) struct Message {
     /// The client wants to hear whether it succeeded, if that was negotiated.
     pub(crate) wants_reply: bool,
     body: Vec<u8>,
-    pub(crate) files: Vec<OwnedFd>,
+    pub(crate) files: Vec<ClientFd>,
 }
 
 impl Message {
@@ -86,7 +89,7 @@ impl Message {
     }
 
     /// The only descriptor that came.
-    pub(crate) fn file(&mut self) -> Result<OwnedFd, &'static str> {
+    pub(crate) fn file(&mut self) -> Result<ClientFd, &'static str> {
         match (self.files.pop(), self.files.is_empty()) {
             (Some(file), true) => Ok(file),
             _ => Err("a message without its descriptor, or with several"),
@@ -119,7 +122,7 @@ fn broken(how: &'static str) -> io::Error {
 }
 
 /// Waits for the next message; `None` when the client has left between two.
-pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+pub(crate) fn receive(socket: &ClientFd) -> io::Result<Option<Message>> {
     let mut header = [0; HEADER_BYTES];
     let mut files = Vec::new();
     if !fill(socket, &mut header, &mut files)? {
@@ -137,19 +140,22 @@ pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
 }
 
 /// Receives all of `into`; false when the client left before the first byte.
-fn fill(socket: &OwnedFd, into: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<bool> {
+fn fill(socket: &ClientFd, into: &mut [u8], files: &mut Vec<ClientFd>) -> io::Result<bool> {
     let mut filled = 0;
     while filled < into.len() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut into[filled..])];
-        let received = match recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        // Descriptors that come are taken in one step, which closes those for which there is no room.
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let mut receive = || briefly(|| recvmsg(socket, &mut slices, &mut control, flags));
+        let received = match socket.wait().and_then(|_| receive()) {
             Err(rustix::io::Errno::INTR) => continue,
             received => received?.bytes,
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(came) = message {
-                files.extend(came);
+                files.extend(came.map(ClientFd::brought));
             }
         }
         match received {
@@ -212,11 +218,15 @@ mod tests {
 
     use super::*;
 
+    fn client_fd(socket: UnixStream) -> ClientFd {
+        ClientFd::of_socket(socket.into(), false)
+    }
+
     fn received(bytes: &[u8]) -> io::Result<Option<Message>> {
         let (mut client, server) = UnixStream::pair().unwrap();
         client.write_all(bytes).unwrap();
         drop(client);
-        receive(&server.into())
+        receive(&client_fd(server))
     }
 
     #[test]
@@ -239,7 +249,7 @@ mod tests {
         let (client, server) = UnixStream::pair().unwrap();
         answer(&client.into(), 32, &[7; 20], Some(server.as_fd())).unwrap();
         // An answer is no message of a client; its descriptor came all the same, and was closed.
-        assert!(receive(&server.into()).is_err());
+        assert!(receive(&client_fd(server)).is_err());
     }
 
     #[test]
