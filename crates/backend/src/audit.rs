@@ -8,6 +8,7 @@
 //! server; a power cut may take the last ones.
 
 use std::{
+    ffi::OsString,
     fs::{File, OpenOptions},
     io::{BufRead, Read, Seek, SeekFrom, Write},
     os::unix::{
@@ -59,6 +60,9 @@ enum To {
     File {
         path: PathBuf,
         file: File,
+        /// Locked as long as this process writes the log. It is a file of its own, which nobody else may
+        /// open: who may read the log could lock it.
+        _lock: File,
         /// The file ends within a line.
         torn: bool,
     },
@@ -74,9 +78,10 @@ impl AuditLog {
     /// `InvalidInput`: it is no file, or ends with a line that is too long. Those of the system.
     pub fn file(path: &Path) -> Result<AuditLog> {
         let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+        let lock = lock(&path)?;
         let file = open(&path)?;
         let (before, torn) = last_line(&path, &file)?;
-        Ok(AuditLog::new(To::File { path, file, torn }, before))
+        Ok(AuditLog::new(To::File { path, file, _lock: lock, torn }, before))
     }
 
     /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. The lines of each process begin anew.
@@ -133,7 +138,7 @@ impl State {
             return Err(Error::new(Kind::InvalidInput, format!("a line has {} bytes", text.len())));
         }
         match &mut self.to {
-            To::File { path, file, torn } => {
+            To::File { path, file, torn, .. } => {
                 let whole = [if *torn { "\n" } else { "" }, &text, "\n"].concat();
                 // In one call: a process that ends leaves all of it or nothing.
                 let written = file.write_all(whole.as_bytes());
@@ -160,7 +165,7 @@ impl State {
 
     /// Begins a new file when the path names another one than that which is open, or none.
     fn follow(&mut self) -> Result<()> {
-        let To::File { path, file, torn } = &mut self.to else { return Ok(()) };
+        let To::File { path, file, torn, .. } = &mut self.to else { return Ok(()) };
         let failed = |e| Error::from_io(path.display(), e);
         let open_one = file.metadata().map_err(failed)?;
         match std::fs::symlink_metadata(&path) {
@@ -168,9 +173,12 @@ impl State {
             Ok(_) | Err(_) => {
                 // The lines go on from those of the old file, also where others stand in the new one:
                 // reading it tells where these were put in.
-                let new = open(path)?;
-                *torn = last_line(path, &new)?.1;
-                *file = new;
+                let begun = open(path).and_then(|new| Ok((last_line(path, &new)?.1, new)));
+                match begun {
+                    Ok((is_torn, new)) => (*torn, *file) = (is_torn, new),
+                    // The old one takes the lines, whatever its name is by now.
+                    Err(error) => tracing::warn!("the audit log goes on in its old file: {error}"),
+                }
                 Ok(())
             }
         }
@@ -201,10 +209,36 @@ fn open(path: &Path) -> Result<File> {
         let why = "this audit log belongs to another user, or others may write to it";
         return Err(wrong(Kind::Denied, why));
     }
+    Ok(file)
+}
+
+/// Locks a log against other servers, by a file beside it that is this user's alone.
+fn lock(path: &Path) -> Result<File> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".lock");
+    let at = path.with_file_name(name);
+    let failed = |e| Error::from_io(at.display(), e);
+    let wrong = |kind, why: &str| Error::new(kind, format!("{}: {why}", at.display()));
+    let calm = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let opened = options.mode(0o600).custom_flags(calm.bits() as i32).open(&at);
+    let file = opened.map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !metadata.is_file() || !is_own || metadata.mode() & 0o077 != 0 {
+        let why = "the lock of an audit log is a file that its user alone may open";
+        return Err(wrong(Kind::Denied, why));
+    }
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
-        rustix::io::Errno::WOULDBLOCK => {
-            wrong(Kind::Busy, "another process writes this audit log: each server has its own")
-        }
+        rustix::io::Errno::WOULDBLOCK => Error::new(
+            Kind::Busy,
+            format!(
+                "{}: another process writes this audit log: each server has its own",
+                path.display()
+            ),
+        ),
         errno => failed(errno.into()),
     })?;
     Ok(file)
@@ -412,6 +446,28 @@ mod tests {
         verified.read(&fs::read(&path).unwrap()[..]).unwrap();
         assert_eq!((verified.lines, verified.head), (5, Some(log.head())));
         assert!(!read(&path).unwrap().is_from_the_beginning());
+    }
+
+    #[test]
+    fn rule_48_who_may_read_a_log_holds_up_no_server_and_loses_no_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        fs::write(&path, "").unwrap();
+        let reader = File::open(&path).unwrap();
+        flock(&reader, FlockOperation::LockShared).unwrap();
+        let log = AuditLog::file(&path).unwrap();
+        log.note(event(0)).unwrap();
+        assert_eq!(fs::metadata(path.with_file_name(".audit.lock")).unwrap().mode() & 0o777, 0o600);
+        // What stands in the place of the log after it was renamed can't be written to.
+        fs::rename(&path, folder.path().join("audit.1")).unwrap();
+        fs::create_dir(&path).unwrap();
+        log.note(event(1)).unwrap();
+        fs::remove_dir(&path).unwrap();
+        log.note(event(2)).unwrap();
+        let mut verified = read(&folder.path().join("audit.1")).unwrap();
+        assert_eq!(verified.lines, 2);
+        verified.read(&fs::read(&path).unwrap()[..]).unwrap();
+        assert_eq!((verified.lines, verified.lost), (3, 0));
     }
 
     #[test]

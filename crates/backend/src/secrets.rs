@@ -26,7 +26,7 @@ use rustix::{
 };
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::{new_file::NewFile, random::random_bytes};
+use crate::{new_file::NewFile, random::random_bytes, tree::Place};
 
 /// Bytes of a secret's file at most.
 const SECRET_BYTES_MAX: u64 = 4096;
@@ -191,30 +191,34 @@ fn give_no_descriptors() -> Result<()> {
     Ok(())
 }
 
-/// Errors unless a program is this user's or root's, and no other user may write to it or put another one
-/// in its place.
-fn only_ours(program: &Path) -> Result<()> {
+/// Where a program lies, which is this user's or root's: no other user may write to it, or put another one
+/// in its place, by a link on the way or in any directory above it.
+fn only_ours(program: &Path) -> Result<PathBuf> {
     let refused = |at: &Path, why: &str| {
         let why = format!("{}: {why}", at.display());
-        Err(Error::new(
-            Kind::Denied,
-            format!("the program that gives the key is not started: {why}"),
-        ))
+        Error::new(Kind::Denied, format!("the program that gives the key is not started: {why}"))
     };
     let failed = |e| Error::from_io(program.display(), e);
-    let place = program.canonicalize().map_err(failed)?;
-    for at in place.ancestors().take(2) {
-        let metadata = at.metadata().map_err(failed)?;
+    let place = Place::of(program, true)?.map_err(|error| refused(program, &error.to_string()))?;
+    let lies_at = std::fs::read_link(place.path()).map_err(failed)?;
+    // From the root on: what lies in a directory that nobody else can change stays there.
+    let mut above: Vec<&Path> = lies_at.ancestors().collect();
+    above.reverse();
+    for at in above {
+        let metadata = at.symlink_metadata().map_err(failed)?;
         if ![rustix::process::geteuid().as_raw(), 0].contains(&metadata.uid()) {
-            return refused(at, "it belongs to another user");
+            return Err(refused(at, "it belongs to another user"));
         }
         // In a directory such as /tmp nobody replaces what another user has.
         let is_kept = metadata.is_dir() && metadata.mode() & 0o1000 != 0;
         if metadata.mode() & 0o022 != 0 && !is_kept {
-            return refused(at, "others may write to it: `chmod go-w` it");
+            return Err(refused(at, "others may write to it: `chmod go-w` it"));
+        }
+        if at == lies_at && (metadata.dev(), metadata.ino()) != place.identity() {
+            return Err(refused(at, "it was replaced while it was being looked at"));
         }
     }
-    Ok(())
+    Ok(lies_at)
 }
 
 /// The output of a program that gives a key, which is named by its whole path: started without a shell,
@@ -223,7 +227,7 @@ fn only_ours(program: &Path) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidInput`: the path is not a whole one. `NotFound`: it is not there. `Denied`: it can't be started,
-/// or others may write to it or to its directory. `Io`: it failed, or took too long.
+/// or others may write to it or to a directory above it. `Io`: it failed, or took too long.
 pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
     key_within(COMMAND_WAIT, program, request)
 }
@@ -236,7 +240,7 @@ fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing
         let why = "a program that gives a key is named by its whole path, which begins with /";
         return Err(Error::new(Kind::InvalidInput, format!("{name}: {why}")));
     }
-    only_ours(program)?;
+    let program = only_ours(program)?;
     give_no_descriptors()?;
     let mut child = Command::new(program)
         .env_clear()
@@ -414,6 +418,34 @@ mod tests {
         let lists = key_from_command(&path, "").unwrap();
         let lists = String::from_utf8_lossy(&lists).into_owned();
         assert!(lists.contains("pipe:") && !lists.contains("/dev/zero"), "{lists}");
+    }
+
+    #[test]
+    #[ignore = "needs root: another user's link and directory"]
+    fn rule_23_nobody_else_puts_another_program_in_the_place_of_one_that_gives_a_key() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
+        let others = |path: &Path| std::os::unix::fs::lchown(path, Some(1000), Some(1000)).unwrap();
+        for directory in [&ours, &theirs, &theirs.join("bin")] {
+            fs::create_dir(directory).unwrap();
+        }
+        for directory in [&ours, &theirs.join("bin")] {
+            let program = directory.join("kms");
+            fs::write(&program, "#!/bin/sh\necho key\n").unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        std::os::unix::fs::symlink("../ours/kms", theirs.join("link")).unwrap();
+        std::os::unix::fs::symlink("kms", ours.join("link")).unwrap();
+        others(&theirs.join("link"));
+        others(&theirs);
+        for path in ["theirs/link", "theirs/bin/kms"] {
+            let error = key_from_command(&folder.path().join(path), "").unwrap_err();
+            assert_eq!(error.kind(), Kind::Denied, "{path}: {error}");
+        }
+        for path in ["ours/kms", "ours/link"] {
+            assert_eq!(&**key_from_command(&folder.path().join(path), "").unwrap(), b"key\n");
+        }
     }
 
     #[test]

@@ -7,20 +7,25 @@
 
 use std::{
     fs::{DirBuilder, File},
-    io::{ErrorKind, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    io::{ErrorKind, Read, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use clap::{Args, Subcommand};
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::tls::{Authority, CA, CA_LIST, CLIENT, Holder, SERVER_CERTIFICATE, SERVER_KEY};
+use rustix::fs::OFlags;
 use serde_json::json;
 
 use onefold_console::{failure::Failure, output::Answer};
 
 /// The key of the authority; no server needs it.
 const CA_KEY: &str = "ca-key.pem";
+
+/// Bytes that are read of a file at most.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
 /// Names of files that clients of libnbd and qemu look for.
 const CLIENT_CERTIFICATE: &str = "client-cert.pem";
 const CLIENT_KEY: &str = "client-key.pem";
@@ -207,9 +212,30 @@ fn authority(directory: &Path) -> Result<(Authority, String)> {
     Ok((authority, certificate))
 }
 
+/// The text of a file of an authority's. Its key is this user's or root's, and nobody else may read it.
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| Error::from_io(format_args!("{} can't be read", path.display()), error))
+    let failed = |error| Error::from_io(format_args!("{} can't be read", path.display()), error);
+    let wrong = |kind, why: &str| Err(Error::new(kind, format!("{} {why}", path.display())));
+    // A pipe would have us wait for its other end.
+    let calm = OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(calm).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return wrong(Kind::InvalidInput, "is no regular file");
+    }
+    if path.ends_with(CA_KEY) {
+        if ![rustix::process::geteuid().as_raw(), 0].contains(&found.uid()) {
+            return wrong(Kind::Denied, "belongs to another user, who can read it and change it");
+        }
+        if found.mode() & 0o077 != 0 {
+            let why = "can be read by others: run chmod 600 on it; if somebody may have read it, make a \
+                       new authority";
+            return wrong(Kind::Denied, why);
+        }
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// Makes a directory with these files; nothing of it stays when that fails.

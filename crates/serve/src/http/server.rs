@@ -15,7 +15,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -100,6 +100,8 @@ struct Hall {
     guests: Mutex<Vec<Guest>>,
     /// Held while something of a handshake is computed.
     shaking: Mutex<()>,
+    /// From when on it counts time.
+    begun: Instant,
 }
 
 /// A page that strangers get until a time.
@@ -114,8 +116,11 @@ struct Guest {
     socket: Arc<ClientFd>,
     peer: Peer,
     audience: Audience,
-    /// The request has arrived, and the answer is not sent yet.
+    /// The request has arrived, and the answer is not sent yet; or it waits for our part of a
+    /// handshake.
     at_work: Arc<AtomicBool>,
+    /// When it said something, or came.
+    heard: Arc<AtomicU64>,
     /// It gave way, and its thread is about to end.
     cut: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -132,6 +137,7 @@ impl Server {
             making: Mutex::default(),
             guests: Mutex::default(),
             shaking: Mutex::default(),
+            begun: Instant::now(),
         };
         Server { hall: Arc::new(hall), doors: Vec::new(), guard: None, acceptor: None }
     }
@@ -221,6 +227,11 @@ impl Drop for Server {
 }
 
 impl Hall {
+    /// Microseconds since it was made.
+    fn now(&self) -> u64 {
+        self.begun.elapsed().as_micros() as u64
+    }
+
     /// Accepts until the other end of `watched` is closed.
     fn accept_all(self: &Arc<Hall>, doors: &[Door], watched: &UnixStream) {
         loop {
@@ -273,7 +284,7 @@ impl Hall {
         let present: Vec<&Guest> = guests.iter().filter(|guest| !guest.is_cut()).collect();
         if present.len() >= CONNECTIONS {
             let held: Vec<Held> = present.iter().map(|guest| guest.held()).collect();
-            let newcomer = Held { peer, audience: door.audience, at_work: false };
+            let newcomer = Held { peer, audience: door.audience, at_work: false, heard: u64::MAX };
             // All of them receive their answers: the newcomer has to try again.
             let Some(n) = who_gives_way(&held, newcomer) else { return };
             present[n].cut.store(true, Relaxed);
@@ -281,6 +292,7 @@ impl Hall {
         }
         let (socket, at_work) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
         let cut = Arc::new(AtomicBool::new(false));
+        let heard = Arc::new(AtomicU64::new(self.now()));
         let mut visit = Visit {
             hall: self.clone(),
             guard: door.guard.clone(),
@@ -288,6 +300,7 @@ impl Hall {
             sealed: Vec::new(),
             socket: socket.clone(),
             at_work: at_work.clone(),
+            heard: heard.clone(),
             cut: cut.clone(),
             audience: door.audience,
             end: Instant::now() + REQUEST,
@@ -296,7 +309,15 @@ impl Hall {
         if let Ok(thread) =
             std::thread::Builder::new().name("http".into()).spawn(move || visit.attend())
         {
-            guests.push(Guest { socket, peer, audience: door.audience, at_work, cut, thread });
+            guests.push(Guest {
+                socket,
+                peer,
+                audience: door.audience,
+                at_work,
+                heard,
+                cut,
+                thread,
+            });
         }
     }
 }
@@ -308,7 +329,8 @@ impl Guest {
 
     fn held(&self) -> Held {
         let at_work = self.at_work.load(Relaxed);
-        Held { peer: self.peer, audience: self.audience, at_work }
+        let heard = self.heard.load(Relaxed);
+        Held { peer: self.peer, audience: self.audience, at_work, heard }
     }
 }
 
@@ -317,11 +339,14 @@ impl Guest {
 struct Held {
     peer: Peer,
     audience: Audience,
+    /// It asks for a page, or waits for our part of a handshake.
     at_work: bool,
+    /// When it said something, or came.
+    heard: u64,
 }
 
-/// The number of the connection that gives way to a newcomer when all are taken. They are in order
-/// of arrival.
+/// The number of the connection that gives way to a newcomer when all are taken: of those that may be
+/// cut, the one that was silent longest.
 fn who_gives_way(held: &[Held], newcomer: Held) -> Option<usize> {
     let is_operator = newcomer.audience == Audience::Operator;
     let is_below = |one: &Held| is_operator || one.audience == Audience::Anybody;
@@ -330,15 +355,16 @@ fn who_gives_way(held: &[Held], newcomer: Held) -> Option<usize> {
     let peers = below.iter().map(|(_, one)| one.peer);
     if let Some(greedy) = too_many(peers, newcomer.peer, CONNECTIONS / 2) {
         let of_greedy = below.iter().filter(|(_, one)| one.peer == greedy);
-        return of_greedy.min_by_key(|(_, one)| one.at_work).map(|(n, _)| *n);
+        return of_greedy.min_by_key(|(_, one)| (one.at_work, one.heard)).map(|(n, _)| *n);
     }
     let has_some = below.iter().any(|(_, one)| one.peer == newcomer.peer);
     let rests = |one: &Held| !one.at_work && (one.peer == newcomer.peer || !has_some);
     let stranger = |one: &Held| is_operator && !has_some && one.audience == Audience::Anybody;
-    let first = |gives_way: &dyn Fn(&Held) -> bool| {
-        below.iter().find(|(_, one)| gives_way(one)).map(|(n, _)| *n)
+    let silent = |gives_way: &dyn Fn(&Held) -> bool| {
+        let such = below.iter().filter(|(_, one)| gives_way(one));
+        such.min_by_key(|(_, one)| one.heard).map(|(n, _)| *n)
     };
-    first(&rests).or_else(|| first(&stranger))
+    silent(&rests).or_else(|| silent(&stranger))
 }
 
 /// The user of the server, or root.
@@ -362,6 +388,7 @@ struct Visit {
     sealed: Vec<u8>,
     socket: Arc<ClientFd>,
     at_work: Arc<AtomicBool>,
+    heard: Arc<AtomicU64>,
     /// It gave way to others.
     cut: Arc<AtomicBool>,
     audience: Audience,
@@ -428,7 +455,11 @@ impl Visit {
             // Behind the handshake a request may have come already; it stays.
             let mut fed = Ok(0);
             while fed.is_ok() && session.is_handshaking() && !self.sealed.is_empty() {
+                // It waits for us, and is not silent.
+                self.at_work.store(true, Relaxed);
                 fed = self.hall.in_turn(|| session.feed(&self.sealed));
+                self.heard.store(self.hall.now(), Relaxed);
+                self.at_work.store(false, Relaxed);
                 self.sealed.drain(..*fed.as_ref().unwrap_or(&0));
             }
             session.unsent(&mut unsent)?;
@@ -444,6 +475,8 @@ impl Visit {
             audit.hear(&who, Event::Pages { allowed });
         }
         if allowed {
+            // Who shares its address, and proved nothing, does not cut it off.
+            self.at_work.store(true, Relaxed);
             self.audience = Audience::Operator;
             return Ok(None);
         }
@@ -526,7 +559,10 @@ impl Visit {
         loop {
             match self.socket.receive_now(buffer) {
                 Ok(0) => return None,
-                Ok(bytes) => return Some(bytes),
+                Ok(bytes) => {
+                    self.heard.store(self.hall.now(), Relaxed);
+                    return Some(bytes);
+                }
                 Err(Errno::AGAIN) if self.wait(PollFlags::IN) => {}
                 Err(Errno::INTR) => {}
                 Err(_) => return None,
@@ -581,7 +617,19 @@ mod tests {
     use super::*;
 
     fn held(user: u32, audience: Audience, at_work: bool) -> Held {
-        Held { peer: Peer::User(user), audience, at_work }
+        Held { peer: Peer::User(user), audience, at_work, heard: 0 }
+    }
+
+    #[test]
+    fn rule_12_the_one_that_was_silent_longest_gives_way() {
+        let mut all = vec![held(1, Audience::Anybody, false); CONNECTIONS];
+        (0..).zip(&mut all).for_each(|(n, one)| one.heard = 100 + n);
+        all[0].heard = 200;
+        let newcomer = held(1, Audience::Anybody, false);
+        assert_eq!(who_gives_way(&all, newcomer), Some(1));
+        all[1].at_work = true;
+        assert_eq!(who_gives_way(&all, newcomer), Some(2));
+        assert_eq!(who_gives_way(&all, held(2, Audience::Anybody, false)), Some(2));
     }
 
     struct Nothing;
