@@ -26,6 +26,7 @@ pub(crate) mod key;
 pub(crate) mod ls;
 pub(crate) mod mount;
 pub(crate) mod mv;
+mod named;
 mod negotiate;
 pub(crate) mod node;
 mod patience;
