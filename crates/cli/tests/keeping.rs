@@ -399,3 +399,37 @@ fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
     assert_eq!(freed("--keep-last 5").0, Some(0));
     assert_eq!(snapshots(&desk), 5);
 }
+
+#[test]
+fn a_server_that_takes_commands_elsewhere_is_named_and_not_waited_for_without_end() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::write(desk.path("one"), noise(1, 50_000)).unwrap();
+    (0..3).for_each(|n| backup(&desk, n));
+    let server = desk.serve("a --append-only --control elsewhere");
+    let named = format!("served by process {} on host", server.pid());
+    for verb in ["put a one one", "backup a tree --set t"] {
+        let said = desk.run(&format!("{verb} --wait 2s"));
+        let lines: Vec<&str> = said.err.lines().collect();
+        assert_eq!((said.status.code(), lines.len()), (Some(1), 2), "{said:?}");
+        assert!(lines.iter().all(|line| line.contains(&named) && line.contains("--control DIR")));
+        assert!(lines[0].contains("waiting for it for at most 2 s"), "{said:?}");
+        assert!(lines[1].contains("still after 2 s: nothing is stored"), "{said:?}");
+        desk.fails(&format!("{verb} --no-wait"), 1, &[&named, "nothing is stored", "--control"]);
+    }
+    // The rules of the server hold for who looks for it in another place.
+    desk.fails("volume create a v --size 1M", 1, &[&named, "--control"]);
+    let said = desk.run("forget a --keep-last 1");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.err.contains(&named) && said.err.contains("stolen key"), "{said:?}");
+    let said = desk.run("forget a --keep-daily 1 --dry-run --json");
+    let verdicts: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(verdicts[0]["verdict"], "kept", "the first of the day: {said:?}");
+    assert_eq!(snapshots(&desk), 3);
+    desk.ok("put a one one --control elsewhere --json");
+    // A killed one is nobody's server.
+    server.kill();
+    desk.ok("put a two one --wait 2s --json");
+    desk.ok("volume create a v --size 1M");
+    assert_eq!(json(&desk, "forget a --keep-last 1 --force --dry-run")[0]["verdict"], "would_go");
+}

@@ -177,7 +177,10 @@ fn served(archive: &ArchiveDir) -> Option<String> {
             Ok(pid) => format!("process {pid} serves it there; stop that first, or do it there"),
             Err(_) => "a process serves it there; stop that first, or do it there".to_owned(),
         }),
-        Ok(None) => archive.unseen_server().unwrap_or_default(),
+        Ok(None) => {
+            let unseen = archive.unseen_server().unwrap_or_default();
+            unseen.map(|server| format!("{server}; stop that first, or do it there"))
+        }
         Err(error) => Some(error.to_string()),
     }
 }

@@ -44,6 +44,7 @@ pub(crate) mod status;
 pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod volume;
+mod waiting;
 pub(crate) mod worker;
 
 use std::{
