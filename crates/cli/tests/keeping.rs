@@ -433,3 +433,27 @@ fn a_server_that_takes_commands_elsewhere_is_named_and_not_waited_for_without_en
     desk.ok("volume create a v --size 1M");
     assert_eq!(json(&desk, "forget a --keep-last 1 --force --dry-run")[0]["verdict"], "would_go");
 }
+
+#[test]
+fn gc_names_those_that_it_waits_for_and_ends_with_its_budget() {
+    use std::{io::Read, process::Stdio};
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    fs::write(desk.path("old"), noise(1, 24_000_000)).unwrap();
+    desk.ok("put a old old --json");
+    let mut reader = desk.command("get a old").stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = reader.stdout.take().unwrap();
+    output.read_exact(&mut vec![0; 100_000]).unwrap();
+    desk.ok("rm a old");
+    let begun = Instant::now();
+    let said = desk.run("gc a --for 5s");
+    let (code, took) = (said.status.code(), begun.elapsed());
+    assert!(code == Some(0) && took < Duration::from_secs(30), "{took:?} {said:?}");
+    let named = format!("process {} (onefold get)", reader.id());
+    assert!(said.err.contains(&named) && said.err.contains("--no-wait"), "{said:?}");
+    assert!(said.out.contains("hold more back"), "{said:?}");
+    drop(output);
+    reader.wait().unwrap();
+    assert_eq!(json(&desk, "gc a")["held_back"], false);
+    assert_eq!(desk.status("a")["stored_bytes"], 0);
+}

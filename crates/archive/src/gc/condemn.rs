@@ -3,7 +3,10 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{collection::Collection, dead_chunks::DeadChunks};
+use super::{
+    collection::{Collection, Patience},
+    dead_chunks::DeadChunks,
+};
 use crate::{
     format::{
         Address, ContainerId,
@@ -85,10 +88,18 @@ impl Collection {
     }
 
     /// True when nobody is in an earlier epoch any more; waits for that if the options say so.
-    pub(super) fn others_left(&self, epoch: u32) -> Result<bool> {
-        match self.archive.await_earlier_epoch(epoch, self.options.wait) {
-            Err(error) if error.kind() == Kind::Busy => Ok(false),
-            done => done.map(|()| true),
+    pub(super) fn others_left(&mut self, epoch: u32) -> Result<bool> {
+        let blocks = self.options.wait && self.patience.is_none();
+        loop {
+            match self.archive.await_earlier_epoch(epoch, blocks) {
+                Err(error) if error.kind() == Kind::Busy => {}
+                done => return done.map(|()| true),
+            }
+            let goes_on = |patience: &mut Patience| patience();
+            if !self.options.wait || !self.patience.as_mut().is_some_and(goes_on) {
+                self.options.wait = false;
+                return Ok(false);
+            }
         }
     }
 
