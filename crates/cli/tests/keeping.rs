@@ -363,17 +363,13 @@ fn what_the_guard_holds_back_is_shown_and_monitoring_hears_of_it() {
 }
 
 /// Runs `onefold-backup` for the directory `tree` and the archive `a`.
-fn nightly(desk: &Desk, policy: &str) -> std::process::Output {
+fn nightly(desk: &Desk, variables: &[(&str, &str)]) -> std::process::Output {
     let script =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/onefold-backup");
     let command = std::path::Path::new(env!("CARGO_BIN_EXE_onefold")).parent().unwrap().to_owned();
     let path = format!("{}:{}", command.display(), std::env::var("PATH").unwrap());
     let mut nightly = std::process::Command::new("sh");
-    nightly.arg(script).args(["a", "tree"]).envs([
-        ("PATH", &*path),
-        ("SET", "t"),
-        ("KEEP", policy),
-    ]);
+    nightly.arg(script).args(["a", "tree"]).env("PATH", &*path).envs(variables.iter().copied());
     nightly.current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
     nightly.output().unwrap()
 }
@@ -388,7 +384,7 @@ fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
         desk.ok("put a one one --json");
         desk.ok("rm a one");
         assert!(number(&json(&desk, "gc a --dry-run"), "droppable_bytes") > 2_900_000);
-        let said = nightly(&desk, policy);
+        let said = nightly(&desk, &[("SET", "t"), ("KEEP", policy)]);
         let left = number(&json(&desk, "gc a --dry-run"), "droppable_bytes");
         assert!(left < 400_000, "{left}: {said:?}");
         (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
@@ -398,6 +394,26 @@ fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
     assert_eq!(snapshots(&desk), 5, "one more, and none went");
     assert_eq!(freed("--keep-last 5").0, Some(0));
     assert_eq!(snapshots(&desk), 5);
+}
+
+#[test]
+fn the_nightly_backup_goes_by_the_name_of_a_host_that_is_given() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // The set has snapshots of this host, which stay.
+    backup(&desk, 1);
+    desk.ok("backup a tree --set web1 --json");
+    for n in 2..4 {
+        fs::write(desk.path("tree/file"), noise(n, 300_000)).unwrap();
+        let said = nightly(&desk, &[("AS_HOST", "web1"), ("KEEP", "--keep-last 1")]);
+        assert_eq!(said.status.code(), Some(0), "{said:?}");
+    }
+    let all = json(&desk, "snapshots a");
+    let of = |name: &str| {
+        let all = all.as_array().unwrap().iter();
+        all.filter(|one| one["host"] == name && one["set"] == "web1").count()
+    };
+    assert_eq!((of("web1"), all.as_array().unwrap().len()), (1, 3), "{all}");
 }
 
 #[test]
