@@ -102,7 +102,7 @@ fn a_create_that_failed_leaves_nothing_at_the_other_end() {
     });
     assert!(failed.count() > 3);
     assert!(lengths.next().is_some(), "a whole connection makes an archive");
-    // What others have there stays.
+    // A directory that was there stays.
     let desk = Desk::new().by_ssh("ssh", "stdbuf -o0 head -c 64 | sh -c \"$last\"");
     fs::create_dir(desk.path("a")).unwrap();
     assert!(!desk.run(&format!("create archive {}", address(&desk, "a"))).status.success());

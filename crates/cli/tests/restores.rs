@@ -680,14 +680,14 @@ fn every_name_can_be_asked_for_whatever_signs_and_bytes_it_has() {
             assert_eq!(restored(&path, "--exact"), [name], "{before}");
         }
     }
-    // What is not there is a pattern, unless it shall be none.
+    // Another one is a pattern, unless it shall be none.
     let both: [&[u8]; 2] = [b"b*", b"bb"];
     assert_eq!(restored(b"/s/b[*b]", ""), both);
     assert!(restored(b"/s/b[*b]", "--exact").is_empty());
     assert_eq!(restored(b"/s/a\\[1]", ""), [b"a[1]"]);
     assert_eq!(restored(b"/s/", "").len(), all.len());
 
-    // What `ls` and `find` show of a name leads to it.
+    // The text that `ls` and `find` show of a name leads to it.
     let shown = desk.ok("ls a t /s");
     let shown: Vec<&str> = shown.lines().map(|line| line.split("  ").last().unwrap()).collect();
     assert_eq!(shown.len(), all.len());

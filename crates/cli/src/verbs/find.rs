@@ -38,7 +38,7 @@ pub(crate) struct Options {
     store: PathBuf,
 
     /// A name or the end of a path; with a first / or ./ a whole path; with a last / directories only.
-    /// Patterns may have *, ?, [a-z] and **. What has the very name of a pattern is found too. Names may be
+    /// Patterns may have *, ?, [a-z] and **, and find files that are called so themselves. Names may be
     /// written as this verb shows them, with \xff for a byte that is no text
     #[arg(required = true)]
     patterns: Vec<OsString>,

@@ -1,7 +1,7 @@
 //! Paths of what a snapshot has: as people type them, and as they are shown.
 //!
-//! A name is bytes. What is shown of one is text in which other bytes are `\xff`, and a verb that gets
-//! this text back finds the name.
+//! A name is bytes. It is shown as text, with `\xff` for a byte that is none, and a verb that gets this text
+//! back finds the name.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 

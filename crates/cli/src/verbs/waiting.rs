@@ -72,7 +72,7 @@ impl Other {
         })
     }
 
-    /// Who it is, as a sentence without its end.
+    /// The fact, as a sentence without its end.
     fn told(&self) -> String {
         match self {
             Other::Server(server) => server.to_string(),
@@ -80,10 +80,12 @@ impl Other {
         }
     }
 
-    /// What helps.
+    /// The help for it.
     fn advice(&self) -> &'static str {
         match self {
-            Other::Server(_) => "; if it was started with --control DIR, say the same here",
+            Other::Server(_) => {
+                "; if it was started with --control DIR, say the same here, or else stop it"
+            }
             Other::Put(_) => "",
         }
     }

@@ -140,7 +140,7 @@ pub(in crate::verbs) fn chunk_format(
     })
 }
 
-/// Makes it in a folder. What failed leaves none of the folders that it made.
+/// Makes it in a folder. A failure leaves none of the folders that this made.
 fn in_folder(folder: &Path, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
     let is_absent = |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
     let new: Vec<&Path> = folder.ancestors().take_while(is_absent).collect();

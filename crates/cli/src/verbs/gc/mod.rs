@@ -326,7 +326,7 @@ impl Others {
     fn wait(&mut self) -> bool {
         std::thread::sleep(WAIT);
         let now = Instant::now();
-        // What lies between two waits is work.
+        // The time between two waits is work.
         let goes_on = |(_, last): &(Instant, Instant)| now.duration_since(*last) < SILENT;
         let (first, _) = self.since.filter(goes_on).unwrap_or((now, now));
         self.since = Some((first, now));

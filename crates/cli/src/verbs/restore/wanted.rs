@@ -41,9 +41,8 @@ impl Wanted {
         Wanted(vec![One::path("/".to_owned(), Vec::new())])
     }
 
-    /// The paths of the command line; without one, everything is wanted. What is there under the name
-    /// that was typed, or is shown so, is meant by it; what is not there may be a pattern, unless
-    /// `exact` is set.
+    /// The paths of the command line; without one, everything is wanted. A path that is there, as it was
+    /// typed or as it is shown, is no pattern; another one may be, unless `exact` is set.
     pub(super) fn new(
         texts: &[OsString],
         exact: bool,
