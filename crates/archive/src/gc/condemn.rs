@@ -3,10 +3,7 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{
-    collection::{Collection, Patience},
-    dead_chunks::DeadChunks,
-};
+use super::{collection::Collection, dead_chunks::DeadChunks};
 use crate::{
     format::{
         Address, ContainerId,
@@ -95,8 +92,10 @@ impl Collection {
                 Err(error) if error.kind() == Kind::Busy => {}
                 done => return done.map(|()| true),
             }
-            let goes_on = |patience: &mut Patience| patience();
-            if !self.options.wait || !self.patience.as_mut().is_some_and(goes_on) {
+            let Some(patience) = self.patience.as_mut().filter(|_| self.options.wait) else {
+                return Ok(false);
+            };
+            if !patience() {
                 self.options.wait = false;
                 return Ok(false);
             }
