@@ -90,7 +90,10 @@ pub use crate::{
             TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
         },
     },
-    gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
+    gc::{
+        Collected, Collection, Options as CollectionOptions, Patience as CollectionPatience,
+        Survey, Trash, survey,
+    },
     operations_log::{
         Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
         create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,

@@ -4,7 +4,15 @@
 
 mod support;
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use onefold_archive::{
     Archive, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap, Format,
@@ -347,4 +355,52 @@ fn a_lost_frame_of_counts_that_comes_back_finds_what_it_counted() {
         entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("counts-")
     });
     assert_eq!(counts.count(), 1);
+}
+
+/// Bytes that a collection reads of containers, and what it did.
+fn read_by(desk: &Desk) -> (u64, onefold_archive::Collected) {
+    let read = Arc::new(AtomicU64::new(0));
+    let sum = read.clone();
+    let watch: support::Watch = Arc::new(move |name, call, does| {
+        if let (true, Call::Read(_, bytes)) = (name.starts_with("segment-"), call) {
+            sum.fetch_add(*bytes, Relaxed);
+        }
+        does()
+    });
+    let files = Arc::new(Directory::open(&desk.0.path().join("a"), true).unwrap());
+    let settings = Settings { container_bytes: 256 << 10, ..Settings::default() };
+    let archive = Archive::open(Arc::new(Watched { files, watch }), true, settings).unwrap();
+    let collection = Collection::begin(&Arc::new(archive), options(NOW, 0)).unwrap();
+    let done = collection.run(&mut |_| {}).unwrap();
+    (read.load(Relaxed), done)
+}
+
+#[test]
+fn a_collection_reads_no_content_but_that_of_containers_that_it_merges() {
+    let desk = Desk::new();
+    let archive = desk.archive();
+    let (one, other) = (noise(1, 6_000_000), noise(2, 6_000_000));
+    put(&archive, "one", &one).unwrap();
+    put(&archive, "other", &other).unwrap();
+    desk.backup(1, &noise(3, 6_000_000));
+    desk.backup(2, &noise(4, 6_000_000));
+    // Most containers die whole.
+    archive.remove("one").unwrap();
+    forget(&archive, &[SnapshotId([1; 16])], NOW).unwrap();
+    drop(archive);
+    let (read, done) = read_by(&desk);
+    assert!(done.dropped > 20 && done.copied_chunks == 0, "{done:?}");
+    assert!(read < 200_000, "{read} bytes of 24,000,000: {done:?}");
+
+    // A few chunks of many containers stay, and are copied.
+    let archive = desk.archive();
+    let some: Vec<u8> = other.chunks(256 << 10).flat_map(|part| &part[..40_000]).copied().collect();
+    put(&archive, "some", &some).unwrap();
+    archive.remove("other").unwrap();
+    drop(archive);
+    let (read, done) = read_by(&desk);
+    assert!(done.copied_chunk_bytes > 100_000, "{done:?}");
+    // Chunks are read by groups.
+    let of_merged = done.merged_bytes + done.merge_bytes;
+    assert!(read < of_merged, "{read} bytes: {done:?}");
 }

@@ -8,6 +8,7 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Result};
 use crate::{
     beneath::{Beneath, Word},
     file_disk::{FileDisk, Io, Options},
+    lock,
 };
 
 /// The name of the claim file.
@@ -41,4 +42,12 @@ pub fn claim_file(folder: &Path, word: Word, beside: &[&str]) -> Result<FileDisk
     }?;
     let options = Options { io: Io::Syscalls, ..Options::default() };
     options.take(file, &folder.join(CLAIM), BLOCKS * BLOCK_BYTES as u64)
+}
+
+/// Whether a process works in a folder, by the lock on its claim; `None` where that can't be told, as on
+/// a file system that other machines reach.
+#[must_use]
+pub fn claim_is_held(folder: &Path) -> Option<bool> {
+    let file = Beneath::open(folder, Word::default()).and_then(|own| own.file(CLAIM, false));
+    file.ok().and_then(|file| lock::is_held(&file))
 }

@@ -66,7 +66,7 @@ pub mod systemd;
 pub mod tree;
 
 pub use beneath::{Stands, Word};
-pub use claim_file::{CLAIM, claim_file};
+pub use claim_file::{CLAIM, claim_file, claim_is_held};
 pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
 pub use directory::Directory;

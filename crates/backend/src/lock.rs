@@ -149,6 +149,35 @@ fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
     })
 }
 
+/// Whether another open file has a lock on this one, found without asking for one; `None` where that
+/// can't be told, as on a file system that other machines reach.
+pub(crate) fn is_held(file: &fs::File) -> Option<bool> {
+    if Locality::of(file.as_fd()) != Ok(Locality::Local) {
+        return None;
+    }
+    range_is_held(file).ok()
+}
+
+/// Whether a range of an open file is locked by way of another one.
+#[allow(unsafe_code, reason = "rustix knows the locks of processes only")]
+fn range_is_held(file: &fs::File) -> rustix::io::Result<bool> {
+    // Length 0 is all bytes, and the process must be 0.
+    let mut all = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open as long as `file` is borrowed, and `all` is a whole `flock` that
+    // outlives the call, which writes nothing else.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut all) };
+    match done {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Ok(all.l_type != libc::F_UNLCK as i16),
+    }
+}
+
 /// True when users other than the effective one could open the file, and so lock it.
 fn others_could_hold(file: &fs::File) -> bool {
     let us = rustix::process::geteuid().as_raw();
@@ -272,6 +301,26 @@ mod tests {
         let begun = Instant::now();
         while let Err(error) = lock(&other, "lock", Hold::Alone, false) {
             assert!(error.kind() == Kind::Busy && begun.elapsed() < PATIENCE, "{error}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    #[test]
+    fn a_look_tells_who_is_there_and_takes_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let [one, other] = [open(&path), open(&path)];
+        assert_eq!(range_is_held(&other), Ok(false));
+        for hold in [Hold::Alone, Hold::Shared] {
+            take(&one, hold, Ask::Once, true).unwrap();
+            assert_eq!(range_is_held(&other), Ok(true), "{hold:?}");
+            assert_eq!(range_is_held(&fs::File::open(&path).unwrap()), Ok(true), "{hold:?}");
+        }
+        drop(one);
+        let begun = Instant::now();
+        // As above, another test's process may have it for a moment.
+        while range_is_held(&other) != Ok(false) {
+            assert!(begun.elapsed() < PATIENCE);
             std::thread::sleep(PAUSE);
         }
     }

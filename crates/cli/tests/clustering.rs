@@ -51,6 +51,39 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
 }
 
 #[test]
+fn a_store_is_made_in_no_address_of_another_host() {
+    let desk = Desk::new();
+    desk.fails("create cluster ssh://vault/srv/pool", 2, &["only archives have addresses of ssh"]);
+    assert!(!desk.path("ssh:").exists());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_store_that_a_full_disk_ended_leaves_nothing() {
+    let desk = Desk::new();
+    let small = desk.path("small");
+    fs::create_dir(&small).unwrap();
+    let onefold = env!("CARGO_BIN_EXE_onefold");
+    // A file system with little room, in a mount namespace of its own; then it has more.
+    for create in ["create cluster c", "create cluster some/where/c"] {
+        let script = format!(
+            "mount -t tmpfs -o size=256k none '{0}' && chmod 700 '{0}' && cd '{0}' || exit 9
+             {onefold} {create} && exit 8
+             ls -A
+             mount -o remount,size=4g '{0}' || exit 7
+             exec {onefold} {create} --json >/dev/null",
+            small.display()
+        );
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+        let said = command.current_dir(desk.path("")).output().unwrap();
+        let (out, err) =
+            (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert_eq!((said.status.code(), &*out), (Some(0), ""), "{create}: {err}");
+    }
+}
+
+#[test]
 fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     let desk = Desk::new();
     desk.ok("create cluster a");

@@ -363,17 +363,13 @@ fn what_the_guard_holds_back_is_shown_and_monitoring_hears_of_it() {
 }
 
 /// Runs `onefold-backup` for the directory `tree` and the archive `a`.
-fn nightly(desk: &Desk, policy: &str) -> std::process::Output {
+fn nightly(desk: &Desk, variables: &[(&str, &str)]) -> std::process::Output {
     let script =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/onefold-backup");
     let command = std::path::Path::new(env!("CARGO_BIN_EXE_onefold")).parent().unwrap().to_owned();
     let path = format!("{}:{}", command.display(), std::env::var("PATH").unwrap());
     let mut nightly = std::process::Command::new("sh");
-    nightly.arg(script).args(["a", "tree"]).envs([
-        ("PATH", &*path),
-        ("SET", "t"),
-        ("KEEP", policy),
-    ]);
+    nightly.arg(script).args(["a", "tree"]).env("PATH", &*path).envs(variables.iter().copied());
     nightly.current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
     nightly.output().unwrap()
 }
@@ -388,7 +384,7 @@ fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
         desk.ok("put a one one --json");
         desk.ok("rm a one");
         assert!(number(&json(&desk, "gc a --dry-run"), "droppable_bytes") > 2_900_000);
-        let said = nightly(&desk, policy);
+        let said = nightly(&desk, &[("SET", "t"), ("KEEP", policy)]);
         let left = number(&json(&desk, "gc a --dry-run"), "droppable_bytes");
         assert!(left < 400_000, "{left}: {said:?}");
         (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
@@ -398,4 +394,82 @@ fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
     assert_eq!(snapshots(&desk), 5, "one more, and none went");
     assert_eq!(freed("--keep-last 5").0, Some(0));
     assert_eq!(snapshots(&desk), 5);
+}
+
+#[test]
+fn the_nightly_backup_goes_by_the_name_of_a_host_that_is_given() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // The set has snapshots of this host, which stay.
+    backup(&desk, 1);
+    desk.ok("backup a tree --set web1 --json");
+    for n in 2..4 {
+        fs::write(desk.path("tree/file"), noise(n, 300_000)).unwrap();
+        let said = nightly(&desk, &[("AS_HOST", "web1"), ("KEEP", "--keep-last 1")]);
+        assert_eq!(said.status.code(), Some(0), "{said:?}");
+    }
+    let all = json(&desk, "snapshots a");
+    let of = |name: &str| {
+        let all = all.as_array().unwrap().iter();
+        all.filter(|one| one["host"] == name && one["set"] == "web1").count()
+    };
+    assert_eq!((of("web1"), all.as_array().unwrap().len()), (1, 3), "{all}");
+}
+
+#[test]
+fn a_server_that_takes_commands_elsewhere_is_named_and_not_waited_for_without_end() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::write(desk.path("one"), noise(1, 50_000)).unwrap();
+    (0..3).for_each(|n| backup(&desk, n));
+    let server = desk.serve("a --append-only --control elsewhere");
+    let named = format!("served by process {} on host", server.pid());
+    for verb in ["put a one one", "backup a tree --set t"] {
+        let said = desk.run(&format!("{verb} --wait 2s"));
+        let lines: Vec<&str> = said.err.lines().collect();
+        assert_eq!((said.status.code(), lines.len()), (Some(1), 2), "{said:?}");
+        assert!(lines.iter().all(|line| line.contains(&named) && line.contains("--control DIR")));
+        assert!(lines[0].contains("waiting for it for at most 2 s"), "{said:?}");
+        assert!(lines[1].contains("still after 2 s: nothing is stored"), "{said:?}");
+        desk.fails(&format!("{verb} --no-wait"), 1, &[&named, "nothing is stored", "--control"]);
+    }
+    // The rules of the server hold for who looks for it in another place.
+    desk.fails("volume create a v --size 1M", 1, &[&named, "--control"]);
+    let said = desk.run("forget a --keep-last 1");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.err.contains(&named) && said.err.contains("stolen key"), "{said:?}");
+    let said = desk.run("forget a --keep-daily 1 --dry-run --json");
+    let verdicts: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(verdicts[0]["verdict"], "kept", "the first of the day: {said:?}");
+    assert_eq!(snapshots(&desk), 3);
+    desk.ok("put a one one --control elsewhere --json");
+    // A killed one is nobody's server.
+    server.kill();
+    desk.ok("put a two one --wait 2s --json");
+    desk.ok("volume create a v --size 1M");
+    assert_eq!(json(&desk, "forget a --keep-last 1 --force --dry-run")[0]["verdict"], "would_go");
+}
+
+#[test]
+fn gc_names_those_that_it_waits_for_and_ends_with_its_budget() {
+    use std::{io::Read, process::Stdio};
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    fs::write(desk.path("old"), noise(1, 24_000_000)).unwrap();
+    desk.ok("put a old old --json");
+    let mut reader = desk.command("get a old").stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = reader.stdout.take().unwrap();
+    output.read_exact(&mut vec![0; 100_000]).unwrap();
+    desk.ok("rm a old");
+    let begun = Instant::now();
+    let said = desk.run("gc a --for 5s");
+    let (code, took) = (said.status.code(), begun.elapsed());
+    assert!(code == Some(0) && took < Duration::from_secs(30), "{took:?} {said:?}");
+    let named = format!("process {} (onefold get)", reader.id());
+    assert!(said.err.contains(&named) && said.err.contains("--no-wait"), "{said:?}");
+    assert!(said.out.contains("hold more back"), "{said:?}");
+    drop(output);
+    reader.wait().unwrap();
+    assert_eq!(json(&desk, "gc a")["held_back"], false);
+    assert_eq!(desk.status("a")["stored_bytes"], 0);
 }

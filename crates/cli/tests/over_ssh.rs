@@ -89,6 +89,27 @@ fn verbs_of_archives_work_by_an_address() {
 }
 
 #[test]
+fn a_create_that_failed_leaves_nothing_at_the_other_end() {
+    let mut lengths = (0..32).map(|n| if n == 0 { 0 } else { 16u64 << n });
+    let failed = lengths.by_ref().take_while(|bytes| {
+        // The connection breaks when it has carried so much.
+        let script = format!("stdbuf -o0 head -c {bytes} | sh -c \"$last\"");
+        let desk = Desk::new().by_ssh("ssh", &script);
+        let said = desk.run(&format!("create archive {}", address(&desk, "a")));
+        let made = said.status.success();
+        assert_eq!(desk.path("a").exists(), made, "after {bytes} bytes: {said:?}");
+        !made
+    });
+    assert!(failed.count() > 3);
+    assert!(lengths.next().is_some(), "a whole connection makes an archive");
+    // A directory that was there stays.
+    let desk = Desk::new().by_ssh("ssh", "stdbuf -o0 head -c 64 | sh -c \"$last\"");
+    fs::create_dir(desk.path("a")).unwrap();
+    assert!(!desk.run(&format!("create archive {}", address(&desk, "a"))).status.success());
+    assert!(desk.path("a").exists());
+}
+
+#[test]
 fn keys_of_a_sealed_archive_stay_on_this_side() {
     let desk = Desk::new();
     // What the other end is told and sent, and its environment.

@@ -7,6 +7,7 @@ mod support;
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::ffi::OsStrExt,
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, chown, symlink},
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
@@ -626,4 +627,120 @@ fn no_restore_touches_the_archive_that_it_reads() {
     }
     desk.ok("check t/deep/a");
     desk.ok("cat t/deep/a l label");
+}
+
+/// Runs the command with one more argument of any bytes.
+fn with(desk: &Desk, arguments: &str, last: &[u8], more: &str) -> std::process::Output {
+    let mut command = desk.command(arguments);
+    command.arg(std::ffi::OsStr::from_bytes(last)).args(more.split_whitespace());
+    command.output().unwrap()
+}
+
+/// The names in the directory `s` below one, if it is there.
+fn names(out: &Path) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(out.join("s")).into_iter().flatten();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_encoded_bytes()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_name_can_be_asked_for_whatever_signs_and_bytes_it_has() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let all: [&[u8]; 9] = [
+        b"a1",
+        b"a[1]",
+        b"b*",
+        b"bb",
+        b"c?",
+        b"{x,y}",
+        b"back\\slash",
+        b"no\xff\xfetext",
+        b"two\nlines \xe4",
+    ];
+    fs::create_dir(desk.path("tree")).unwrap();
+    for name in all {
+        let path = desk.path("tree").join(std::ffi::OsStr::from_bytes(name));
+        fs::write(path, noise(name.len() as u64, 1000)).unwrap();
+    }
+    desk.ok("backup a tree --set t --as /s");
+    let restored = |path: &[u8], more: &str| {
+        let said = with(&desk, "restore a t", path, &format!("-C out {more}"));
+        let found = names(&desk.path("out"));
+        drop(fs::remove_dir_all(desk.path("out")));
+        assert_eq!(said.status.success(), !found.is_empty(), "{said:?}");
+        found
+    };
+    for name in all {
+        for before in ["/s/", "s/", "./s/", "//s///"] {
+            let path = [before.as_bytes(), name].concat();
+            assert_eq!(restored(&path, ""), [name], "{before}");
+            assert_eq!(restored(&path, "--exact"), [name], "{before}");
+        }
+    }
+    // Another one is a pattern, unless it shall be none.
+    let both: [&[u8]; 2] = [b"b*", b"bb"];
+    assert_eq!(restored(b"/s/b[*b]", ""), both);
+    assert!(restored(b"/s/b[*b]", "--exact").is_empty());
+    assert_eq!(restored(b"/s/a\\[1]", ""), [b"a[1]"]);
+    assert_eq!(restored(b"/s/", "").len(), all.len());
+
+    // The text that `ls` and `find` show of a name leads to it.
+    let shown = desk.ok("ls a t /s");
+    let shown: Vec<&str> = shown.lines().map(|line| line.split("  ").last().unwrap()).collect();
+    assert_eq!(shown.len(), all.len());
+    for text in &shown {
+        let [found] = &restored(format!("/s/{text}").as_bytes(), "")[..] else { panic!("{text}") };
+        let said = with(&desk, "cat a t", format!("/s/{text}").as_bytes(), "");
+        assert_eq!(said.stdout, noise(found.len() as u64, 1000), "{text}");
+    }
+    assert!(
+        shown.contains(&"no\\xff\\xfetext") && shown.contains(&"two\\nlines \\xe4"),
+        "{shown:?}"
+    );
+    let lines = desk.ok("ls a t /s --json");
+    let escaped = lines.lines().filter_map(|line| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["escaped"].as_str().map(str::to_owned)
+    });
+    assert_eq!(escaped.collect::<Vec<_>>(), ["no\\xff\\xfetext", "two\\nlines \\xe4"]);
+
+    let found = |name: &[u8], more: &str| {
+        let said = with(&desk, "find a", name, more);
+        let text = String::from_utf8(said.stdout).unwrap();
+        text.lines().map(|line| line.split("  /s/").last().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(found(b"a[1]", ""), ["a1", "a[1]"], "the pattern, and its very name");
+    assert_eq!(found(b"a[1]", "--exact"), ["a[1]"]);
+    for name in [
+        &b"no\xff\xfetext"[..],
+        b"no\\xff\\xfetext",
+        b"/s/no\xff\xfetext",
+        b".//s/no\\xff\\xfetext",
+    ] {
+        assert_eq!(found(name, ""), ["no\\xff\\xfetext"]);
+    }
+}
+
+#[test]
+fn ls_shows_times_when_it_is_asked_for_them() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), b"content").unwrap();
+    set_time(&desk.path("tree/file"), 1_000_000_000);
+    desk.ok("backup a tree --set t --as /s");
+    desk.ok("put a s tree/file");
+    let ls = |arguments: &str| {
+        let mut command = desk.command(arguments);
+        let said = command.env("TZ", "UTC").output().unwrap();
+        String::from_utf8(said.stdout).unwrap()
+    };
+    assert!(ls("ls a t /s -l").ends_with("  2001-09-09 01:46  file\n"), "{}", ls("ls a t /s -l"));
+    assert!(ls("ls a t -l").contains("  2001-09-09 01:46  s/file\n"));
+    assert!(ls("ls a t /s/file --long").contains("2001-09-09"));
+    assert!(!ls("ls a t /s").contains("2001"));
+    assert!(ls("ls a -l").contains("bytes  20"), "{}", ls("ls a -l"));
 }

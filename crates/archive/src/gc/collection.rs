@@ -92,6 +92,10 @@ pub struct Collected {
 /// Places that one frame of the log frees, at most: 25 bytes each.
 const FREED_MAX: usize = 1 << 20;
 
+/// Lets a moment pass while puts and readers that began before are waited for; false when they are not
+/// waited for any longer.
+pub type Patience = Box<dyn FnMut() -> bool + Send>;
+
 /// One collection, step by step.
 pub struct Collection {
     pub(super) archive: Arc<Archive>,
@@ -102,6 +106,8 @@ pub struct Collection {
     step: Step,
     /// Counts that found no room on the disk, and the place in the log up to which they count.
     pub(super) in_memory: Option<InMemory>,
+    /// Asked while somebody is waited for.
+    pub(super) patience: Option<Patience>,
     /// The write cost before this collection.
     before: WriteCost,
     /// Snapshots whose time was over are gone.
@@ -165,6 +171,7 @@ impl Collection {
             options,
             step: Step::Free,
             in_memory: None,
+            patience: None,
             before: archive.refresh()?.write_cost,
             has_expired: false,
             looked: false,
@@ -185,6 +192,12 @@ impl Collection {
     /// counts as they are.
     pub fn recount(&mut self) {
         self.recounts = true;
+    }
+
+    /// Where the options say that puts and readers are waited for, they are waited for as long as
+    /// `patience` says, and not longer in later steps. Without it they are waited for until they end.
+    pub fn wait_with(&mut self, patience: Patience) {
+        self.patience = Some(patience);
     }
 
     /// Does all of it.

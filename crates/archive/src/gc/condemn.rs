@@ -85,10 +85,20 @@ impl Collection {
     }
 
     /// True when nobody is in an earlier epoch any more; waits for that if the options say so.
-    pub(super) fn others_left(&self, epoch: u32) -> Result<bool> {
-        match self.archive.await_earlier_epoch(epoch, self.options.wait) {
-            Err(error) if error.kind() == Kind::Busy => Ok(false),
-            done => done.map(|()| true),
+    pub(super) fn others_left(&mut self, epoch: u32) -> Result<bool> {
+        let blocks = self.options.wait && self.patience.is_none();
+        loop {
+            match self.archive.await_earlier_epoch(epoch, blocks) {
+                Err(error) if error.kind() == Kind::Busy => {}
+                done => return done.map(|()| true),
+            }
+            let Some(patience) = self.patience.as_mut().filter(|_| self.options.wait) else {
+                return Ok(false);
+            };
+            if !patience() {
+                self.options.wait = false;
+                return Ok(false);
+            }
         }
     }
 

@@ -20,6 +20,6 @@ mod merge;
 mod survey;
 
 pub use self::{
-    collection::{Collected, Collection, Options},
+    collection::{Collected, Collection, Options, Patience},
     survey::{Survey, Trash, survey},
 };

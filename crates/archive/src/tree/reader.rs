@@ -138,13 +138,15 @@ impl TreeReader {
         }
     }
 
-    /// The entry at a path, with `/` between the parts; the root directory for an empty one.
+    /// The entry at a path, with `/` between the parts, of which `.` means nothing; the root directory for
+    /// an empty one.
     ///
     /// # Errors
     /// `NotFound`, and as [`node`](Self::node).
     pub fn find(&mut self, snapshot: &Snapshot, path: &[u8]) -> Result<TreeEntry> {
         let mut entry = self.root(snapshot)?.directory;
-        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+        let parts = path.split(|&byte| byte == b'/');
+        for part in parts.filter(|part| !matches!(*part, b"" | b".")) {
             let found = match entry.what {
                 TreeWhat::Directory(Some(top)) => self.find_in(&top, part)?,
                 _ => None,

@@ -142,6 +142,9 @@ impl EmbeddedStore {
     /// The file that makes a folder one of these.
     pub const TABLES: &str = TABLES;
 
+    /// The names of all files of a store.
+    pub const FILES: [&str; 2] = [TABLES, DATA];
+
     /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what
     /// is made.
     ///

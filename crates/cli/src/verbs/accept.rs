@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use onefold_archive::is_archive_file;
+use onefold_archive::{find_label, is_archive_file};
 use onefold_backend::{Directory, room::room};
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::{Greeting, Offer, Pulse, Right, answer, refuse};
@@ -83,18 +83,48 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
     let failed = |e| Error::from_io("no standard input and output", e);
     let input = File::from(input.as_fd().try_clone_to_owned().map_err(failed)?);
     let mut output = File::from(output.as_fd().try_clone_to_owned().map_err(failed)?);
+    let new = NewDirectory::of(options);
     let (offer, greeting) = match offered(options) {
         Ok(offered) => offered,
         Err(error) => {
+            new.end();
             refuse(&mut output, &error).map_err(failed)?;
             return Err(error.into());
         }
     };
     let pulse = Pulse::default();
     let (of_thread, idle, right) = (pulse.clone(), options.idle, greeting.right);
-    let watch = move || watch(&of_thread, idle, right);
+    let made = new.clone();
+    let watch = move || watch(&of_thread, idle, right, &made);
     std::thread::Builder::new().name("idle".into()).spawn(watch).map_err(failed)?;
-    Ok(answer(offer, &greeting, BufReader::new(input), Box::new(output), &pulse)?)
+    let answered = answer(offer, &greeting, BufReader::new(input), Box::new(output), &pulse);
+    new.end();
+    Ok(answered?)
+}
+
+/// A directory that this process makes, so that the other host can create an archive in it.
+#[derive(Clone)]
+struct NewDirectory(Option<PathBuf>);
+
+impl NewDirectory {
+    fn of(options: &Options) -> NewDirectory {
+        let is_new = options.store.symlink_metadata().is_err() && makes(options).unwrap_or(false);
+        NewDirectory(is_new.then(|| options.store.clone()))
+    }
+
+    /// Removes it when no archive came of it: a label is written last. Where something else is left, it
+    /// stays for its user to look at.
+    fn end(&self) {
+        let Some(path) = &self.0 else { return };
+        let Ok(files) = Directory::open_as(path, true, word()) else { return };
+        if !find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound) {
+            return;
+        }
+        let own =
+            files.names().unwrap_or_default().into_iter().filter(|name| is_archive_file(name));
+        own.for_each(|name| drop(files.remove(&name)));
+        let _ = fs::remove_dir(path);
+    }
 }
 
 /// The archive's files, and what is said of them.
@@ -177,14 +207,17 @@ fn served(archive: &ArchiveDir) -> Option<String> {
             Ok(pid) => format!("process {pid} serves it there; stop that first, or do it there"),
             Err(_) => "a process serves it there; stop that first, or do it there".to_owned(),
         }),
-        Ok(None) => archive.unseen_server().unwrap_or_default(),
+        Ok(None) => {
+            let unseen = archive.unseen_server().unwrap_or_default();
+            unseen.map(|server| format!("{server}; stop that first, or do it there"))
+        }
         Err(error) => Some(error.to_string()),
     }
 }
 
 /// Ends the process, and its locks with it, when the other host is silent for too long. What it asked
 /// for before is done by then, or it stopped in the middle, as when it is killed.
-fn watch(pulse: &Pulse, idle: Duration, right: Right) {
+fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory) {
     loop {
         std::thread::sleep(LOOK_EVERY.min(idle));
         let is_silent = pulse.silence() >= idle;
@@ -195,6 +228,7 @@ fn watch(pulse: &Pulse, idle: Duration, right: Right) {
                 false => "the other host held a lock for too long",
             };
             let idle = humantime::format_duration(idle);
+            new.end();
             // Its status says that it failed.
             let _ = Failure::new(format!("{why} (--idle {idle})")).tell("onefold");
             std::process::exit(1);

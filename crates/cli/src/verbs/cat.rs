@@ -1,7 +1,9 @@
 //! `onefold cat`: one file of a snapshot, on standard output.
 
 use std::{
+    ffi::OsString,
     io::{ErrorKind, Write},
+    os::unix::ffi::OsStrExt,
     path::PathBuf,
 };
 
@@ -9,7 +11,7 @@ use clap::Args;
 use onefold_archive::{Content, TreeReader, TreeWhat, Verify};
 use onefold_core::{Error, Kind};
 
-use super::{archive_at, gathered::Gathered, snapshots};
+use super::{archive_at, gathered::Gathered, named, snapshots};
 use onefold_console::{failure::Failure, size::Size};
 
 /// Writes a file of a snapshot to standard output
@@ -24,8 +26,8 @@ pub(crate) struct Options {
     /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
     snapshot: String,
 
-    /// The path of the file
-    path: String,
+    /// The path of the file. Names may be written as `ls` shows them, with \xff for a byte that is no text
+    path: OsString,
 
     /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -39,9 +41,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
-    let entry = reader.find(snapshot, options.path.as_bytes())?;
+    let entry = named::find(&mut reader, snapshot, &options.path)?;
+    let shown = named::shown(options.path.as_bytes());
     let TreeWhat::File(bytes, map) = &entry.what else {
-        return Err(Failure::usage(format!("'{}' is no file", options.path.escape_debug())));
+        return Err(Failure::usage(format!("'{shown}' is no file")));
     };
     if entry.is_in_part {
         tracing::warn!("it could not be read to its end when it was stored");
@@ -58,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match read.and(ended).and_then(|()| out.flush().map_err(|e| failed(&e))) {
         // The reader has seen enough.
         Err(error) if error.kind() == Kind::Stopped => Ok(()),
-        done => Ok(done.map_err(|error| error.context(options.path.escape_debug()))?),
+        done => Ok(done.map_err(|error| error.context(shown))?),
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use onefold_archive::{Change, TreeEntry, TreeReader, TreeWhat, diff};
 use serde_json::json;
 
-use super::{archive_at, snapshots};
+use super::{archive_at, named, snapshots};
 use onefold_console::{
     failure::Failure,
     output,
@@ -63,10 +63,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut sums = Sums::default();
     diff(&mut reader, before, after, &mut |path, change| {
         let (mark, word) = sums.add(&change);
-        let path = String::from_utf8_lossy(path);
         match options.json {
-            true => output::json_line(&json!({ "change": word, "path": path })),
-            false => output::line(format_args!("{mark} /{}", path.escape_debug())),
+            true => {
+                let mut line = json!({ "change": word, "path": String::from_utf8_lossy(path) });
+                if let Some(path) = named::escaped(path) {
+                    line["escaped"] = path.into();
+                }
+                output::json_line(&line);
+            }
+            false => output::line(format_args!("{mark} /{}", named::shown(path))),
         }
         Ok(())
     })?;

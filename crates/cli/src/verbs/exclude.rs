@@ -298,6 +298,9 @@ fn lines_of(root: &Path, pattern: &str) -> Result<Vec<String>, Failure> {
     if name.is_empty() {
         return Err(wrong(pattern, &"it names nothing"));
     }
+    if let Some(why) = names_never(name) {
+        return Err(wrong(pattern, &why));
+    }
     Ok(match name.contains('/') {
         false => vec![pattern.to_owned()],
         true if plain.starts_with('/') => {
@@ -307,6 +310,20 @@ fn lines_of(root: &Path, pattern: &str) -> Result<Vec<String>, Failure> {
         }
         true => vec![format!("{sign}**/{plain}")],
     })
+}
+
+/// Why a pattern matches no path at all, if it does not: paths have no names `.` and `..`, and no empty
+/// ones.
+fn names_never(name: &str) -> Option<String> {
+    let below = name.strip_prefix('/').unwrap_or(name);
+    if let Some(rest) = name.strip_prefix("./").map(|rest| rest.trim_start_matches('/')) {
+        return Some(format!(
+            "no path has a name '.': '/{rest}' is the one in the directory that is stored, and '{rest}' \
+             any that ends so"
+        ));
+    }
+    let no_name = below.split('/').find(|part| matches!(*part, "" | "." | ".."))?;
+    Some(format!("no path has a name '{no_name}'"))
 }
 
 /// A path as a pattern that matches only itself.
@@ -351,6 +368,17 @@ mod tests {
         let mut large = exclude(&[]);
         large.larger = Some(9);
         assert!(large.takes(b"a", &FILE) && !large.takes(b"a", &DIRECTORY));
+    }
+
+    #[test]
+    fn a_pattern_that_can_match_nothing_is_told() {
+        let lines = |pattern| lines_of(Path::new("srv"), pattern);
+        for pattern in ["./x", "./x/", "!./x", ".//x", "a/./b", "../x", "a//b", "/./x", "..", "."] {
+            assert!(lines(pattern).is_err(), "{pattern}");
+        }
+        for pattern in ["x", "/x", "a/b", ".x", "..x/", "**/x", "!/a/*", "x/", "..."] {
+            assert!(lines(pattern).is_ok(), "{pattern}");
+        }
     }
 
     #[test]

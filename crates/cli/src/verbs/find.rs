@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     vec::IntoIter,
@@ -17,7 +17,7 @@ use onefold_archive::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 use serde_json::json;
 
-use super::{archive_at, snapshots};
+use super::{archive_at, get::listing::changed, named, snapshots};
 use onefold_console::{
     failure::Failure,
     output,
@@ -31,15 +31,21 @@ use onefold_console::{
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold find backups fstab\n  \
-                  onefold find backups '*.key' /home/ann/notes.txt --set web1")]
+                  onefold find backups '*.key' /home/ann/notes.txt --set web1\n  \
+                  onefold find backups 'photo[1].jpg' --exact")]
 pub(crate) struct Options {
     /// The archive
     store: PathBuf,
 
-    /// A name or the end of a path; with a first / a whole path; with a last / directories only.
-    /// Patterns may have *, ?, [a-z] and **
+    /// A name or the end of a path; with a first / or ./ a whole path; with a last / directories only.
+    /// Patterns may have *, ?, [a-z] and **, and find files that are called so themselves. Names may be
+    /// written as this verb shows them, with \xff for a byte that is no text
     #[arg(required = true)]
-    patterns: Vec<String>,
+    patterns: Vec<OsString>,
+
+    /// Takes names and paths as they are: none is a pattern
+    #[arg(long)]
+    exact: bool,
 
     /// Only in snapshots of this set
     #[arg(long, value_name = "NAME")]
@@ -64,14 +70,14 @@ const REMEMBERED_MAX: usize = 7 << 17;
 
 /// Finds them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let (mut all, mut directories) = (GlobSetBuilder::new(), GlobSetBuilder::new());
-    for pattern in &options.patterns {
-        let set = if pattern.ends_with('/') { &mut directories } else { &mut all };
-        set.add(glob(pattern)?);
+    let (mut all, mut directories) = (Sought::default(), Sought::default());
+    for typed in &options.patterns {
+        let typed = typed.as_bytes();
+        let sought = if typed.ends_with(b"/") { &mut directories } else { &mut all };
+        sought.add(typed, options.exact)?;
     }
-    let built =
-        |set: GlobSetBuilder| set.build().map_err(|e| Failure::usage(format!("the patterns: {e}")));
-    let (all, directories) = (built(all)?, built(directories)?);
+    let names_deep = all.names_deep().zip(directories.names_deep()).map(|(a, b)| a.max(b));
+    let (all, directories) = (all.built()?, directories.built()?);
     let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
@@ -80,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         all,
         directories,
         identity: archive.label().identity(),
-        names_deep: names_deep(&options.patterns),
+        names_deep,
         hits: 0,
         snapshot: 0,
         seen: HashMap::new(),
@@ -116,39 +122,94 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A pattern of names or of ends of paths.
-fn glob(pattern: &str) -> Result<Glob, Failure> {
-    let wrong = |why: &dyn std::fmt::Display| {
-        Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
-    };
-    let name = pattern.trim_end_matches('/');
-    if name.is_empty() {
-        return Err(wrong(&"it names nothing"));
-    }
-    let whole = name.strip_prefix('/').map_or_else(|| format!("**/{name}"), str::to_owned);
-    GlobBuilder::new(&whole)
-        .literal_separator(true)
-        .backslash_escape(true)
-        .build()
-        .map_err(|e| wrong(e.kind()))
+/// A name, or the end of a path; a whole path if it is set.
+struct Name {
+    bytes: Vec<u8>,
+    is_whole: bool,
 }
 
-/// How many names at the end of a directory's path decide what is found below it; `None` when all do.
-fn names_deep(patterns: &[String]) -> Option<usize> {
-    let slashes = |pattern: &String| {
-        // What is in brackets and braces, and two stars, may reach across names.
-        let reaches = ["[", "{", "**", "\\"].iter().any(|sign| pattern.contains(sign));
-        let name = pattern.trim_end_matches('/');
-        (!reaches && !name.starts_with('/')).then(|| name.matches('/').count())
-    };
-    patterns.iter().map(slashes).try_fold(0, |most, slashes| Some(most.max(slashes?)))
+impl Name {
+    fn is_of(&self, path: &[u8]) -> bool {
+        path.strip_suffix(&*self.bytes)
+            .is_some_and(|before| before.is_empty() || !self.is_whole && before.ends_with(b"/"))
+    }
+}
+
+/// Names and patterns that are looked for.
+#[derive(Default)]
+struct Sought {
+    names: Vec<Name>,
+    patterns: Vec<String>,
+    globs: GlobSet,
+}
+
+impl Sought {
+    fn add(&mut self, typed: &[u8], exact: bool) -> Result<(), Failure> {
+        let wrong = |why: &str| {
+            let shown = named::shown(typed);
+            Failure::usage(format!("the pattern '{shown}' can't be used: {why}"))
+        };
+        let plain = named::plain(typed);
+        if plain.is_empty() {
+            return Err(wrong("it names nothing"));
+        }
+        let is_whole = typed.starts_with(b"/") || typed.starts_with(b"./");
+        if let Some(bytes) = named::bytes(&plain) {
+            self.names.push(Name { bytes: named::plain(&bytes), is_whole });
+        }
+        if !exact && plain.iter().any(|byte| named::SIGNS.contains(byte)) {
+            let pattern = std::str::from_utf8(&plain).map_err(|_| wrong("it is no UTF-8"))?;
+            let pattern = if is_whole { pattern.to_owned() } else { format!("**/{pattern}") };
+            glob(&pattern).map_err(|error| wrong(&error.kind().to_string()))?;
+            self.patterns.push(pattern);
+        }
+        self.names.push(Name { bytes: plain, is_whole });
+        Ok(())
+    }
+
+    fn built(mut self) -> Result<Sought, Failure> {
+        let wrong = |e: globset::Error| Failure::usage(format!("the patterns: {e}"));
+        let mut set = GlobSetBuilder::new();
+        for pattern in &self.patterns {
+            set.add(glob(pattern).map_err(wrong)?);
+        }
+        self.globs = set.build().map_err(wrong)?;
+        Ok(self)
+    }
+
+    fn is_match(&self, path: &[u8]) -> bool {
+        self.names.iter().any(|name| name.is_of(path))
+            || self.globs.is_match(Path::new(OsStr::from_bytes(path)))
+    }
+
+    /// How many names at the end of a directory's path decide what is found below it; `None` when all do.
+    fn names_deep(&self) -> Option<usize> {
+        let of_name = |name: &Name| {
+            let slashes = name.bytes.iter().filter(|&&byte| byte == b'/').count();
+            (!name.is_whole).then_some(slashes)
+        };
+        let of_pattern = |pattern: &String| {
+            let name = pattern.strip_prefix("**/")?;
+            // What is in brackets and braces, and two stars, may reach across names.
+            let reaches = ["[", "{", "**", "\\"].iter().any(|sign| name.contains(sign));
+            (!reaches).then(|| name.matches('/').count())
+        };
+        let names = self.names.iter().map(of_name);
+        let mut all = names.chain(self.patterns.iter().map(of_pattern));
+        all.try_fold(0, |most, slashes| Some(most.max(slashes?)))
+    }
+}
+
+/// A pattern of paths.
+fn glob(pattern: &str) -> std::result::Result<Glob, globset::Error> {
+    GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build()
 }
 
 struct Finding {
-    all: GlobSet,
-    directories: GlobSet,
+    all: Sought,
+    directories: Sought,
     identity: Identity,
-    /// See [`names_deep`].
+    /// See [`Sought::names_deep`].
     names_deep: Option<usize>,
     /// Entries that were found, and pages that may have some and were passed over.
     hits: u64,
@@ -303,7 +364,6 @@ impl Finding {
     }
 
     fn hits(&self, path: &[u8], entry: &TreeEntry) -> bool {
-        let path = Path::new(OsStr::from_bytes(path));
         let is_directory = matches!(entry.what, TreeWhat::Directory(_));
         self.all.is_match(path) || is_directory && self.directories.is_match(path)
     }
@@ -327,21 +387,23 @@ impl Finding {
         if self.shown.len() < REMEMBERED_MAX {
             self.shown.insert(version);
         }
-        let path = String::from_utf8_lossy(path);
         if self.json {
-            output::json_line(&json!({
-                "path": path,
+            let mut line = json!({
+                "path": String::from_utf8_lossy(path),
                 "snapshot": snapshot.id.to_string(),
                 "set": snapshot.set,
                 "host": snapshot.host,
                 "kind": what,
                 "bytes": bytes,
                 "changed": entry.seconds,
-            }));
+            });
+            if let Some(path) = named::escaped(path) {
+                line["escaped"] = path.into();
+            }
+            output::json_line(&line);
             return;
         }
-        let changed = u64::try_from(entry.seconds)
-            .map_or_else(|_| entry.seconds.to_string(), snapshots::shown);
+        let changed = changed(entry.seconds);
         let size = match entry.what {
             TreeWhat::File(..) => Size(bytes).to_string(),
             _ => String::new(),
@@ -351,7 +413,7 @@ impl Finding {
             snapshots::short(snapshot.id),
             snapshots::shown(snapshot.ended),
             snapshot.set.escape_debug(),
-            path.escape_debug(),
+            named::shown(path),
         ));
     }
 }

@@ -23,7 +23,8 @@ use super::{
 use crate::report::archive::ArchiveServer;
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
-    control::Request,
+    control::{Client, Request},
+    operator::warn,
 };
 use onefold_console::{
     failure::Failure,
@@ -252,7 +253,7 @@ fn judge(
     }
     let append_only = options.append_only
         || file.as_ref().is_some_and(|file| file.append_only)
-        || is_served_append_only(directory);
+        || may_be_append_only(directory)?;
     let zone = file.as_ref().map_or_else(TimeZone::system, |file| file.zone.clone());
     let terms = Terms { now: now(), zone, append_only };
     let policy_of = |host: &str, set: &str| match &file {
@@ -293,11 +294,27 @@ fn no_set(set: &str, options: &Options, all: &[&Snapshot]) -> Failure {
     Failure::new(format!("there is no {what} of a set '{set}'{of_host}{others}"))
 }
 
-/// True when a server that takes additions alone says so.
-fn is_served_append_only(directory: &ArchiveDir) -> bool {
-    let server = directory.server().ok().flatten();
-    let status = server.and_then(|mut server| server.ask::<ArchiveServer>(&Request::Status).ok());
-    status.is_some_and(|status| status.append_only)
+/// True when a server that takes additions alone says so, and when there is a server that can't be
+/// asked: its socket may be elsewhere, or answer nothing.
+fn may_be_append_only(directory: &ArchiveDir) -> Result<bool, Failure> {
+    // Servers of other hosts are asked for nothing, and their archives have no right to add only.
+    if directory.is_far() {
+        return Ok(false);
+    }
+    let asked = |mut server: Client| server.ask::<ArchiveServer>(&Request::Status);
+    let why = match directory.server().and_then(|server| server.map(asked).transpose()) {
+        Ok(Some(status)) => return Ok(status.append_only),
+        Ok(None) => match directory.unseen_server()?.filter(|server| server.is_sure) {
+            None => return Ok(false),
+            Some(server) => server.to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    warn(&format!(
+        "{why}: the policy counts as for an archive that clients only add to, as by --append-only; if \
+         its server was started with --control DIR, say the same here"
+    ));
+    Ok(true)
 }
 
 /// A snapshot of a list, or a clone with its name.

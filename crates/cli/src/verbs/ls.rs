@@ -1,13 +1,18 @@
 //! `onefold ls`: the streams of a store, or what is in a directory that an archive holds.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::Args;
 use onefold_archive::{Reader, Shape, is_domain_erased};
 use onefold_cluster::What;
 use serde::Serialize;
 
-use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused, restore, snapshots::domain_mark};
+use super::{
+    Found, VOLUMES_ONLY, cluster,
+    get::listing::{self, Style},
+    refused, restore,
+    snapshots::{self, domain_mark},
+};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -19,7 +24,7 @@ use onefold_console::{
 #[command(after_help = "Examples:\n  \
                   onefold ls backups\n  \
                   onefold ls backups etc-monday\n  \
-                  onefold ls backups web1~1 /etc\n  \
+                  onefold ls backups web1~1 /etc -l\n  \
                   onefold ls backups web1 /etc --json\n  \
                   onefold ls backups web1 --left-out\n  \
                   onefold ls backups --json")]
@@ -31,8 +36,13 @@ pub(crate) struct Options {
     /// are listed
     name: Option<String>,
 
-    /// A directory of the snapshot; without it, all of the snapshot
-    path: Option<String>,
+    /// A directory or a file of the snapshot; without it, all of the snapshot. Names may be written as this
+    /// verb shows them, with \xff for a byte that is no text
+    path: Option<OsString>,
+
+    /// Shows when each was last changed, or when a stream was stored
+    #[arg(short, long)]
+    long: bool,
 
     /// Lists what could not be read and is not in the snapshot, and files that were noted as they changed
     #[arg(long, requires = "name", conflicts_with = "path")]
@@ -72,6 +82,9 @@ struct Line {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let directory = match Found::at(&options.store)? {
         Found::Archive(directory) => directory,
+        Found::Cluster(_) if options.long => {
+            return Err(Failure::usage("--long is for archives"));
+        }
         Found::Cluster(url) if options.name.is_none() => {
             return cluster::list(&url, What::Put, Answer { json: options.json });
         }
@@ -80,20 +93,25 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
+    let style = match (options.json, options.long) {
+        (true, _) => Style::Json,
+        (false, true) => Style::Long,
+        (false, false) => Style::Text,
+    };
     if let Some(name) = &options.name {
         if options.left_out {
             return restore::problems(&archive, name, options.json);
         }
         let is_stream = reader.tables().streams.contains_key(name);
         if !is_stream && reader.tables().trees {
-            return restore::list(&archive, name, options.path.as_deref(), options.json);
+            return restore::list(&archive, name, options.path.as_deref(), style);
         }
         let stream = reader.stream(name)?;
         if stream.shape != Shape::Tree {
             return Err(Failure::usage(format!("'{name}' is no directory")));
         }
         return Ok(listing::pass(&mut reader, &stream, &mut |entries| {
-            entries.iter().for_each(|entry| listing::show(entry, options.json));
+            entries.iter().for_each(|entry| listing::show(entry, style));
             Ok(())
         })?);
     }
@@ -127,8 +145,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         for line in lines {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
             let mark = if line.incomplete { "  incomplete" } else { "" };
+            let stored = match options.long {
+                true => format!("{}  ", snapshots::shown(line.created)),
+                false => String::new(),
+            };
             output::line(format_args!(
-                "{bytes:>9}  {added:>9} added  {:<5}  {}{mark}{}",
+                "{bytes:>9}  {added:>9} added  {:<5}  {stored}{}{mark}{}",
                 line.shape,
                 line.name.escape_debug(),
                 domain_mark(&archive, line.domain)

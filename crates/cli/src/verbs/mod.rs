@@ -26,6 +26,7 @@ pub(crate) mod key;
 pub(crate) mod ls;
 pub(crate) mod mount;
 pub(crate) mod mv;
+mod named;
 mod negotiate;
 pub(crate) mod node;
 mod patience;
@@ -43,6 +44,7 @@ pub(crate) mod status;
 pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod volume;
+mod waiting;
 pub(crate) mod worker;
 
 use std::{

@@ -37,8 +37,26 @@ use super::{
 /// The label of an archive on one node.
 const LABEL: &str = "label";
 
+/// The lock of the process that stores.
+const WRITER: &str = "lock-writer";
+
 /// Locks that readers and puts hold.
-const USED: [&str; 3] = ["epoch-0", "epoch-1", "lock-writer"];
+const USED: [&str; 3] = ["epoch-0", "epoch-1", WRITER];
+
+/// A server of an archive whose control socket is out of sight: a fact without advice, as a sentence
+/// without its end.
+pub struct UnseenServer {
+    pub pid: u32,
+    /// A lock shows that it runs: without, it may have been killed.
+    pub is_sure: bool,
+    told: String,
+}
+
+impl std::fmt::Display for UnseenServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.told)
+    }
+}
 
 /// The directory of an archive.
 #[derive(Clone)]
@@ -237,22 +255,21 @@ impl ArchiveDir {
         Keeper::of_folder(&self.path, self.id()?, &[LABEL, NODES])
     }
 
-    /// A sentence about a server of the archive whose control socket is out of sight, if its claim
-    /// says that there is one.
+    /// A server of the archive whose control socket is out of sight, if its claim says that there is one.
     ///
     /// # Errors
     /// The error of looking at the archive.
-    pub fn unseen_server(&self) -> Result<Option<String>> {
+    pub fn unseen_server(&self) -> Result<Option<UnseenServer>> {
         if self.is_far() {
             return Ok(None);
         }
-        let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
+        let Some((claim, is_sure)) = keeper::found(&self.path)? else { return Ok(None) };
         let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
-        Ok(Some(format!(
-            "{shown} is served by process {} on host {}, which has no control socket {places}: \
-             this waits until it ends; if it was started with --control DIR, say the same here",
-            claim.claimant.pid, claim.claimant.host
-        )))
+        let (pid, host) = (claim.claimant.pid, claim.claimant.host);
+        let told = format!(
+            "{shown} is served by process {pid} on host {host}, which has no control socket {places}"
+        );
+        Ok(Some(UnseenServer { pid, is_sure, told }))
     }
 
     fn metadata(&self) -> Result<fs::Metadata> {
@@ -291,15 +308,13 @@ impl ArchiveDir {
     /// host nothing is known.
     #[must_use]
     pub fn users(&self) -> Vec<(u32, String)> {
-        if self.is_far() {
-            return Vec::new();
-        }
-        let directories = self
-            .nodes
-            .as_ref()
-            .map_or_else(|| std::slice::from_ref(&self.path), |list| list.paths.as_slice());
-        let locks = USED.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
-        lock::holders(&locks.collect::<Vec<_>>())
+        holders(self, &USED)
+    }
+
+    /// The process that stores into it now, a server or a put, told in the same way.
+    #[must_use]
+    pub fn writers(&self) -> Vec<(u32, String)> {
+        holders(self, &[WRITER])
     }
 
     /// True when it is on several nodes.
@@ -580,6 +595,17 @@ impl ArchiveDir {
             Err(_) => self.open_to_read(memory),
         }
     }
+}
+
+/// Other processes that hold one of these locks.
+fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
+    if archive.is_far() {
+        return Vec::new();
+    }
+    let nodes = archive.nodes.as_ref().map(|list| list.paths.as_slice());
+    let directories = nodes.unwrap_or(std::slice::from_ref(&archive.path));
+    let locks = names.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
+    lock::holders(&locks.collect::<Vec<_>>())
 }
 
 /// Makes the directory of an archive that is to be created, or takes an empty one, here or on another

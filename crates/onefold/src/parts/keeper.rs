@@ -9,7 +9,8 @@ use std::{
 };
 
 use onefold_backend::{
-    BootClock, CLAIM, Directory, FileDisk, Medium, Stands, claim_file, random::random_bytes,
+    BootClock, CLAIM, Directory, FileDisk, Medium, Stands, claim_file, claim_is_held,
+    random::random_bytes,
 };
 use onefold_block::{
     claim::{Guard, Outside, Place, Times},
@@ -113,11 +114,21 @@ impl Drop for Keeper {
     }
 }
 
-/// The claim of a folder that somebody holds, as far as can be seen; a killed process holds it too.
+/// The claim of a folder by which somebody works there, and whether a lock shows it. Where locks can't
+/// show it, as on a file system that other machines reach, a killed process has its claim too.
 ///
 /// # Errors
 /// The error of looking at it.
-pub fn found(folder: &Path) -> Result<Option<Claim>> {
+pub fn found(folder: &Path) -> Result<Option<(Claim, bool)>> {
+    let Some(claim) = written(folder)? else { return Ok(None) };
+    Ok(match claim_is_held(folder) {
+        Some(false) => None,
+        held => Some((claim, held.is_some())),
+    })
+}
+
+/// The claim of a folder that says that somebody holds it.
+fn written(folder: &Path) -> Result<Option<Claim>> {
     const MOST: u64 = 64 << 10;
     let file = Directory::open(folder, false)?.small(CLAIM, MOST)?;
     let at = CLAIM_AT.0 as usize * BLOCK_BYTES;

@@ -42,8 +42,8 @@ use self::{
 use super::{
     archive_at,
     exclude::{self, Exclude},
-    put,
     snapshots::{self, SHOWN_DIGITS},
+    waiting::{Patience, Waiting},
     with_advice,
 };
 use onefold::parts::{
@@ -168,10 +168,8 @@ pub(crate) struct Options {
     #[arg(long)]
     degraded: bool,
 
-    /// Fails when another process stores into the archive, as a put or a backup does, instead of
-    /// waiting for it
-    #[arg(long)]
-    no_wait: bool,
+    #[command(flatten)]
+    patience: Patience,
 
     /// Level of Zstandard for new chunks, in an archive with --compress zstd
     #[arg(
@@ -219,7 +217,8 @@ fn store(
     let (mut archive, _) = directory.open_nodes(settings.clone(), options.degraded)?;
     takes_snapshots(options, &archive)?;
     directory.warn_of_lost_index(&archive);
-    let (mut told, mut looked_at) = (false, directory.clone());
+    let (mut waiting, mut looked_at) =
+        (Waiting::new(directory, options.patience), directory.clone());
     let ingest = loop {
         // Perhaps it was waited for the end of a move.
         if let Some(moved) = looked_at.after_move()? {
@@ -227,16 +226,13 @@ fn store(
             looked_at = moved;
         }
         match Ingest::begin(&archive, false, false) {
-            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
+            Err(error) if error.kind() == Kind::Busy => {}
             begun => break begun?,
         }
         if let Some(server) = directory.server()? {
             return send(server, directory, options, rules, counts);
         }
-        if !std::mem::replace(&mut told, true) {
-            put::waiting();
-        }
-        std::thread::sleep(LOOK_EVERY);
+        waiting.go_on()?;
     };
     let tables = archive.refresh()?;
     let request = request(options, rules, (&archive, &tables))?;

@@ -1,5 +1,7 @@
 //! `onefold create cluster`.
 
+use std::{fs, path::Path};
+
 use clap::{Args, ValueEnum};
 use onefold_backend::{
     EmbeddedStore, RadosObjects,
@@ -8,11 +10,14 @@ use onefold_backend::{
     secrets::SystemRandom,
 };
 use onefold_cluster::{Cut, Format, create, create_sealed, is_made};
-use onefold_core::object::{ObjectStore, PoolKind};
+use onefold_core::{
+    Kind,
+    object::{ObjectStore, PoolKind},
+};
 use serde_json::json;
 
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
-use onefold::parts::{cluster_store::Url, operator};
+use onefold::parts::{cluster_store::Url, far::is_address, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
@@ -135,13 +140,36 @@ pub(in crate::verbs) fn chunk_format(
     })
 }
 
+/// Makes it in a folder. A failure leaves none of the folders that this made.
+fn in_folder(folder: &Path, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
+    let is_absent = |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
+    let new: Vec<&Path> = folder.ancestors().take_while(is_absent).collect();
+    let is_free =
+        !new.is_empty() || folder.read_dir().is_ok_and(|mut in_it| in_it.next().is_none());
+    let create = || {
+        let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+        EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
+        fill(&store.session(), format, keys)
+    };
+    create().inspect_err(|error| {
+        // Another process may have made its own there meanwhile.
+        if is_free && error.kind() != Kind::Exists {
+            EmbeddedStore::FILES.iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
+        }
+        new.iter().for_each(|path| drop(fs::remove_dir(path)));
+    })?;
+    Ok(())
+}
+
 fn make(options: &Options, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
     match (&options.store, options.metadata_pool.as_deref(), options.chunk_pool.as_deref()) {
-        (Url::Folder(folder), None, None) => {
-            let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
-            EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
-            fill(&store.session(), format, keys)?;
+        (Url::Folder(folder), None, None) if is_address(folder) => {
+            return Err(Failure::usage(
+                "a store of the cluster engine is in a folder of this host, or on Ceph: only archives have \
+                 addresses of ssh",
+            ));
         }
+        (Url::Folder(folder), None, None) => in_folder(folder, format, keys)?,
         (Url::Folder(_), ..) => {
             return Err(Failure::usage("a folder has no pools; they are for rados:"));
         }

@@ -19,12 +19,13 @@ use super::{Found, cluster, keeping::period::period, refused};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     cluster_store::Url,
+    operator::warn,
 };
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, counted, grouped},
+    size::{Size, counted, duration, grouped},
 };
 
 /// Frees the space of chunks that no stream needs, also beside a running put
@@ -58,7 +59,8 @@ pub(crate) struct Options {
     #[arg(long)]
     encode: bool,
 
-    /// Ends after so long, like 10m; the next gc goes on. The step at hand is finished first
+    /// Ends after so long, like 10m, also when it waits for puts and readers; the next gc goes on. The step
+    /// at hand is finished first
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
 
@@ -242,6 +244,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.recount {
         collection.recount();
     }
+    let over = options.time.map(|time| begun + time);
+    let mut others = Others { directory: directory.clone(), over, since: None, told: Vec::new() };
+    collection.wait_with(Box::new(move || others.wait()));
     shown.show(&bar, &collection);
     while collection.step()? {
         collection.tick(now());
@@ -296,6 +301,58 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     done.tell(options, archive.label().late.is_some(), directory.path());
     Ok(())
+}
+
+/// Between two looks for the end of those that are waited for.
+const WAIT: Duration = Duration::from_millis(20);
+
+/// How long they are waited for in silence.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// Puts and readers that began before the collection, which waits for them.
+struct Others {
+    directory: ArchiveDir,
+    /// When the collection ends in any case.
+    over: Option<Instant>,
+    /// The beginning and the end of the last wait.
+    since: Option<(Instant, Instant)>,
+    /// The processes that were named.
+    told: Vec<u32>,
+}
+
+impl Others {
+    /// Lets a moment pass, and says who is waited for when that takes longer; false at the end of the
+    /// budget.
+    fn wait(&mut self) -> bool {
+        std::thread::sleep(WAIT);
+        let now = Instant::now();
+        // The time between two waits is work.
+        let goes_on = |(_, last): &(Instant, Instant)| now.duration_since(*last) < SILENT;
+        let (first, _) = self.since.filter(goes_on).unwrap_or((now, now));
+        self.since = Some((first, now));
+        if now.duration_since(first) >= SILENT {
+            self.since = Some((now, now));
+            self.tell();
+        }
+        self.over.is_none_or(|over| now < over)
+    }
+
+    fn tell(&mut self) {
+        let users = self.directory.users();
+        if users.iter().all(|(pid, _)| self.told.contains(pid)) && !self.told.is_empty() {
+            return;
+        }
+        let named = users.iter().map(|(pid, command)| format!("process {pid} ({command})"));
+        let named = match users.is_empty() {
+            true => "others that use the archive".to_owned(),
+            false => named.collect::<Vec<_>>().join(", "),
+        };
+        warn(&format!(
+            "waiting until those that began before have ended, among {named}: --no-wait leaves what they \
+             hold back to the next gc"
+        ));
+        self.told = users.into_iter().map(|(pid, _)| pid).chain([0]).collect();
+    }
 }
 
 /// How far the present step of a collection is.
@@ -373,7 +430,7 @@ impl Done {
                 "note: {} kept for {} from when a gc saw them, with all that they alone name; \
              --trash 0 gives it up now",
                 counted(done.in_trash, "forgotten snapshot"),
-                humantime::format_duration(options.trash)
+                duration(options.trash.as_secs())
             )),
             None => {}
         }

@@ -16,6 +16,7 @@ use onefold_core::{
     tree::{Entry, What},
 };
 
+use crate::verbs::{named, snapshots};
 use onefold_console::{output, size::Size};
 use serde_json::json;
 
@@ -120,9 +121,29 @@ fn send(archive: &Arc<Archive>, stream: &Stream, out: &SyncSender<Result<Vec<Ent
     }
 }
 
-/// An entry of a tree, as `ls` shows it: a line of text, or of JSON.
-pub(crate) fn show(entry: &Entry, json: bool) {
-    if json { show_json(entry) } else { show_text(entry) }
+/// How `ls` shows the entries of a tree.
+#[derive(Clone, Copy)]
+pub(crate) enum Style {
+    /// A line of text.
+    Text,
+    /// The same with the time of the last change.
+    Long,
+    /// A line of JSON.
+    Json,
+}
+
+/// Shows an entry of a tree.
+pub(crate) fn show(entry: &Entry, style: Style) {
+    match style {
+        Style::Text => show_text(entry, ""),
+        Style::Long => show_text(entry, &format!("{}  ", changed(entry.seconds))),
+        Style::Json => show_json(entry),
+    }
+}
+
+/// The time of a last change, in the zone of this host.
+pub(crate) fn changed(seconds: i64) -> String {
+    u64::try_from(seconds).map_or_else(|_| seconds.to_string(), snapshots::shown)
 }
 
 fn show_json(entry: &Entry) {
@@ -146,13 +167,16 @@ fn show_json(entry: &Entry) {
         "changed": entry.seconds,
         "in_part": entry.is_in_part(),
     });
+    if let Some(path) = named::escaped(&entry.path) {
+        line["escaped"] = path.into();
+    }
     if let Some(target) = target {
         line["target"] = String::from_utf8_lossy(target).into();
     }
     output::json_line(&line);
 }
 
-fn show_text(entry: &Entry) {
+fn show_text(entry: &Entry, changed: &str) {
     let (kind, bytes, target) = match &entry.what {
         What::Directory => ('d', 0, None),
         What::File { bytes, .. } => ('-', *bytes, None),
@@ -163,16 +187,15 @@ fn show_text(entry: &Entry) {
         What::CharacterDevice(_) => ('c', 0, None),
         What::BlockDevice(_) => ('b', 0, None),
     };
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).escape_debug().to_string();
-    let path = if entry.path.is_empty() { ".".to_owned() } else { text(&entry.path) };
-    let target = target.map_or_else(String::new, |target| format!(" -> {}", text(target)));
+    let path = if entry.path.is_empty() { ".".to_owned() } else { named::shown(&entry.path) };
+    let target = target.map_or_else(String::new, |target| format!(" -> {}", named::shown(target)));
     let (mode, bytes, mark) = (
         entry.mode & 0o7777,
         Size(bytes).to_string(),
         if entry.is_in_part() { "  (in part)" } else { "" },
     );
     output::line(format_args!(
-        "{kind}{mode:04o} {:>6} {:>6} {bytes:>9}  {path}{target}{mark}",
+        "{kind}{mode:04o} {:>6} {:>6} {bytes:>9}  {changed}{path}{target}{mark}",
         entry.uid, entry.gid
     ));
 }

@@ -22,7 +22,9 @@ use self::source::{Source, Tree};
 use super::{
     Found, VOLUMES_ONLY, cluster,
     exclude::{self, Exclude},
-    refused, with_advice,
+    refused,
+    waiting::{Patience, Waiting},
+    with_advice,
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -89,10 +91,8 @@ pub(crate) struct Options {
     #[arg(long)]
     degraded: bool,
 
-    /// Fails when another process stores into the archive, as a put or a backup does, instead of
-    /// waiting for it
-    #[arg(long)]
-    no_wait: bool,
+    #[command(flatten)]
+    patience: Patience,
 
     /// The filter chain, in order: block-index, container-cache, bloom, chunk-index, byte-compare.
     /// A server uses its own
@@ -119,7 +119,7 @@ impl Options {
         self.recursive.is_some()
             || self.is_about_trees()
             || self.degraded
-            || self.no_wait
+            || self.patience.is_given()
             || self.domain.is_some()
     }
 
@@ -236,13 +236,6 @@ pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
     Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"))
 }
 
-/// Says why nothing happens.
-pub(super) fn waiting() {
-    onefold::parts::operator::warn(
-        "another process stores into the archive: waiting for it to end (--no-wait does not)",
-    );
-}
-
 /// Stores it here; waits for another ingesting process, or hands it to one that begins to serve
 /// meanwhile.
 fn store(
@@ -257,7 +250,8 @@ fn store(
     let (mut archive, mut nodes) = directory.open_nodes(settings.clone(), options.degraded)?;
     onefold_archive::valid_name(&options.name)?;
     directory.warn_of_lost_index(&archive);
-    let (mut told, mut looked_at) = (false, directory.clone());
+    let (mut waiting, mut looked_at) =
+        (Waiting::new(directory, options.patience), directory.clone());
     let ingest = loop {
         // Perhaps it was waited for the end of a move.
         if let Some(moved) = looked_at.after_move()? {
@@ -265,20 +259,13 @@ fn store(
             looked_at = moved;
         }
         match Ingest::begin(&archive, false, false) {
-            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
+            Err(error) if error.kind() == Kind::Busy => {}
             begun => break begun?,
         }
         if let Some(server) = directory.server()? {
             return send((server, directory), source, gauge, options);
         }
-        if !std::mem::replace(&mut told, true) {
-            waiting();
-            directory
-                .unseen_server()?
-                .iter()
-                .for_each(|sentence| onefold::parts::operator::warn(sentence));
-        }
-        std::thread::sleep(LOOK_EVERY);
+        waiting.go_on()?;
     };
     let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
     let domain = domain(options, &archive)?;

@@ -1,6 +1,6 @@
 //! The content of a snapshot, as `ls` shows it.
 
-use std::sync::Arc;
+use std::{ffi::OsStr, sync::Arc};
 
 use onefold_archive::{Archive, Content, Entries, TreeEntry, TreeReader, TreeWhat, Verify};
 use onefold_console::{failure::Failure, output, size::counted};
@@ -11,7 +11,10 @@ use super::{
     walk::{Visitor, plain, walk},
     wanted::Wanted,
 };
-use crate::verbs::{get::listing, snapshots};
+use crate::verbs::{
+    get::listing::{self, Style},
+    named, snapshots,
+};
 
 /// Bytes of a line of the list of what was left out, at most.
 const LINE_BYTES: usize = 64 << 10;
@@ -20,23 +23,23 @@ const LINE_BYTES: usize = 64 << 10;
 pub(in crate::verbs) fn list(
     archive: &Arc<Archive>,
     text: &str,
-    path: Option<&str>,
-    json: bool,
+    path: Option<&OsStr>,
+    style: Style,
 ) -> Result<(), Failure> {
     let mut reader = TreeReader::new(archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, text)?;
     let Some(path) = path else {
-        return Ok(walk(&mut reader, snapshot, &Wanted::new(&[])?, &mut Listing { json })?);
+        return Ok(walk(&mut reader, snapshot, &Wanted::everything(), &mut Listing { style })?);
     };
-    let entry = reader.find(snapshot, path.as_bytes())?;
+    let entry = named::find(&mut reader, snapshot, path)?;
     let TreeWhat::Directory(top) = entry.what else {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?, json);
+        listing::show(&plain(&mut reader, &entry.name, &entry)?, style);
         return Ok(());
     };
     let mut entries = Entries::new(top, None);
     while let Some((entry, _)) = entries.next(&mut reader)? {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?, json);
+        listing::show(&plain(&mut reader, &entry.name, &entry)?, style);
     }
     Ok(())
 }
@@ -84,12 +87,12 @@ fn tell(line: &mut Vec<u8>, json: bool) {
 
 /// Shows all entries.
 struct Listing {
-    json: bool,
+    style: Style,
 }
 
 impl Visitor for Listing {
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
-        listing::show(&plain(reader, path, entry)?, self.json);
+        listing::show(&plain(reader, path, entry)?, self.style);
         Ok(())
     }
 }

@@ -49,7 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
-    let wanted = Wanted::new(&options.paths)?;
+    let mut is_there = |path: &[u8]| reader.find(snapshot, path).is_ok();
+    let wanted = Wanted::new(&options.paths, options.exact, &mut is_there)?;
     let mut sizes = Sizes::new(&options.directory, options.in_place, false);
     walk(&mut reader, snapshot, &wanted, &mut sizes)?;
     wanted.all_found()?;

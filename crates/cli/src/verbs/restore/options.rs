@@ -1,6 +1,6 @@
 //! The options of `onefold restore`.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::Args;
 use onefold_console::size::Size;
@@ -17,6 +17,7 @@ use onefold_console::size::Size;
 #[command(after_help = "Examples:\n  \
                   onefold restore backups web1 -C out\n  \
                   onefold restore backups web1~1 /etc/fstab '/home/**/*.odt' -C out\n  \
+                  onefold restore backups web1 '/srv/photo[1].jpg' --exact -C out\n  \
                   onefold restore backups web1@2026-11-22 / -C /mnt/new --preserve-privileged\n  \
                   onefold restore backups web1 /srv -C /srv/yesterday --atomic\n  \
                   onefold restore backups web1 /srv -C / --in-place --delete --dry-run")]
@@ -27,8 +28,13 @@ pub(crate) struct Options {
     /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
     pub(super) snapshot: String,
 
-    /// Paths and patterns
-    pub(super) paths: Vec<String>,
+    /// Paths and patterns. A path that the snapshot has is no pattern. Names may be written as `ls` shows
+    /// them, with \xff for a byte that is no text
+    pub(super) paths: Vec<OsString>,
+
+    /// Takes paths as they are: none is a pattern
+    #[arg(long)]
+    pub(super) exact: bool,
 
     /// The directory below which they are restored
     #[arg(short = 'C', long, value_name = "DIR")]

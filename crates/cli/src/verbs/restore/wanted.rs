@@ -1,9 +1,16 @@
 //! The paths and patterns of what is wanted of a snapshot.
 
-use std::{cell::Cell, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    cell::Cell,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
 
 use globset::{GlobBuilder, GlobMatcher};
 use onefold_console::failure::Failure;
+
+use crate::verbs::named;
 
 /// How much is wanted of what lies at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +26,7 @@ pub(super) enum Takes {
 /// One path or pattern.
 struct One {
     text: String,
-    /// The part before the first character of a pattern, up to a slash.
+    /// The part before the first sign of a pattern, up to a slash.
     begins: Vec<u8>,
     pattern: Option<GlobMatcher>,
     found: Cell<bool>,
@@ -29,11 +36,26 @@ struct One {
 pub(super) struct Wanted(Vec<One>);
 
 impl Wanted {
-    /// The paths of the command line; without one, everything is wanted.
-    pub(super) fn new(texts: &[String]) -> Result<Wanted, Failure> {
-        let everything = ["/".to_owned()];
-        let texts = if texts.is_empty() { &everything } else { texts };
-        texts.iter().map(|text| One::new(text)).collect::<Result<_, _>>().map(Wanted)
+    /// All of a snapshot.
+    pub(super) fn everything() -> Wanted {
+        Wanted(vec![One::path("/".to_owned(), Vec::new())])
+    }
+
+    /// The paths of the command line; without one, everything is wanted. A path that is there, as it was
+    /// typed or as it is shown, is no pattern; another one may be, unless `exact` is set.
+    pub(super) fn new(
+        texts: &[OsString],
+        exact: bool,
+        is_there: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Wanted, Failure> {
+        if texts.is_empty() {
+            return Ok(Wanted::everything());
+        }
+        texts
+            .iter()
+            .map(|text| One::new(text, exact, is_there))
+            .collect::<Result<_, _>>()
+            .map(Wanted)
     }
 
     /// How much is wanted of a path, which begins with no slash.
@@ -46,34 +68,46 @@ impl Wanted {
     pub(super) fn all_found(&self) -> Result<(), Failure> {
         match self.0.iter().find(|one| !one.found.get()) {
             None => Ok(()),
-            Some(one) => Err(Failure::new(format!(
-                "the snapshot has nothing at '{}'",
-                one.text.escape_debug()
-            ))),
+            Some(one) => Err(Failure::new(format!("the snapshot has nothing at '{}'", one.text))),
         }
     }
 }
 
 impl One {
-    fn new(text: &str) -> Result<One, Failure> {
-        let plain = text.trim_matches('/');
-        let is_pattern = plain.contains(['*', '?', '[', '{', '\\']);
-        let literal = plain.find(['*', '?', '[', '{', '\\']).map_or(plain, |at| &plain[..at]);
-        let begins = match is_pattern {
-            true => literal.rfind('/').map_or("", |at| &literal[..at]),
-            false => literal,
+    fn new(
+        typed: &OsStr,
+        exact: bool,
+        is_there: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<One, Failure> {
+        let (text, plain) = (named::shown(typed.as_bytes()), named::plain(typed.as_bytes()));
+        if !plain.iter().any(|byte| named::SIGNS.contains(byte)) || is_there(&plain) {
+            return Ok(One::path(text, plain));
+        }
+        let meant = named::bytes(&plain).map(|meant| named::plain(&meant));
+        if let Some(meant) = meant.filter(|meant| is_there(meant)) {
+            return Ok(One::path(text, meant));
+        }
+        if exact {
+            return Ok(One::path(text, plain));
+        }
+        let wrong = |why: &dyn std::fmt::Display| {
+            Failure::usage(format!("the pattern '{text}' can't be used: {why}"))
         };
-        let pattern = is_pattern.then(|| GlobBuilder::new(plain).literal_separator(true).build());
-        let pattern = pattern.transpose().map_err(|error| {
-            Failure::usage(format!("the pattern '{text}' can't be used: {}", error.kind()))
-        })?;
-        Ok(One {
-            text: text.to_owned(),
-            begins: begins.as_bytes().to_vec(),
-            pattern: pattern.map(|glob| glob.compile_matcher()),
-            // Everything is there, even when it is nothing.
-            found: Cell::new(plain.is_empty()),
-        })
+        let pattern = std::str::from_utf8(&plain).map_err(|_| wrong(&"it is no UTF-8"))?;
+        let literal = pattern.bytes().position(|byte| named::SIGNS.contains(&byte));
+        let begins =
+            literal.and_then(|at| pattern[..at].rfind('/')).map_or("", |at| &pattern[..at]);
+        let glob = GlobBuilder::new(pattern).literal_separator(true).build();
+        let glob = glob.map_err(|error| wrong(error.kind()))?.compile_matcher();
+        let begins = begins.as_bytes().to_vec();
+        Ok(One { text, begins, pattern: Some(glob), found: Cell::new(false) })
+    }
+
+    /// A path, which takes all below it.
+    fn path(text: String, begins: Vec<u8>) -> One {
+        // Everything is there, even when it is nothing.
+        let found = Cell::new(begins.is_empty());
+        One { text, begins, pattern: None, found }
     }
 
     fn takes(&self, path: &[u8]) -> Takes {
@@ -99,9 +133,13 @@ impl One {
 mod tests {
     use super::*;
 
+    fn wanted(texts: &[&str], exact: bool, there: &[&[u8]]) -> Wanted {
+        let texts: Vec<OsString> = texts.iter().map(OsString::from).collect();
+        Wanted::new(&texts, exact, &mut |path| there.contains(&path)).unwrap()
+    }
+
     fn takes(texts: &[&str], path: &str) -> Takes {
-        let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
-        Wanted::new(&texts).unwrap().takes(path.as_bytes())
+        wanted(texts, false, &[]).takes(path.as_bytes())
     }
 
     #[test]
@@ -130,6 +168,28 @@ mod tests {
         ] {
             assert_eq!(takes(&["/home/**/*.odt"], path), expected, "{path}");
         }
-        assert!(Wanted::new(&["a[".to_owned()]).is_err());
+        assert!(Wanted::new(&["a[".into()], false, &mut |_| false).is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_there_is_no_pattern() {
+        let there: &[&[u8]] = &[b"d/a[1]", b"d/\xff", b"[", b"d/\xfe\n"];
+        let takes = |text, exact, path: &[u8]| wanted(&[text], exact, there).takes(path);
+        for text in ["/d/a[1]", "d//a[1]/", "./d/a[1]"] {
+            assert_eq!(takes(text, false, b"d/a[1]"), Takes::All);
+            assert_eq!(takes(text, false, b"d/a[1]/below"), Takes::All);
+            assert_eq!(takes(text, false, b"d/a1"), Takes::Nothing);
+        }
+        assert_eq!(
+            takes("d/[b]", false, b"d/b"),
+            Takes::All,
+            "it is not there, so it is a pattern"
+        );
+        assert_eq!(takes("d/[b]", true, b"d/b"), Takes::Nothing);
+        assert_eq!(takes("d/\\[b]", false, b"d/[b]"), Takes::All);
+        assert_eq!(takes("[", false, b"["), Takes::All);
+        // Names that are no text, as they are shown.
+        assert_eq!(takes("/d/\\xff", false, b"d/\xff"), Takes::All);
+        assert_eq!(takes("d/\\xfe\\n", false, b"d/\xfe\n"), Takes::All);
     }
 }

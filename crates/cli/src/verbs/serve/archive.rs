@@ -49,6 +49,7 @@ use crate::{
         put,
         status::Stats,
         volume::{self, guard},
+        waiting::storing,
     },
 };
 use onefold::parts::{
@@ -108,7 +109,9 @@ pub(super) fn run(
         std::thread::park();
     });
     waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
-    let Some(ingest) = ingest(&archive, options.no_wait, &ended)? else { return Ok(()) };
+    let Some(ingest) = ingest((directory, &archive), options.no_wait, &ended)? else {
+        return Ok(());
+    };
     let work = ArchiveWork::start(&ingest)?;
     let (volumes, exports) = (work.volumes().clone(), work.exports().clone());
 
@@ -265,7 +268,7 @@ fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands
 
 /// Becomes the ingesting process; `None` when it is told to stop while it waits for another one.
 fn ingest(
-    archive: &Arc<onefold_archive::Archive>,
+    (directory, archive): (&ArchiveDir, &Arc<onefold_archive::Archive>),
     no_wait: bool,
     ended: &mpsc::Receiver<()>,
 ) -> Result<Option<Arc<Ingest>>, Failure> {
@@ -274,7 +277,10 @@ fn ingest(
         match Ingest::begin(archive, false, true) {
             Err(error) if error.kind() == Kind::Busy && !no_wait => {
                 if !told {
-                    tracing::info!("waiting for a put or backup into the archive to end");
+                    let storing = storing(directory.writers().first());
+                    tracing::info!(
+                        "waiting for a put or backup into the archive to end: {storing}"
+                    );
                     told = true;
                 }
             }

@@ -18,7 +18,11 @@ use clap::Args;
 use onefold_core::Result;
 use serde_json::json;
 
-use super::{Found, keeping::file::PolicyFile, served_or_not};
+use super::{
+    Found,
+    keeping::{file::PolicyFile, period::period},
+    served_or_not,
+};
 use crate::report::Report;
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
@@ -63,15 +67,15 @@ pub(crate) struct Options {
     min_free: Option<Size>,
 
     /// With --check: how old the newest whole snapshot of each set of an archive may be, like 26h
-    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = period)]
     max_age: Option<Duration>,
 
     /// With --check: how long ago a gc of an archive may have gone through to its end, like 8d
-    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = period)]
     max_gc_age: Option<Duration>,
 
     /// With --check: how long ago all data of an archive may have been read by scrubs, like 40d
-    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = period)]
     max_scrub_age: Option<Duration>,
 
     /// With --check: policies of an archive for `forget`; sets from which they would take too much

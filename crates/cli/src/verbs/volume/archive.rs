@@ -51,11 +51,15 @@ pub(in crate::verbs) fn change(directory: &ArchiveDir, request: &Request) -> Res
     match directory.server()? {
         Some(mut server) => server.ask::<serde_json::Value>(request).map(|_| ())?,
         None => {
-            // What its clients wrote and did not flush only the server has.
-            if let (Request::VolumeClone { .. }, Some(sentence)) =
-                (request, directory.unseen_server()?)
+            // Clients have volumes open there, and it may be one that only adds. It alone has writes of its
+            // clients that they did not flush.
+            if let Some(server) = directory.unseen_server()?
+                && (server.is_sure || matches!(request, Request::VolumeClone { .. }))
             {
-                return Err(Failure::new(sentence));
+                return Err(Failure::new(format!(
+                    "{server}, and changes volumes itself: if it was started with --control DIR, \
+                     say the same here, or else stop it"
+                )));
             }
             apply(&*directory.open(Settings::default())?, request)?;
         }
