@@ -43,6 +43,29 @@ fn address(serving: &Serving) -> String {
 }
 
 #[test]
+fn rule_38_an_authoritys_key_that_others_can_read_issues_nothing() {
+    let desk = desk_with_certificates();
+    give(&desk.path("ca/ca-key.pem"), 0o644);
+    for verb in ["tls issue ca vm", "tls revoke ca own"] {
+        desk.fails(verb, 1, &["ca-key.pem", "can be read by others", "chmod 600"]);
+    }
+    give(&desk.path("ca/ca-key.pem"), 0o600);
+    let list = desk.path("ca/ca-crl.pem");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &list,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    desk.fails("tls revoke ca own", 1, &["ca-crl.pem", "no regular file"]);
+    fs::remove_file(list).unwrap();
+    desk.ok("tls issue ca vm");
+    desk.ok("tls revoke ca own");
+}
+
+#[test]
 fn rule_38_what_tls_issue_makes_is_private_and_replaces_nothing() {
     let desk = desk_with_certificates();
     for directory in ["ca", "ca/own", "ca/127.0.0.1"] {

@@ -201,10 +201,10 @@ fn verdict<P>(outcome: &Outcome<P>) -> bool {
 /// Kept seeds, the ordinary ones, which must reach every mark, and what comes after them.
 fn everything<S: Simulator>(simulator: &S, config: &Config) -> bool {
     let kept = S::KEPT.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok());
-    let kept: Vec<u64> = kept.collect();
-    let failed =
-        run_kept(simulator, &kept, config).iter().filter(|outcome| !verdict(outcome)).count();
-    let (well, reach) = many(simulator, 0..S::SEEDS, config);
+    let kept = run_kept(simulator, &kept.collect::<Vec<u64>>(), config);
+    let failed = kept.iter().filter(|outcome| !verdict(outcome)).count();
+    let (well, mut reach) = many(simulator, 0..S::SEEDS, config);
+    kept.iter().for_each(|outcome| reach.merge(&outcome.reach));
     let never: Vec<&str> =
         simulator.marks().into_iter().filter(|mark| reach.count(mark) == 0).collect();
     never.iter().for_each(|mark| println!("never reached: {mark}"));
