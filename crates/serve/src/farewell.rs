@@ -98,9 +98,11 @@ fn thread(name: &str) -> std::thread::Builder {
     std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
-/// Gives this thread a table with `inside` alone.
+/// Gives this thread a table with `inside` alone. A signal that ends the server has to come to another
+/// thread, which has what its handler writes to.
 fn part_from_others(inside: &OwnedFd) -> bool {
     let Ok(number) = u32::try_from(inside.as_raw_fd()) else { return false };
+    system::block_signals();
     system::part_descriptors(number + 1).is_ok()
         && (number <= STANDARD || system::close_copies(STANDARD, number - 1).is_ok())
 }
@@ -166,5 +168,31 @@ fn wait_for(owners: Vec<Receiver<()>>) {
     for closed in owners {
         // Nothing is sent: it ends.
         let _ = closed.recv();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn rule_12_no_handler_of_a_signal_runs_where_other_descriptors_are() {
+        prepare();
+        if DOOR.get().and_then(Option::as_ref).is_none() {
+            return;
+        }
+        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let named = |task: &std::path::PathBuf| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "farewell\n")
+        };
+        let task = tasks.into_iter().find(named).unwrap();
+        let status = fs::read_to_string(task.join("status")).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+            assert!(blocked & 1 << (signal - 1) != 0, "{signal} of {blocked:x}");
+        }
     }
 }

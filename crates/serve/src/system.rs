@@ -47,6 +47,17 @@ pub(crate) fn catch_interrupts() {
     }
 }
 
+/// No handler of a signal runs in the calling thread, and in those that it starts, from now on: one that
+/// writes to a descriptor finds another one, or none, in a table of their own.
+pub(crate) fn block_signals() {
+    // SAFETY: the set is made before it is used.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
 /// Ends the wait of a thread of this process, as far as a signal can.
 pub(crate) fn interrupt(thread: libc::pid_t) {
     // SAFETY: the arguments are numbers. A thread that is gone is not found, or is another one of this
@@ -83,7 +94,8 @@ pub(crate) fn may_have_descriptors(socket: &OwnedFd) -> bool {
 /// From now on the calling thread, and those that it starts, have a table of descriptors of their own:
 /// copies of what they had, but of none from `first` on.
 ///
-/// A thread with such a table must not use what others of the process open, and the other way round.
+/// A thread with such a table must not use what others of the process open, and the other way round; so it
+/// [blocks signals](block_signals) before.
 ///
 /// # Errors
 /// Those of the system: Linux can do that since 5.9.

@@ -56,7 +56,8 @@ pub fn content(n: u64) -> [u8; 4096] {
 }
 
 pub fn persevere(engine: &Engine, mut change: impl FnMut() -> Result<Ticket>) {
-    for _ in 0..50 {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while std::time::Instant::now() < until {
         match change() {
             Err(e) if e.kind() == Kind::Busy => {
                 engine.flush().unwrap();
