@@ -127,6 +127,31 @@ fn rule_05_many_names_of_a_file_in_one_directory_hold_no_restore_in_place_up() {
     assert_eq!(fs::metadata(desk.path("home/n7")).unwrap().nlink(), 12_001);
 }
 
+/// A user's file of many holes that became data is not looked through to its end at each of them.
+#[test]
+fn rule_05_holes_that_are_data_now_are_not_searched_for_to_the_end_of_the_file() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    let many = fs::File::create(desk.path("home/f")).unwrap();
+    for n in 0..50_000 {
+        many.write_all_at(&[7; 4096], n * 12_288).unwrap();
+    }
+    // So that its pieces lie apart on the disk.
+    many.sync_all().unwrap();
+    desk.ok("backup a home --set t");
+    for n in 0..50_000 {
+        many.write_all_at(&[8; 8192], n * 12_288 + 4096).unwrap();
+    }
+    many.sync_all().unwrap();
+    let said = shell(&desk, SOON, "restore a t -C / --in-place");
+    assert!(said.status.success(), "{} {}", said.status, String::from_utf8_lossy(&said.stderr));
+    let mut found = [1; 8192];
+    let many = fs::File::open(desk.path("home/f")).unwrap();
+    many.read_exact_at(&mut found, 40_000 * 12_288 + 4096).unwrap();
+    assert_eq!(found, [0; 8192]);
+}
+
 /// Files deep in the tree, each in a directory of its own, have their second names elsewhere. The way to
 /// them is not gone from its beginning for each.
 #[test]
