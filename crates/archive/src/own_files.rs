@@ -18,6 +18,21 @@ pub fn is_archive_file(name: &str) -> bool {
         || numbered.iter().any(|kind| name.strip_prefix(kind).is_some_and(is_number))
 }
 
+/// The file of which those who read from other hosts take turns: nobody locks it otherwise.
+pub const TURNS: &str = LABEL;
+
+/// True for the locks that a reader has for as long as it reads. Only what frees space waits for them.
+#[must_use]
+pub fn is_epoch_lock(name: &str) -> bool {
+    EPOCHS.contains(&name)
+}
+
+/// True for the lock that a reader has while it reads the log. All who change the archive wait for it.
+#[must_use]
+pub fn is_commit_lock(name: &str) -> bool {
+    name == COMMIT
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -193,6 +193,16 @@ impl Directory {
         self.own.sync()
     }
 
+    /// Takes part in a turn of a file, until what is returned is dropped ([`lock::take_turn`]).
+    ///
+    /// # Errors
+    /// `Busy` when an earlier turn does not end, and those of the system.
+    pub fn turn(&self, name: &str, turn: impl Fn() -> u64) -> Result<Box<dyn Lock>> {
+        let file = self.own.file(name, false)?;
+        lock::take_turn(&file, &self.own.at(name), turn)?;
+        Ok(Box::new(FileLock(file)))
+    }
+
     fn wrap(&self, name: &str, file: OsFile) -> Arc<dyn File> {
         self.wrap_with(name, file, None)
     }

@@ -116,35 +116,38 @@ fn flock(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))
 }
 
-/// Locks all bytes that a file may ever have, for the open file and not for the process: such a
-/// lock ends with the last descriptor, and does not with another one of the same file.
+/// Locks bytes of a file, which it need not have, or asks who has them; for the open file and not for the
+/// process: such a lock ends with the last descriptor, and does not with another one of the same file.
 #[allow(
     unsafe_code,
     reason = "rustix knows the locks of processes only, which end when any descriptor of the file \
               is closed"
 )]
-fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
-    let kind = if hold == Hold::Shared { libc::F_RDLCK } else { libc::F_WRLCK };
-    let command = if ask == Ask::Wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
-    // Length 0 is all bytes, and the process must be 0.
-    let all = libc::flock {
+fn bytes(
+    file: &fs::File,
+    command: libc::c_int,
+    kind: libc::c_int,
+    (first, count): (u64, u64),
+) -> rustix::io::Result<libc::flock> {
+    // The process must be 0.
+    let mut asked = libc::flock {
         l_type: kind as i16,
         l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: 0,
+        l_start: first as i64,
+        l_len: count as i64,
         l_pid: 0,
     };
     rustix::io::retry_on_intr(|| {
-        // SAFETY: the descriptor is open as long as `file` is borrowed, and `all` is a whole
-        // `flock` that the kernel only reads.
-        let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const all) };
+        // SAFETY: the descriptor is open as long as `file` is borrowed, and `asked` is a whole
+        // `flock`, which is ours alone.
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut asked) };
         match done {
             -1 => match Errno::from_io_error(&std::io::Error::last_os_error()) {
                 Some(Errno::ACCESS) => Err(Errno::WOULDBLOCK),
                 Some(errno) => Err(errno),
                 None => Err(Errno::IO),
             },
-            _ => Ok(()),
+            _ => Ok(asked),
         }
     })
 }
@@ -155,26 +158,48 @@ pub(crate) fn is_held(file: &fs::File) -> Option<bool> {
     if Locality::of(file.as_fd()) != Ok(Locality::Local) {
         return None;
     }
-    range_is_held(file).ok()
+    // Length 0 is all bytes.
+    let found = bytes(file, libc::F_OFD_GETLK, libc::F_WRLCK, (0, 0)).ok()?;
+    Some(found.l_type != libc::F_UNLCK as i16)
 }
 
-/// Whether a range of an open file is locked by way of another one.
-#[allow(unsafe_code, reason = "rustix knows the locks of processes only")]
-fn range_is_held(file: &fs::File) -> rustix::io::Result<bool> {
-    // Length 0 is all bytes, and the process must be 0.
-    let mut all = libc::flock {
-        l_type: libc::F_WRLCK as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open as long as `file` is borrowed, and `all` is a whole `flock` that
-    // outlives the call, which writes nothing else.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut all) };
-    match done {
-        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        _ => Ok(all.l_type != libc::F_UNLCK as i16),
+/// Locks all bytes that a file may ever have.
+fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
+    let kind = if hold == Hold::Shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    let command = if ask == Ask::Wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
+    // Length 0 is all bytes.
+    bytes(file, command, kind, (0, 0)).map(|_| ())
+}
+
+/// Takes part in a turn, which ends when all descriptors of the file are closed: waits until nobody takes
+/// part in a turn with a smaller number any more. `turn` gives the number of the present one, which is
+/// above 0 and rises. Each who takes part has opened the file for itself.
+///
+/// # Errors
+/// `Busy` after [`PATIENCE`], and those of the system. There are no turns where locks are not by range.
+pub fn take_turn(file: &fs::File, shown: &str, turn: impl Fn() -> u64) -> Result<()> {
+    if Locality::of(file.as_fd()) != Ok(Locality::Local) {
+        return Ok(());
+    }
+    let failed = |errno| refused(shown, errno);
+    let begun = Instant::now();
+    loop {
+        // The byte with the number of the turn is locked by all who take part.
+        let now = turn();
+        let earlier = bytes(file, libc::F_OFD_GETLK, libc::F_WRLCK, (0, now)).map_err(failed)?;
+        if earlier.l_type == libc::F_UNLCK as i16 {
+            match bytes(file, libc::F_OFD_SETLK, libc::F_RDLCK, (now, 1)) {
+                Ok(_) if turn() == now => return Ok(()),
+                // It came too late, and would keep others waiting.
+                Ok(_) => drop(bytes(file, libc::F_OFD_SETLK, libc::F_UNLCK, (now, 1))),
+                Err(Errno::WOULDBLOCK) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+        if begun.elapsed() >= PATIENCE {
+            return Err(busy(file, shown, true));
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -310,16 +335,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let [one, other] = [open(&path), open(&path)];
-        assert_eq!(range_is_held(&other), Ok(false));
+        assert_eq!(is_held(&other), Some(false));
         for hold in [Hold::Alone, Hold::Shared] {
             take(&one, hold, Ask::Once, true).unwrap();
-            assert_eq!(range_is_held(&other), Ok(true), "{hold:?}");
-            assert_eq!(range_is_held(&fs::File::open(&path).unwrap()), Ok(true), "{hold:?}");
+            assert_eq!(is_held(&other), Some(true), "{hold:?}");
+            assert_eq!(is_held(&fs::File::open(&path).unwrap()), Some(true), "{hold:?}");
         }
         drop(one);
         let begun = Instant::now();
         // As above, another test's process may have it for a moment.
-        while range_is_held(&other) != Ok(false) {
+        while is_held(&other) != Some(false) {
             assert!(begun.elapsed() < PATIENCE);
             std::thread::sleep(PAUSE);
         }
@@ -333,6 +358,32 @@ mod tests {
         let [one, other] = [fs::File::open(&path).unwrap(), fs::File::open(&path).unwrap()];
         lock(&one, "lock", Hold::Shared, true).unwrap();
         lock(&other, "lock", Hold::Shared, true).unwrap();
+    }
+
+    #[test]
+    fn rule_46_a_turn_waits_for_the_earlier_ones_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("label");
+        drop(open(&path));
+        let take = |turn: u64| {
+            let file = fs::File::open(&path).unwrap();
+            take_turn(&file, "label", || turn).map(|()| file)
+        };
+        let [one, other, same] = [7; 3].map(|turn| take(turn).unwrap());
+        drop(one);
+        let later = std::thread::scope(|scope| {
+            let later = scope.spawn(|| (take(8).unwrap(), Instant::now()));
+            std::thread::sleep(20 * PAUSE);
+            drop(other);
+            std::thread::sleep(20 * PAUSE);
+            let released = Instant::now();
+            drop(same);
+            let (later, at) = later.join().unwrap();
+            assert!(at >= released);
+            later
+        });
+        // A clock that was set back makes nobody wait.
+        drop((take(6).unwrap(), later));
     }
 
     #[test]

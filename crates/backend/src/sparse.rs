@@ -62,6 +62,23 @@ pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>>
     Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
 }
 
+/// The first byte at or after `from` that a file has data for; `None` when there is none. Unlike
+/// [`next_data`] it does not look for the end of that data, which costs as much as the rest of the file
+/// has pieces. Moves the file's position.
+///
+/// # Errors
+/// The errors of the system.
+pub fn first_data(file: &File, from: u64) -> Result<Option<u64>> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        // A file system could say what can't be.
+        Ok(start) => Ok(Some(start.max(from))),
+        Err(Errno::NXIO) => Ok(None),
+        // Devices, and file systems that do not know.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
+        Err(errno) => Err(Error::from_io("cannot look for holes", errno.into())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs::OpenOptions, os::unix::fs::FileExt};
@@ -97,6 +114,11 @@ mod tests {
                 Some((4 * mib, 4 * mib + 10))
             );
         }
+        for from in [0, mib, 4 * mib + 5, 12 * mib] {
+            let found = next_data(&file, from, 16 * mib).unwrap().map(|(start, _)| start);
+            assert_eq!(first_data(&file, from).unwrap(), found);
+        }
+        assert_eq!(first_data(&file, 16 * mib).unwrap(), None);
         assert_eq!(next_data(&file, 16 * mib, 16 * mib).unwrap(), None);
         assert_eq!(next_data(&file, u64::MAX - 1, 5).unwrap(), None);
     }

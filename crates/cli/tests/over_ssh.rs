@@ -9,6 +9,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -341,6 +342,75 @@ fn a_silent_other_host_is_left_after_a_while() {
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(said, "onefold: the other host was silent for too long (--idle 1s)\n");
+}
+
+/// A client that may read, and asks for one lock, shared; gives whether it got it. It says nothing more,
+/// and goes when the other end does.
+fn holder(desk: &Desk, name: &str) -> (Child, bool) {
+    let mut command = desk.command("accept a --right read --idle 4s");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut frame = |before: usize| -> std::io::Result<Vec<u8>> {
+        let mut head = vec![0; before + 4];
+        output.read_exact(&mut head)?;
+        let mut body = vec![0; u32::from_le_bytes(head[before..].try_into().unwrap()) as usize];
+        output.read_exact(&mut body)?;
+        Ok(body)
+    };
+    frame(16).unwrap();
+    let length = (14 + name.len() as u32).to_le_bytes();
+    let asked =
+        [&length[..], &[1, 0, 0, 0, 0, 0, 0, 0, 6, 5, 0, 0, 0, 2], name.as_bytes()].concat();
+    input.write_all(&asked).unwrap();
+    let is_held = frame(0).is_ok_and(|answer| answer[8] == 0);
+    child.stdin = Some(input);
+    (child, is_held)
+}
+
+/// Clients that may read take turns at the lock for which a backup waits, so that one of them always
+/// asks for it.
+#[test]
+fn rule_46_no_number_of_readers_stops_who_writes() {
+    let desk = desk();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/f"), noise(1, 10_000)).unwrap();
+    for name in ["lock-writer", "lock-gc", "lock-importer", "label"] {
+        let (mut child, is_held) = holder(&desk, name);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!is_held, "{name}");
+    }
+    let is_over = AtomicBool::new(false);
+    let ended = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for n in 0..3 {
+            let (desk, is_over, ended) = (&desk, &is_over, &ended);
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(1_300 * n));
+                while !is_over.load(Relaxed) {
+                    let (mut child, is_held) = holder(desk, "lock-commit");
+                    // `wait` would end its input.
+                    let _input = child.stdin.take();
+                    let status = child.wait().unwrap();
+                    ended.fetch_add(usize::from(is_held && status.code() == Some(1)), Relaxed);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        let mut backup = desk.command("backup a home --set h").spawn().unwrap();
+        let begun = Instant::now();
+        let mut status = None;
+        while status.is_none() && begun.elapsed() < Duration::from_secs(120) {
+            std::thread::sleep(Duration::from_millis(50));
+            status = backup.try_wait().unwrap();
+        }
+        is_over.store(true, Relaxed);
+        let _ = backup.kill();
+        assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    });
+    assert!(ended.load(Relaxed) > 0, "nobody held it for too long");
 }
 
 /// A server of OpenSSH on the loopback address, ended when it is forgotten.

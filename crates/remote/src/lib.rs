@@ -21,6 +21,6 @@ mod server;
 mod wire;
 
 pub use client::{RemoteFiles, connect};
-pub use rights::Right;
+pub use rights::{Right, Stay};
 pub use server::{Offer, Pulse, answer};
 pub use wire::{Greeting, decoders, refuse};

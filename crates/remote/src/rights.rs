@@ -4,6 +4,15 @@ use onefold_core::{Error, Hold, Kind, Result};
 
 use crate::wire::Request;
 
+/// How long a lock may be held by who may only read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// For as long as something is read: it holds up nobody who writes.
+    Long,
+    /// For [`Offer::brief`](crate::Offer::brief): writers wait for it.
+    Brief,
+}
+
 /// The right of who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
@@ -14,9 +23,15 @@ pub enum Right {
 }
 
 impl Right {
+    /// `reader_lock` knows the locks that who reads needs.
+    ///
     /// # Errors
     /// `Denied` when the request does more than this right allows.
-    pub(crate) fn allows(self, request: &Request<'_>) -> Result<()> {
+    pub(crate) fn allows(
+        self,
+        request: &Request<'_>,
+        reader_lock: fn(&str) -> Option<Stay>,
+    ) -> Result<()> {
         let looks = match request {
             Request::Names
             | Request::Open { .. }
@@ -27,8 +42,10 @@ impl Right {
             | Request::Read { .. }
             | Request::Alive
             | Request::Free => true,
-            // Alone is who changes something.
-            Request::Lock { hold, .. } => *hold == Hold::Shared,
+            // Alone is who changes something, and a lock that no reader needs holds up who does.
+            Request::Lock { hold, name, .. } => {
+                *hold == Hold::Shared && reader_lock(name).is_some()
+            }
             // Readers make durable what they are about to show.
             Request::Sync { .. } | Request::SyncNames | Request::Keeps { .. } => true,
             Request::Create { .. }

@@ -14,11 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_core::{Error, File, Files, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
-    rights::Right,
+    rights::{Right, Stay},
     wire::{self, DATA_MAX, Greeting, Handle, Request},
 };
 
@@ -37,6 +37,12 @@ const FILES_MAX: usize = 4096;
 /// Most locks that a connection holds or waits for.
 const LOCKS_MAX: usize = 64;
 
+/// How long a turn outlasts its lock: writers who wait have it by then.
+const AFTER_TURN: Duration = Duration::from_millis(50);
+
+/// Turns that outlast their locks at most; further locks wait.
+const TURNS_MAX: usize = 32;
+
 /// When something was heard of the other side, and since when it holds locks; shared with who looks
 /// for silent ones.
 #[derive(Clone)]
@@ -44,13 +50,16 @@ pub struct Pulse(Arc<Mutex<Signs>>);
 
 struct Signs {
     heard: Instant,
-    locked: HashMap<Handle, Instant>,
+    /// By the number of the lock: its name, and since when the other side has that name's lock.
+    locked: HashMap<Handle, (String, Instant)>,
+    /// The other side kept a lock for which writers wait.
+    is_over: bool,
 }
 
 impl Default for Pulse {
     fn default() -> Pulse {
         let (heard, locked) = (Instant::now(), HashMap::new());
-        Pulse(Arc::new(Mutex::new(Signs { heard, locked })))
+        Pulse(Arc::new(Mutex::new(Signs { heard, locked, is_over: false })))
     }
 }
 
@@ -62,11 +71,19 @@ impl Pulse {
         self.0.lock().heard.elapsed()
     }
 
-    /// How long the other side has held the lock that it has held longest.
+    /// How long the other side has held the lock that it has held longest. One that it took again
+    /// before it gave it back counts from the first time.
     #[must_use]
     pub fn longest_lock(&self) -> Duration {
         let signs = self.0.lock();
-        signs.locked.values().map(Instant::elapsed).max().unwrap_or_default()
+        signs.locked.values().map(|(_, since)| since.elapsed()).max().unwrap_or_default()
+    }
+
+    /// True when the other side kept a lock for which writers wait, and lost it: it gets no more answers,
+    /// and the connection is to end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.0.lock().is_over
     }
 
     fn beat(&self, is_progress: bool) {
@@ -76,8 +93,11 @@ impl Pulse {
         }
     }
 
-    fn locked(&self, handle: Handle) {
-        self.0.lock().locked.insert(handle, Instant::now());
+    fn locked(&self, handle: Handle, name: &str) {
+        let locked = &mut self.0.lock().locked;
+        let earlier = locked.values().filter(|(other, _)| other == name).map(|(_, since)| *since);
+        let since = earlier.min().unwrap_or_else(Instant::now);
+        locked.insert(handle, (name.to_owned(), since));
     }
 
     fn unlocked(&self, handle: Handle) {
@@ -91,6 +111,13 @@ pub struct Offer {
     pub files: Arc<dyn Files>,
     /// True for names that the other side may use; all others are not there for it.
     pub is_own: fn(&str) -> bool,
+    /// The locks that the other side may ask for, not alone, when it may only read.
+    pub reader_lock: fn(&str) -> Option<Stay>,
+    /// How long it may hold one that is [`Stay::Brief`].
+    pub brief: Duration,
+    /// Waits for the turn in which such a lock may be held. Who has one keeps later ones waiting, so that
+    /// there are moments in which no connection holds the lock.
+    pub turn: Box<dyn Fn() -> Result<Box<dyn Lock>> + Send + Sync>,
     /// Free bytes of the file system.
     pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
 }
@@ -101,7 +128,9 @@ struct House {
     right: Right,
     pulse: Pulse,
     open: Mutex<HashMap<Handle, Arc<dyn File>>>,
-    locks: Mutex<HashMap<Handle, Seat>>,
+    locks: Mutex<Locks>,
+    /// A lock that is brief was taken or given back, or a turn ended.
+    turns: Condvar,
     output: Mutex<Box<dyn Write + Send>>,
     /// The other side takes no answers any more.
     is_deaf: AtomicBool,
@@ -109,10 +138,47 @@ struct House {
     less: Condvar,
 }
 
+#[derive(Default)]
+struct Locks {
+    seats: HashMap<Handle, Seat>,
+    /// Turns whose locks were given back, and when they end.
+    after: Vec<(Instant, Box<dyn Lock>)>,
+    /// The connection ends.
+    is_closing: bool,
+}
+
 /// A lock, or the place of one that is waited for.
 enum Seat {
     Waits,
-    Holds(#[expect(dead_code, reason = "the lock ends with it")] Box<dyn Lock>),
+    Holds(#[expect(dead_code, reason = "the lock ends with it")] Box<dyn Lock>, Option<Turn>),
+}
+
+/// When a lock that is brief has to be given back, and its turn.
+type Turn = (Instant, Box<dyn Lock>);
+
+impl Locks {
+    /// Ends locks; their turns end a moment later.
+    fn end(&mut self, ends: impl Fn(Handle, Option<Instant>) -> bool) {
+        let until = Instant::now() + AFTER_TURN;
+        let after = &mut self.after;
+        self.seats.retain(|handle, seat| {
+            let Seat::Holds(_, turn) = seat else { return true };
+            let is_kept = !ends(*handle, turn.as_ref().map(|(until, _)| *until));
+            if !is_kept && let Some((_, turn)) = turn.take() {
+                after.push((until, turn));
+            }
+            is_kept
+        });
+    }
+
+    /// When the next lock has to be given back, or the next turn ends.
+    fn next(&self) -> Option<Instant> {
+        let held = self.seats.values().filter_map(|seat| match seat {
+            Seat::Holds(_, Some((until, _))) => Some(*until),
+            _ => None,
+        });
+        held.chain(self.after.iter().map(|(until, _)| *until)).min()
+    }
 }
 
 /// The result of a request.
@@ -143,6 +209,7 @@ pub fn answer(
         pulse: pulse.clone(),
         open: Mutex::default(),
         locks: Mutex::default(),
+        turns: Condvar::new(),
         output: Mutex::new(output),
         is_deaf: AtomicBool::new(false),
         under_way: Mutex::new(0),
@@ -150,7 +217,13 @@ pub fn answer(
     });
     let (send, jobs) = mpsc::channel::<Job>();
     let jobs = Mutex::new(jobs);
-    std::thread::scope(|scope| {
+    // It watches also while a worker can't get rid of an answer.
+    let of_thread = house.clone();
+    let watch = (house.right == Right::Read).then(|| {
+        std::thread::Builder::new().name("turns".into()).spawn(move || of_thread.watch_turns())
+    });
+    let watch = watch.transpose().map_err(|e| Error::from_io("can't watch locks", e))?;
+    let end = std::thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
                 while let Ok(job) = { jobs.lock().recv() } {
@@ -173,15 +246,23 @@ pub fn answer(
         };
         drop(send);
         end
-    })
+    });
+    house.locks.lock().is_closing = true;
+    house.turns.notify_all();
+    // It panics no more than they do.
+    let _ = watch.map(std::thread::JoinHandle::join);
+    end
 }
 
 /// Takes one request, and has it done.
 fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<()> {
     let strange = || Error::new(Kind::InvalidInput, "the other side sent what is no request");
     let (id, request) = wire::request(&frame).ok_or_else(strange)?;
+    if house.is_deaf.load(Relaxed) {
+        return Ok(());
+    }
     house.pulse.beat(request != Request::Alive || house.right > Right::Read);
-    if let Err(error) = house.right.allows(&request) {
+    if let Err(error) = house.right.allows(&request, house.offer.reader_lock) {
         house.say(id, Err(error));
         return Ok(());
     }
@@ -194,9 +275,10 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
         Request::Unlock { handle } => {
             // Its place stays while it is waited for, which nobody can end.
             let mut locks = house.locks.lock();
-            if matches!(locks.get(&handle), Some(Seat::Holds(_))) {
-                locks.remove(&handle);
+            if matches!(locks.seats.get(&handle), Some(Seat::Holds(..))) {
+                locks.end(|other, _| other == handle);
                 house.pulse.unlocked(handle);
+                house.turns.notify_all();
             }
             return Ok(());
         }
@@ -247,12 +329,18 @@ fn wait_for_lock(house: &Arc<House>, id: u64, handle: Handle, frame: Vec<u8>) {
         let Some((_, Request::Lock { name, hold, wait, .. })) = wire::request(&frame) else {
             return;
         };
-        let locked = house.own(name).and_then(|()| house.offer.files.lock(name, hold, wait));
+        let locked = house.lock(name, hold, wait);
         let mut locks = house.locks.lock();
-        locks.remove(&handle);
-        let said = locked.map(|lock| {
-            locks.insert(handle, Seat::Holds(lock));
-            house.pulse.locked(handle);
+        locks.seats.remove(&handle);
+        // Nobody would end it in time.
+        if house.is_deaf.load(Relaxed) {
+            return;
+        }
+        let said = locked.map(|(lock, turn)| {
+            let turn = turn.map(|turn| (Instant::now() + house.offer.brief, turn));
+            locks.seats.insert(handle, Seat::Holds(lock, turn));
+            house.pulse.locked(handle, name);
+            house.turns.notify_all();
             Done::Nothing
         });
         drop(locks);
@@ -261,21 +349,24 @@ fn wait_for_lock(house: &Arc<House>, id: u64, handle: Handle, frame: Vec<u8>) {
     let full = |why| Err(Error::new(Kind::InvalidInput, why));
     {
         let mut locks = house.locks.lock();
-        if locks.contains_key(&handle) {
+        let is_full =
+            |locks: &mut Locks| locks.after.len() >= TURNS_MAX && !house.is_deaf.load(Relaxed);
+        house.turns.wait_while(&mut locks, is_full);
+        if locks.seats.contains_key(&handle) {
             drop(locks);
             return house.say(id, full("a lock has this number"));
         }
-        if locks.len() >= LOCKS_MAX {
+        if locks.seats.len() >= LOCKS_MAX {
             drop(locks);
             return house.say(id, full("too many locks"));
         }
-        locks.insert(handle, Seat::Waits);
+        locks.seats.insert(handle, Seat::Waits);
     }
     let of_thread = house.clone();
     // A thread that still waits when the connection ends goes with the process.
     let thread = std::thread::Builder::new().name("lock".into()).spawn(move || wait(&of_thread));
     if let Err(error) = thread {
-        house.locks.lock().remove(&handle);
+        house.locks.lock().seats.remove(&handle);
         house.say(id, Err(Error::from_io("can't wait for a lock", error)));
     }
 }
@@ -293,13 +384,59 @@ impl House {
         self.less.notify_all();
     }
 
+    /// Takes a lock, in its turn if it is brief.
+    fn lock(
+        &self,
+        name: &str,
+        hold: Hold,
+        wait: bool,
+    ) -> Result<(Box<dyn Lock>, Option<Box<dyn Lock>>)> {
+        self.own(name)?;
+        let is_brief =
+            self.right == Right::Read && (self.offer.reader_lock)(name) == Some(Stay::Brief);
+        let turn = if is_brief { Some((self.offer.turn)()?) } else { None };
+        Ok((self.offer.files.lock(name, hold, wait)?, turn))
+    }
+
+    /// Ends turns a moment after their locks, until the connection ends. Who keeps a lock for which
+    /// writers wait loses it, and gets no more answers: it does not know that it lost it.
+    fn watch_turns(&self) {
+        let mut locks = self.locks.lock();
+        loop {
+            let now = Instant::now();
+            locks.after.retain(|(until, _)| *until > now);
+            self.turns.notify_all();
+            let is_late = |until: Option<Instant>| until.is_some_and(|until| until <= now);
+            let has_late = locks.next().is_some_and(|next| is_late(Some(next)));
+            if has_late || locks.is_closing {
+                self.is_deaf.store(true, Relaxed);
+                locks.end(|_, until| until.is_some());
+                if !locks.after.is_empty() {
+                    std::thread::sleep(AFTER_TURN);
+                    locks.after.clear();
+                }
+                self.turns.notify_all();
+                self.pulse.0.lock().is_over = has_late;
+                return;
+            }
+            match locks.next() {
+                Some(next) => drop(self.turns.wait_until(&mut locks, next)),
+                None => self.turns.wait(&mut locks),
+            }
+        }
+    }
+
     fn say(&self, id: u64, done: Result<Done>) {
         let answer = match &done {
             Ok(Done::Nothing) => Ok(&[][..]),
             Ok(Done::Bytes(bytes)) => Ok(&bytes[..]),
             Err(error) => Err(error),
         };
-        if wire::send_answer(&mut **self.output.lock(), id, answer).is_err() {
+        let mut output = self.output.lock();
+        if self.is_deaf.load(Relaxed) {
+            return;
+        }
+        if wire::send_answer(&mut **output, id, answer).is_err() {
             self.is_deaf.store(true, Relaxed);
         }
     }

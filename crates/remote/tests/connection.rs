@@ -6,17 +6,33 @@ use std::{
     os::unix::net::UnixStream,
     sync::Arc,
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_backend::Directory;
-use onefold_core::{Error, Files, Hold, Kind, Result};
-use onefold_remote::{Greeting, Offer, Pulse, RemoteFiles, Right, answer, connect};
+use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
+use onefold_remote::{Greeting, Offer, Pulse, RemoteFiles, Right, Stay, answer, connect};
 
 /// These files, of which none may be called "nodes".
 fn offer(files: Arc<dyn Files>) -> Offer {
-    Offer { files, is_own: |name| name != "nodes", free_bytes: Box::new(|| Ok(77)) }
+    let reader_lock = |name: &str| match name {
+        "lock" => Some(Stay::Long),
+        "brief" => Some(Stay::Brief),
+        _ => None,
+    };
+    Offer {
+        files,
+        is_own: |name| name != "nodes",
+        reader_lock,
+        brief: Duration::from_millis(300),
+        turn: Box::new(|| Ok(Box::new(NoTurn))),
+        free_bytes: Box::new(|| Ok(77)),
+    }
 }
+
+struct NoTurn;
+
+impl Lock for NoTurn {}
 
 type Far = JoinHandle<Result<()>>;
 
@@ -141,6 +157,8 @@ fn rule_46_who_may_read_changes_nothing() {
         remote.remove("a"),
         remote.create("b").map(drop),
         remote.lock("a", Hold::Alone, false).map(drop),
+        remote.lock("a", Hold::Shared, false).map(drop),
+        remote.lock("lock", Hold::Alone, false).map(drop),
     ] {
         assert_eq!(kind(refused), Some(Kind::Denied));
     }
@@ -279,6 +297,66 @@ fn rule_46_a_lock_is_held_by_who_asks_for_something() {
     thread.join().unwrap().unwrap();
     assert!(pulse.silence() >= Duration::from_millis(60));
     assert!(pulse.longest_lock() >= Duration::from_millis(60));
+}
+
+/// The far side of a connection for reading, its pulse, and this side.
+fn watched(files: Arc<dyn Files>, right: Right) -> (RemoteFiles, Pulse) {
+    let (near, far) = UnixStream::pair().unwrap();
+    let pulse = Pulse::default();
+    let of_far = pulse.clone();
+    std::thread::spawn(move || {
+        let output = Box::new(far.try_clone().unwrap());
+        answer(offer(files), &Greeting::of(right), &far, output, &of_far)
+    });
+    let output = Box::new(Closing(near.try_clone().unwrap()));
+    (connect(Box::new(near), output, "far").unwrap().0, pulse)
+}
+
+#[test]
+fn rule_46_who_may_read_loses_a_lock_for_which_writers_wait() {
+    let (_dir, files) = directory();
+    for name in ["lock", "brief"] {
+        files.create(name).unwrap();
+    }
+    let (reader, of_reader) = watched(files.clone(), Right::Read);
+    let (manager, of_manager) = watched(files.clone(), Right::Manage);
+    // Who gives it back in time goes on, however often.
+    let long = reader.lock("lock", Hold::Shared, false).unwrap();
+    for _ in 0..100 {
+        drop(reader.lock("brief", Hold::Shared, true).unwrap());
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) {
+        drop(reader.lock("brief", Hold::Shared, true).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let held = manager.lock("lock", Hold::Shared, true).unwrap();
+    let kept = reader.lock("brief", Hold::Shared, true).unwrap();
+    let taken = Instant::now();
+    drop(files.lock("brief", Hold::Alone, true).unwrap());
+    let waited = taken.elapsed();
+    assert!(waited < Duration::from_secs(20) && !of_manager.is_over(), "{waited:?}");
+    while !of_reader.is_over() {
+        std::thread::yield_now();
+    }
+    drop((kept, long, held));
+}
+
+#[test]
+fn rule_46_a_lock_that_is_taken_again_counts_from_the_first_time() {
+    let (_dir, files) = directory();
+    files.create("lock").unwrap();
+    let (reader, pulse) = watched(files, Right::Read);
+    let mut held = reader.lock("lock", Hold::Shared, false).unwrap();
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(20));
+        held = reader.lock("lock", Hold::Shared, false).unwrap();
+        reader.names().unwrap();
+    }
+    assert!(pulse.longest_lock() >= Duration::from_millis(100));
+    drop(held);
+    reader.names().unwrap();
+    assert_eq!(pulse.longest_lock(), Duration::ZERO);
 }
 
 #[test]

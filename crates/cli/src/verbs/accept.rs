@@ -6,14 +6,14 @@ use std::{
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use clap::{Args, ValueEnum};
-use onefold_archive::{find_label, is_archive_file};
+use onefold_archive::{TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock};
 use onefold_backend::{Directory, room::room};
 use onefold_core::{Error, Files, Kind, Result};
-use onefold_remote::{Greeting, Offer, Pulse, Right, answer, refuse};
+use onefold_remote::{Greeting, Offer, Pulse, Right, Stay, answer, refuse};
 
 use onefold::parts::{
     Found,
@@ -70,6 +70,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How many times the idle time a lock may be held by who may only read.
 const LOCK_TIMES: u32 = 24;
+
+/// How long who may only read may have a lock for which writers wait; less when the idle time is shorter.
+/// A turn is as long: a writer that waits comes in within two of them.
+const BRIEF: Duration = Duration::from_secs(10);
 
 /// Answers until the other host ends the connection.
 pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
@@ -138,7 +142,16 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
     let offer = |files: Directory| {
         let at = store.clone();
         let free_bytes = Box::new(move || room(&at).map(|room| room.bytes));
-        Offer { files: Arc::new(files) as Arc<dyn Files>, is_own: is_archive_file, free_bytes }
+        let files = Arc::new(files);
+        let of_turns = files.clone();
+        Offer {
+            files: files as Arc<dyn Files>,
+            is_own: is_archive_file,
+            reader_lock,
+            brief: BRIEF.min(options.idle),
+            turn: Box::new(move || of_turns.turn(TURNS, turn)),
+            free_bytes,
+        }
     };
     if new {
         return Ok((offer(Directory::create_as(store, word())?), Greeting::of(Right::Manage)));
@@ -161,6 +174,21 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
         },
     };
     Ok((offer(files), Greeting { right, bar, server }))
+}
+
+/// The locks that a reader needs.
+fn reader_lock(name: &str) -> Option<Stay> {
+    match (is_epoch_lock(name), is_commit_lock(name)) {
+        (true, _) => Some(Stay::Long),
+        (_, true) => Some(Stay::Brief),
+        _ => None,
+    }
+}
+
+/// The number of the present turn of the locks for which writers wait.
+fn turn() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(1, |since| since.as_secs() / BRIEF.as_secs() + 1)
 }
 
 /// Errors when the archive lies in more than its directory.
@@ -222,6 +250,11 @@ fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory) {
         std::thread::sleep(LOOK_EVERY.min(idle));
         let is_silent = pulse.silence() >= idle;
         let holds_on = right == Right::Read && pulse.longest_lock() >= idle * LOCK_TIMES;
+        if pulse.is_over() {
+            let why = "the other host kept a lock for which writers wait";
+            let _ = Failure::new(why).tell("onefold");
+            std::process::exit(1);
+        }
         if is_silent || holds_on {
             let why = match is_silent {
                 true => "the other host was silent for too long",

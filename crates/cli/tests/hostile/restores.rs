@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -71,6 +71,46 @@ fn rule_05_names_of_a_user_take_no_more_memory_in_a_restore_than_they_have_bytes
 /// Seconds of the processor: several times what the restore of so few files takes.
 const SOON: &str = "ulimit -t 10";
 
+/// A user's `ln` in a loop makes nobody's restore look larger than the disk.
+#[test]
+fn rule_05_a_file_with_many_names_counts_once_where_a_restore_is_to_fit() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/f"), noise(1, 1_000_000)).unwrap();
+    fs::write(desk.path("home/other"), noise(2, 500_000)).unwrap();
+    for n in 0..50 {
+        fs::hard_link(desk.path("home/f"), desk.path("home").join(format!("n{n}"))).unwrap();
+    }
+    desk.ok("backup a home --set t");
+    for manner in ["", "--in-place "] {
+        let told = desk.ok(&format!("restore a t -C out {manner}--dry-run --json"));
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(told["bytes"], 1_500_000, "{told}");
+    }
+}
+
+/// What a user made long and gave many names is read once before a restore begins.
+#[test]
+fn rule_05_a_long_map_is_read_once_for_all_names_of_its_file() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    let many = fs::File::create(desk.path("home/f")).unwrap();
+    for n in 0..10_000 {
+        many.write_all_at(&[7; 4096], n * 12_288).unwrap();
+    }
+    for n in 0..3_000 {
+        fs::hard_link(desk.path("home/f"), desk.path("home").join(format!("n{n}"))).unwrap();
+    }
+    // More than is free, so that holes are left out.
+    fs::File::create(desk.path("home/giant")).unwrap().set_len(15 << 40).unwrap();
+    desk.ok("backup a home --set t");
+    let said = shell(&desk, SOON, "restore a t -C out");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert_eq!(fs::metadata(restored(&desk, "home/n9")).unwrap().nlink(), 3_001);
+}
+
 /// All names of a file lie in one directory, which is not read once more for each of them.
 #[test]
 fn rule_05_many_names_of_a_file_in_one_directory_hold_no_restore_in_place_up() {
@@ -85,6 +125,31 @@ fn rule_05_many_names_of_a_file_in_one_directory_hold_no_restore_in_place_up() {
     let said = shell(&desk, SOON, "restore a t -C / --in-place");
     assert!(said.status.success(), "{} {}", said.status, String::from_utf8_lossy(&said.stderr));
     assert_eq!(fs::metadata(desk.path("home/n7")).unwrap().nlink(), 12_001);
+}
+
+/// A user's file of many holes that became data is not looked through to its end at each of them.
+#[test]
+fn rule_05_holes_that_are_data_now_are_not_searched_for_to_the_end_of_the_file() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    let many = fs::File::create(desk.path("home/f")).unwrap();
+    for n in 0..50_000 {
+        many.write_all_at(&[7; 4096], n * 12_288).unwrap();
+    }
+    // So that its pieces lie apart on the disk.
+    many.sync_all().unwrap();
+    desk.ok("backup a home --set t");
+    for n in 0..50_000 {
+        many.write_all_at(&[8; 8192], n * 12_288 + 4096).unwrap();
+    }
+    many.sync_all().unwrap();
+    let said = shell(&desk, SOON, "restore a t -C / --in-place");
+    assert!(said.status.success(), "{} {}", said.status, String::from_utf8_lossy(&said.stderr));
+    let mut found = [1; 8192];
+    let many = fs::File::open(desk.path("home/f")).unwrap();
+    many.read_exact_at(&mut found, 40_000 * 12_288 + 4096).unwrap();
+    assert_eq!(found, [0; 8192]);
 }
 
 /// Files deep in the tree, each in a directory of its own, have their second names elsewhere. The way to

@@ -6,7 +6,7 @@
 use std::{fs::File, os::unix::fs::FileExt};
 
 use onefold_backend::{
-    sparse::next_data,
+    sparse::first_data,
     tree::{punch, write_part},
 };
 use onefold_core::Result;
@@ -25,8 +25,8 @@ pub(super) trait Old {
     /// Reads bytes as far as the file has some; gives how many.
     fn read(&self, into: &mut [u8], at: u64) -> std::io::Result<usize>;
 
-    /// The next stretch of data within a range.
-    fn data(&self, from: u64, end: u64) -> Result<Option<(u64, u64)>>;
+    /// The first byte from here on that has data.
+    fn data(&self, from: u64) -> Result<Option<u64>>;
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
@@ -38,8 +38,8 @@ impl Old for File {
         self.read_at(into, at)
     }
 
-    fn data(&self, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
-        next_data(self, from, end)
+    fn data(&self, from: u64) -> Result<Option<u64>> {
+        first_data(self, from)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
@@ -48,6 +48,25 @@ impl Old for File {
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
         punch(self, at, bytes)
+    }
+}
+
+/// The last stretch without data that was found in a file, and the byte behind it. As gaps rise, no part
+/// of a file is looked through twice, however many gaps it has.
+#[derive(Default)]
+pub(super) struct Known(Option<(u64, u64)>);
+
+impl Known {
+    /// The first byte from here on that has data; `u64::MAX` when there is none.
+    fn data(&mut self, file: &impl Old, from: u64) -> Result<u64> {
+        match self.0 {
+            Some((first, data)) if (first..=data).contains(&from) => Ok(data),
+            _ => {
+                let data = file.data(from)?.unwrap_or(u64::MAX);
+                self.0 = Some((from, data));
+                Ok(data)
+            }
+        }
     }
 }
 
@@ -68,14 +87,19 @@ pub(super) fn together(gaps: &[Gap]) -> impl Iterator<Item = &[Gap]> {
 }
 
 /// True when a file of so many bytes has zeroes in gaps that are looked at [`together`], or no data where
-/// a hole is to be.
+/// a hole is to be. What is `known` of the file is from gaps before these.
 ///
 /// # Errors
 /// Those of the system.
-pub(super) fn are_gaps(file: &impl Old, length: u64, gaps: &[Gap]) -> Result<bool> {
+pub(super) fn are_gaps(
+    file: &impl Old,
+    length: u64,
+    gaps: &[Gap],
+    known: &mut Known,
+) -> Result<bool> {
     match gaps {
         [(at, bytes, is_hole)] if *bytes >= HOLE_BYTES => {
-            is_gap(file, (*at, at.saturating_add(*bytes).min(length)), *is_hole)
+            is_gap(file, (*at, at.saturating_add(*bytes).min(length)), *is_hole, known)
         }
         // What can't be read is written.
         _ => Ok(window(file, gaps).is_some_and(|(from, window)| {
@@ -137,22 +161,29 @@ pub(super) fn read_all(file: &impl Old, from: u64, into: &mut [u8]) -> Option<()
 }
 
 /// True when a file has zeroes in a range, or no data when it is to be a hole.
-fn is_gap(file: &impl Old, (mut at, end): (u64, u64), is_hole: bool) -> Result<bool> {
+fn is_gap(
+    file: &impl Old,
+    (mut at, end): (u64, u64),
+    is_hole: bool,
+    known: &mut Known,
+) -> Result<bool> {
     let mut room = Vec::new();
-    while let Some((start, stop)) = file.data(at, end)? {
+    while at < end {
+        at = known.data(file, at)?;
+        if at >= end {
+            break;
+        }
         if is_hole {
             return Ok(false);
         }
+        // Where its data end is not asked: holes are read as zeroes.
         room.resize(LOOK_BYTES as usize, 0);
-        at = start;
-        while at < stop {
-            let most = room.len().min((stop - at) as usize);
-            let n = file.read(&mut room[..most], at).unwrap_or(0);
-            if n == 0 || room[..n].iter().any(|&byte| byte != 0) {
-                return Ok(false);
-            }
-            at += n as u64;
+        let most = room.len().min((end - at) as usize);
+        let n = file.read(&mut room[..most], at).unwrap_or(0);
+        if n == 0 || room[..n].iter().any(|&byte| byte != 0) {
+            return Ok(false);
         }
+        at += n as u64;
     }
     Ok(true)
 }
@@ -167,11 +198,13 @@ pub(super) mod tests {
     pub(in super::super) struct Counted {
         pub(in super::super) bytes: RefCell<Vec<u8>>,
         pub(in super::super) calls: Cell<u64>,
+        /// Bytes that were passed over in search of data: all in which there are none.
+        passed: Cell<u64>,
     }
 
     impl Counted {
         pub(in super::super) fn new(bytes: Vec<u8>) -> Counted {
-            Counted { bytes: RefCell::new(bytes), calls: Cell::new(0) }
+            Counted { bytes: RefCell::new(bytes), calls: Cell::new(0), passed: Cell::new(0) }
         }
     }
 
@@ -185,9 +218,13 @@ pub(super) mod tests {
             Ok(n)
         }
 
-        fn data(&self, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
+        fn data(&self, from: u64) -> Result<Option<u64>> {
             self.calls.set(self.calls.get() + 1);
-            Ok((from < end).then_some((from, end)))
+            let bytes = self.bytes.borrow();
+            let rest = bytes.get(from as usize..).unwrap_or_default();
+            let data = rest.iter().position(|&byte| byte != 0);
+            self.passed.set(self.passed.get() + data.unwrap_or(rest.len()) as u64);
+            Ok(data.map(|passed| from + passed as u64))
         }
 
         fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
@@ -209,8 +246,9 @@ pub(super) mod tests {
         gaps.push((2_800_000, 100_000, false));
         let mut clean = 0;
         for round in 0..2 {
+            let mut known = Known::default();
             for near in together(&gaps) {
-                match are_gaps(&file, length as u64, near).unwrap() {
+                match are_gaps(&file, length as u64, near, &mut known).unwrap() {
                     true => clean += 1,
                     false => clear(&file, near).unwrap(),
                 }
@@ -228,11 +266,30 @@ pub(super) mod tests {
     #[test]
     fn gaps_behind_the_end_are_zeroes_and_a_hole_has_no_data() {
         let file = Counted::new(vec![0; 10_000]);
-        assert!(are_gaps(&file, 10_000, &[(9_999, 5, false), (10_010, 9, true)]).unwrap());
-        assert!(are_gaps(&file, 10_000, &[(1_000, 900_000, false)]).unwrap());
-        assert!(!are_gaps(&file, 10_000, &[(1_000, 5_000, true)]).unwrap());
+        let are = |gaps: &[Gap]| are_gaps(&file, 10_000, gaps, &mut Known::default()).unwrap();
+        assert!(are(&[(9_999, 5, false), (10_010, 9, true)]));
+        assert!(are(&[(1_000, 900_000, false)]));
+        assert!(are(&[(1_000, 5_000, true)]));
+        file.bytes.borrow_mut()[5_999] = 1;
+        assert!(!are(&[(1_000, 5_000, true)]) && !are(&[(1_000, 5_000, false)]));
+        assert!(are(&[(1_000, 4_999, true)]) && are(&[(6_000, 4_000, true)]));
         let short = [(5, 5, true), (20, 5, true), (300_000, 5, true), (300_005, 1 << 40, true)];
         let groups: Vec<usize> = together(&short).map(<[Gap]>::len).collect();
         assert_eq!(groups, [2, 1, 1]);
+    }
+    /// A file of a million holes is not looked through a million times.
+    #[test]
+    fn rule_05_no_part_of_an_old_file_is_looked_through_for_each_gap() {
+        let length = 3_000_000;
+        let file = Counted::new(vec![0; length]);
+        for at in [1_000_000, 1_000_100, 2_999_999] {
+            file.bytes.borrow_mut()[at] = 1;
+        }
+        let gaps: Vec<Gap> = (0..500).map(|n| (6_000 * n, 4_096, n % 2 == 0)).collect();
+        let mut known = Known::default();
+        let are = |near| are_gaps(&file, length as u64, near, &mut known).unwrap();
+        let clean = together(&gaps).map(are).filter(|clean| *clean).count();
+        assert_eq!(clean, 499, "two bytes are in one gap, and one is in none");
+        assert!(file.passed.get() <= length as u64, "{} bytes passed", file.passed.get());
     }
 }

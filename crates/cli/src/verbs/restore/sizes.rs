@@ -1,6 +1,9 @@
 //! How much is wanted, and whether it fits.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use onefold_archive::{TreeEntry, TreeReader, TreeWhat};
 use onefold_backend::room::room;
@@ -46,12 +49,34 @@ pub(super) struct Sizes<'a> {
     in_place: bool,
     pub(super) names: AllNames,
     named: usize,
+    /// Files with several names that were counted, by their numbers: they have their bytes once, and
+    /// their maps are read once.
+    counted: HashSet<u64>,
 }
 
 impl Sizes<'_> {
     pub(super) fn new(directory: &Path, in_place: bool, exact: bool) -> Sizes<'_> {
-        let (names, named) = (AllNames::default(), 0);
-        Sizes { directory, entries: 0, bytes: 0, most: None, exact, in_place, names, named }
+        let (names, named, counted) = (AllNames::default(), 0, HashSet::new());
+        Sizes {
+            directory,
+            entries: 0,
+            bytes: 0,
+            most: None,
+            exact,
+            in_place,
+            names,
+            named,
+            counted,
+        }
+    }
+
+    /// True for the first name of a file. Beyond what is remembered each name is a file, as it is when
+    /// it is written.
+    fn is_first(&mut self, link: u64) -> bool {
+        match link == 0 || (self.counted.len() >= LINKED_MAX && !self.counted.contains(&link)) {
+            true => true,
+            false => self.counted.insert(link),
+        }
     }
 
     /// Refuses what can't fit. What replaces files in place may fit in any case.
@@ -66,7 +91,9 @@ impl Sizes<'_> {
 impl Visitor for Sizes<'_> {
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
         self.entries += 1;
-        if let TreeWhat::File(bytes, map) = &entry.what {
+        if let TreeWhat::File(bytes, map) = &entry.what
+            && self.is_first(entry.link)
+        {
             let bytes = if self.exact { reader.data_bytes(map)? } else { *bytes };
             self.bytes = self.bytes.saturating_add(bytes);
         }

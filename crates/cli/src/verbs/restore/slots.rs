@@ -18,7 +18,7 @@ use onefold_core::{Error, Kind, Result, tree::Entry};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    gaps::{Gap, are_gaps, clear, together},
+    gaps::{Gap, Known, are_gaps, clear, together},
     sizes::AllNames,
     tiny::{FILE_BYTES, TINY_BYTES, Tiny},
     walk::is_of_entry,
@@ -335,8 +335,9 @@ impl Slots {
         }
         let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
         let mut changes = is_written || metadata.len() != slot.bytes;
+        let mut known = Known::default();
         for gaps in together(&slot.gaps) {
-            changes = changes || !are_gaps(&*file, metadata.len(), gaps)?;
+            changes = changes || !are_gaps(&*file, metadata.len(), gaps, &mut known)?;
         }
         if changes {
             self.files.shut(&slot.entry, &file, &self.names(slot))?;
@@ -356,8 +357,9 @@ impl Slots {
         if metadata.len() != slot.bytes {
             file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
         }
+        let mut known = Known::default();
         for gaps in together(&slot.gaps) {
-            if !are_gaps(&*file, slot.bytes, gaps)? {
+            if !are_gaps(&*file, slot.bytes, gaps, &mut known)? {
                 clear(&*file, gaps)?;
             }
         }
