@@ -354,7 +354,8 @@ impl Verified {
         }
         let time = field("time").to_owned();
         // It is shown on a terminal.
-        if time.len() > TIME_MAX
+        if time.is_empty()
+            || time.len() > TIME_MAX
             || !time.bytes().all(|byte| byte.is_ascii_digit() || b"-:.+TZ".contains(&byte))
         {
             return Err(wrong("has no time"));

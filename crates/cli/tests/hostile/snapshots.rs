@@ -35,7 +35,7 @@ fn store(archive: &Arc<Archive>, id: u8, set: &str, told: Vec<(Vec<u8>, Event)>)
         now: 1_000,
         ..BackupRequest::default()
     };
-    backup(archive, &request, false, &Gauge::default(), |feeder| {
+    backup(archive, &request, true, &Gauge::default(), |feeder| {
         let root = entry("", TreeWhat::Directory(None));
         feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
         for (content, event) in told {

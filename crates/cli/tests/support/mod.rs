@@ -127,7 +127,9 @@ impl Desk {
         let said = self.run(arguments);
         assert!(said.status.success(), "{} {arguments}: {said:?}", self.name);
         // On a busy machine a verb takes long enough to tell how far it is.
-        let progress = |line: &str| line.ends_with(" left") || line.starts_with("{\"progress\":");
+        let progress = |line: &str| {
+            line.ends_with(" left") || line.ends_with("/s") || line.starts_with("{\"progress\":")
+        };
         let words: Vec<&str> = said.err.lines().filter(|line| !progress(line)).collect();
         assert!(words.is_empty(), "{} {arguments}: {words:?}", self.name);
         said.out
