@@ -422,6 +422,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: another user's link and directory"]
+    #[allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
     fn rule_23_nobody_else_puts_another_program_in_the_place_of_one_that_gives_a_key() {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();

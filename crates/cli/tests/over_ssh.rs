@@ -408,6 +408,7 @@ fn rule_46_no_number_of_readers_stops_who_writes() {
         }
         is_over.store(true, Relaxed);
         let _ = backup.kill();
+        let _ = backup.wait();
         assert!(status.is_some_and(|status| status.success()), "{status:?}");
     });
     assert!(ended.load(Relaxed) > 0, "nobody held it for too long");
