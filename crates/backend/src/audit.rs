@@ -353,7 +353,7 @@ impl Verified {
             None => self.begins_after = Some(before.to_owned()),
         }
         let time = field("time").to_owned();
-        // It is shown on a terminal.
+        // The time is shown on a terminal.
         if time.is_empty()
             || time.len() > TIME_MAX
             || !time.bytes().all(|byte| byte.is_ascii_digit() || b"-:.+TZ".contains(&byte))
@@ -459,7 +459,7 @@ mod tests {
         let log = AuditLog::file(&path).unwrap();
         log.note(event(0)).unwrap();
         assert_eq!(fs::metadata(path.with_file_name(".audit.lock")).unwrap().mode() & 0o777, 0o600);
-        // What stands in the place of the log after it was renamed can't be written to.
+        // The log was renamed, and a directory stands in its place.
         fs::rename(&path, folder.path().join("audit.1")).unwrap();
         fs::create_dir(&path).unwrap();
         log.note(event(1)).unwrap();

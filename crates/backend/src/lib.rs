@@ -24,8 +24,8 @@
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
-//! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, and
-//! knows no engine and no protocol. `unsafe` is allowed module by module, with the reason beside
+//! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, but for a few
+//! calls in `system` of the crate of servers, which knows no backend. It knows no engine and no protocol. `unsafe` is allowed module by module, with the reason beside
 //! it.
 
 #[cfg(not(target_os = "linux"))]

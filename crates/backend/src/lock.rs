@@ -190,7 +190,7 @@ pub fn take_turn(file: &fs::File, shown: &str, turn: impl Fn() -> u64) -> Result
         if earlier.l_type == libc::F_UNLCK as i16 {
             match bytes(file, libc::F_OFD_SETLK, libc::F_RDLCK, (now, 1)) {
                 Ok(_) if turn() == now => return Ok(()),
-                // It came too late, and would keep others waiting.
+                // This lock came too late, and would keep others waiting.
                 Ok(_) => drop(bytes(file, libc::F_OFD_SETLK, libc::F_UNLCK, (now, 1))),
                 Err(Errno::WOULDBLOCK) => {}
                 Err(errno) => return Err(failed(errno)),
@@ -343,7 +343,7 @@ mod tests {
         }
         drop(one);
         let begun = Instant::now();
-        // As above, another test's process may have it for a moment.
+        // Another test's process may have it for a moment, as above.
         while is_held(&other) != Some(false) {
             assert!(begun.elapsed() < PATIENCE);
             std::thread::sleep(PAUSE);

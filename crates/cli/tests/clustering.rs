@@ -6,7 +6,7 @@ mod support;
 
 use std::{fs, time::Duration};
 
-use support::{Desk, noise, qemu_io};
+use support::{Desk, leaves_nothing_on_a_full_disk, noise, qemu_io};
 
 fn status(desk: &Desk) -> serde_json::Value {
     serde_json::from_str(&desk.ok("status a --json")).unwrap()
@@ -59,27 +59,9 @@ fn a_store_is_made_in_no_address_of_another_host() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_store_that_a_full_disk_ended_leaves_nothing() {
-    let desk = Desk::new();
-    let small = desk.path("small");
-    fs::create_dir(&small).unwrap();
-    let onefold = env!("CARGO_BIN_EXE_onefold");
-    // A file system with little room, in a mount namespace of its own; then it has more.
+fn rule_08_a_store_that_a_full_disk_ended_leaves_nothing() {
     for create in ["create cluster c", "create cluster some/where/c"] {
-        let script = format!(
-            "mount -t tmpfs -o size=256k none '{0}' && chmod 700 '{0}' && cd '{0}' || exit 9
-             {onefold} {create} && exit 8
-             ls -A
-             mount -o remount,size=4g '{0}' || exit 7
-             exec {onefold} {create} --json >/dev/null",
-            small.display()
-        );
-        let mut command = std::process::Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
-        let said = command.current_dir(desk.path("")).output().unwrap();
-        let (out, err) =
-            (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
-        assert_eq!((said.status.code(), &*out), (Some(0), ""), "{create}: {err}");
+        leaves_nothing_on_a_full_disk(create);
     }
 }
 

@@ -664,7 +664,7 @@ fn rule_43_an_older_image_of_a_block_store_is_noticed_by_whoever_worked_on_the_s
     desk.fails("volume list disk --key key", 1, &["--accept-older"]);
 }
 
-/// What changes keys works on no store, and says all the same in which state the store is.
+/// A change of keys and a repair work without a served store, and note its state all the same.
 #[test]
 fn rule_43_an_image_from_before_a_change_of_keys_or_a_repair_is_noticed() {
     let desk = Desk::new();

@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn what_root_mounts_is_entered() {
+    fn rule_05_what_root_mounts_is_entered() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["sub", "from"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();

@@ -190,7 +190,7 @@ impl Sought {
         };
         let of_pattern = |pattern: &String| {
             let name = pattern.strip_prefix("**/")?;
-            // What is in brackets and braces, and two stars, may reach across names.
+            // Brackets, braces and two stars may reach across names.
             let reaches = ["[", "{", "**", "\\"].iter().any(|sign| name.contains(sign));
             (!reaches).then(|| name.matches('/').count())
         };

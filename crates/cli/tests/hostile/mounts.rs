@@ -84,7 +84,7 @@ fn rule_07_what_a_user_mounted_over_his_home_keeps_no_other_from_a_backup_of_bot
 
 #[test]
 #[ignore = "needs root"]
-fn one_file_system_leaves_out_no_path_that_was_named() {
+fn rule_07_one_file_system_leaves_out_no_path_that_was_named() {
     let desk = Desk::new();
     desk.ok("create archive a");
     fs::create_dir_all(desk.path("top/home/ann")).unwrap();

@@ -90,7 +90,7 @@ fn rule_05_a_file_with_many_names_counts_once_where_a_restore_is_to_fit() {
     }
 }
 
-/// What a user made long and gave many names is read once before a restore begins.
+/// A map that a user made long, of a file with many names, is read once before a restore begins.
 #[test]
 fn rule_05_a_long_map_is_read_once_for_all_names_of_its_file() {
     let desk = Desk::new();

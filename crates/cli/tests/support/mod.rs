@@ -318,3 +318,28 @@ pub(crate) fn drain(mut from: impl Read) -> String {
     from.read_to_string(&mut text).unwrap();
     text
 }
+
+/// Runs a `create` as root on a file system with too little room: it fails, leaves nothing, and works once
+/// there is more. Returns what it said.
+pub(crate) fn leaves_nothing_on_a_full_disk(create: &str) -> String {
+    let desk = Desk::new();
+    let small = desk.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let onefold = env!("CARGO_BIN_EXE_onefold");
+    // In a mount namespace of its own.
+    let script = format!(
+        "mount -t tmpfs -o size=256k none '{0}' && chmod 700 '{0}' && cd '{0}' || exit 9
+         {onefold} {create} && exit 8
+         ls -A
+         mount -o remount,size=4g '{0}' || exit 7
+         exec {onefold} {create} --json >/dev/null",
+        small.display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let said = command.current_dir(desk.path("")).output().unwrap();
+    let [out, err] =
+        [&said.stdout, &said.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    assert_eq!((said.status.code(), &*out), (Some(0), ""), "{create}: {err}");
+    err
+}

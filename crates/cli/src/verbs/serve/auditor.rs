@@ -53,12 +53,12 @@ struct State {
     told: Option<Instant>,
 }
 
-/// What lines are of.
+/// A budget of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
-    /// What a client reached: a volume that was opened or closed, a command.
+    /// Lines of what it reached: a volume that was opened or closed, a command.
     Uses,
-    /// What it did not reach.
+    /// Lines of what it was refused.
     Refusals,
 }
 
@@ -270,7 +270,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let last = text.lines().last().unwrap();
         assert!(last.contains("opened") && last.contains("\"c\""), "{last}");
-        // What was not said is counted at the end of the server at the latest.
+        // The end of the server tells how many lines were not written.
         auditor.tells("ended", "store");
         let text = std::fs::read_to_string(&path).unwrap();
         let unsaid = |line: &str| -> u64 {
