@@ -259,7 +259,9 @@ fn unit() -> Result<Tally> {
 /// The tests of the rules of SECURITY.md, which have a rule's number in their names. Some need
 /// root: a second user, a mount namespace, a loop device.
 fn hostile() -> Result<Tally> {
-    let mut arguments = vec!["rule_"];
+    // Most of these tests wait: for claims, leases and limits of time.
+    let threads = (2 * machine::cores()).to_string();
+    let mut arguments = vec!["rule_", "--test-threads", &threads];
     if machine::is_root() {
         arguments.push("--include-ignored");
     } else {
