@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     machine,
-    program::{cargo, finish, run, show},
+    program::{cargo, finish, show},
     test::Tally,
 };
 
@@ -92,9 +92,14 @@ impl Program {
 fn build(packages: &[&str]) -> Result<Vec<Program>> {
     let how =
         ["test", "--quiet", "--locked", "--no-run", "--message-format", "json-render-diagnostics"];
-    let printed = run(cargo([&how[..], packages].concat()), LIMIT)?;
+    let ended = finish(cargo([&how[..], packages].concat()), LIMIT, false)?;
+    let is_message = |line: &&str| line.starts_with('{');
+    if !ended.status.success() {
+        let said: Vec<&str> = ended.output.lines().filter(|line| !is_message(line)).collect();
+        bail!("the tests could not be built:\n{}", said.join("\n"));
+    }
     let mut programs = Vec::new();
-    for line in printed.lines().filter(|line| line.starts_with('{')) {
+    for line in ended.output.lines().filter(is_message) {
         let said: Value = serde_json::from_str(line).context("cargo's messages")?;
         let Some(executable) = said["executable"].as_str() else { continue };
         if said["profile"]["test"] != true {

@@ -589,7 +589,7 @@ fn rule_65_with_a_delay_of_0_chunks_are_encoded_at_once() {
 #[ignore = "needs root"]
 fn rule_08_an_archive_that_a_full_disk_ended_leaves_nothing() {
     for create in ["create archive a", "create archive a --nodes n0,n1,n2 --code 3,2"] {
-        let err = leaves_nothing_on_a_full_disk(create);
+        let err = leaves_nothing_on_a_full_disk(env!("CARGO_BIN_EXE_onefold"), create);
         assert_eq!(err.lines().filter(|line| line.contains("No space left")).count(), 1, "{err}");
     }
 }

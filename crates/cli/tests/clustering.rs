@@ -61,7 +61,7 @@ fn a_store_is_made_in_no_address_of_another_host() {
 #[ignore = "needs root"]
 fn rule_08_a_store_that_a_full_disk_ended_leaves_nothing() {
     for create in ["create cluster c", "create cluster some/where/c"] {
-        leaves_nothing_on_a_full_disk(create);
+        leaves_nothing_on_a_full_disk(env!("CARGO_BIN_EXE_onefold"), create);
     }
 }
 

@@ -319,13 +319,12 @@ pub(crate) fn drain(mut from: impl Read) -> String {
     text
 }
 
-/// Runs a `create` as root on a file system with too little room: it fails, leaves nothing, and works once
+/// Runs a `create` of the command at `onefold` as root on a file system with too little room: it fails, leaves nothing, and works once
 /// there is more. Returns what it said.
-pub(crate) fn leaves_nothing_on_a_full_disk(create: &str) -> String {
+pub(crate) fn leaves_nothing_on_a_full_disk(onefold: &str, create: &str) -> String {
     let desk = Desk::new();
     let small = desk.path("small");
     std::fs::create_dir(&small).unwrap();
-    let onefold = env!("CARGO_BIN_EXE_onefold");
     // In a mount namespace of its own.
     let script = format!(
         "mount -t tmpfs -o size=256k none '{0}' && chmod 700 '{0}' && cd '{0}' || exit 9
