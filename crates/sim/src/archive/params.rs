@@ -608,8 +608,16 @@ fn found_another_bug(seed: u64, these: &[&str]) -> bool {
 }
 
 /// True for a kept seed that stands before this line.
+///
+/// # Panics
+///
+/// Panics where the list has no such line: all kept seeds would be older.
 fn is_older(seed: u64, line: &str) -> bool {
-    let kept = include_str!("../../seeds/archive.txt").lines();
-    let mut older = kept.take_while(|other| *other != line);
-    older.any(|line| line.split('#').next().is_some_and(|kept| kept.trim().parse() == Ok(seed)))
+    let kept = include_str!("../../seeds/archive.txt");
+    let Some((older, _)) = kept.split_once(line) else {
+        panic!("the kept seeds of archives have no line '{line}'");
+    };
+    older
+        .lines()
+        .any(|line| line.split('#').next().is_some_and(|kept| kept.trim().parse() == Ok(seed)))
 }
