@@ -135,6 +135,29 @@ fn rule_38_a_key_that_others_can_read_is_refused() {
 }
 
 #[test]
+fn rule_38_files_that_others_can_change_let_nobody_in() {
+    let desk = desk_with_certificates();
+    desk.ok("tls revoke ca own");
+    fs::copy(desk.path("ca/ca-crl.pem"), desk.path("ca/127.0.0.1/ca-crl.pem")).unwrap();
+    for name in ["ca-cert.pem", "server-cert.pem", "ca-crl.pem"] {
+        let path = desk.path(&format!("ca/127.0.0.1/{name}"));
+        give(&path, 0o664);
+        desk.fails(&format!("serve {SERVE}"), 1, &[name, "can be changed by others"]);
+        give(&path, 0o644);
+    }
+    let mut serving = desk.serve(SERVE);
+    // Without the list, a certificate that was taken back would be good again.
+    let list = desk.path("ca/127.0.0.1/ca-crl.pem");
+    fs::rename(&list, desk.path("list")).unwrap();
+    serving.signal(Signal::HUP);
+    serving.wait_for("ca-crl.pem is gone");
+    fs::rename(desk.path("list"), &list).unwrap();
+    serving.signal(Signal::HUP);
+    serving.wait_for("read the rights again");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
 fn rule_37_a_server_with_tls_tells_a_plain_client_nothing() {
     let desk = desk_with_certificates();
     let serving = desk.serve(&format!("{SERVE} --http tcp:127.0.0.1:0"));

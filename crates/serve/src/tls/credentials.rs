@@ -45,6 +45,8 @@ pub struct Credentials {
 pub(crate) struct Loaded {
     pub(crate) config: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
+    /// True when there is a list of certificates that were taken back.
+    takes_back: bool,
 }
 
 impl Loaded {
@@ -62,8 +64,8 @@ impl Credentials {
     /// Reads the files of a directory.
     ///
     /// # Errors
-    /// `NotFound` when one is missing; `Denied` when others can read the key; `InvalidInput` when a
-    /// file is not what its name says, or the key is another certificate's; `Io`.
+    /// `NotFound` when one is missing; `Denied` when others can read the key or change one; `InvalidInput`
+    /// when a file is not what its name says, or the key is another certificate's; `Io`.
     pub fn read(directory: &Path) -> Result<Credentials> {
         let loaded = Mutex::new(Arc::new(load(directory)?));
         Ok(Credentials { directory: directory.to_owned(), loaded })
@@ -72,10 +74,21 @@ impl Credentials {
     /// Reads the files again. When that fails, those read before stay.
     ///
     /// # Errors
-    /// As [`read`](Credentials::read).
+    /// As [`read`](Credentials::read), and `NotFound` when there was a list of certificates that were
+    /// taken back, and there is none any more: whom it kept out would come in.
     pub fn reload(&self) -> Result<()> {
         let loaded = Arc::new(load(&self.directory)?);
-        *self.loaded.lock() = loaded;
+        let mut before = self.loaded.lock();
+        if before.takes_back && !loaded.takes_back {
+            let path = self.directory.join(CA_LIST);
+            let text = format!(
+                "{} is gone, and whom it kept out would come in: put it back, or start the server again \
+                 without it",
+                path.display()
+            );
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        *before = loaded;
         Ok(())
     }
 
@@ -97,7 +110,9 @@ fn load(directory: &Path) -> Result<Loaded> {
     }
     let mut verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-    if let Some(text) = read(directory, CA_LIST).map(Some).or_else(missing)? {
+    let list = read(directory, CA_LIST).map(Some).or_else(missing)?;
+    let takes_back = list.is_some();
+    if let Some(text) = list {
         let lists: Vec<_> = CertificateRevocationListDer::pem_slice_iter(&text)
             .collect::<std::result::Result<_, _>>()
             .map_err(|error| wrong(CA_LIST, &error))?;
@@ -125,7 +140,7 @@ fn load(directory: &Path) -> Result<Loaded> {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
-    Ok(Loaded { config: Arc::new(config), verifier })
+    Ok(Loaded { config: Arc::new(config), verifier, takes_back })
 }
 
 fn missing<T>(error: Error) -> Result<Option<T>> {
@@ -175,30 +190,59 @@ fn content(path: &Path, file: File) -> Result<Vec<u8>> {
     Ok(text)
 }
 
+/// A file by which clients are told apart: nobody else may be able to change it.
 fn read(directory: &Path, name: &str) -> Result<Vec<u8>> {
     let (path, file) = open(directory, name)?;
+    let mode = own_mode(&path, &file)?.mode;
+    if mode & 0o022 != 0 {
+        let shown = path.display();
+        return Err(Error::new(
+            Kind::Denied,
+            format!("{shown} can be changed by others: look at what it holds, and run chmod 644 {shown}"),
+        ));
+    }
     content(&path, file)
 }
 
-/// The file of the key, which nobody else may be able to read: it belongs to this user or to root,
-/// and only a group that root chose may read it beside.
+/// The file of the key, which nobody else may be able to read: only a group that root chose may read it
+/// beside.
 fn read_key(directory: &Path) -> Result<Vec<u8>> {
     let (path, file) = open(directory, SERVER_KEY)?;
+    let Own { mode, of_root } = own_mode(&path, &file)?;
+    let is_root = rustix::process::geteuid().is_root();
+    let for_others = if of_root && !is_root { 0o037 } else { 0o077 };
+    if mode & for_others != 0 {
+        let shown = path.display();
+        return Err(Error::new(
+            Kind::Denied,
+            format!(
+                "{shown} can be read by others: run chmod 600 {shown}; if somebody may have read it, issue \
+                 a new certificate"
+            ),
+        ));
+    }
+    content(&path, file)
+}
+
+/// The mode of a file that is this user's or root's.
+struct Own {
+    mode: u32,
+    of_root: bool,
+}
+
+/// # Errors
+/// `Denied` when the file belongs to another user.
+fn own_mode(path: &Path, file: &File) -> Result<Own> {
     let found = file.metadata().map_err(|error| {
         Error::from_io(format_args!("{} can't be looked at", path.display()), error)
     })?;
     let own = rustix::process::geteuid().as_raw();
-    let denied = |why: String| Err(Error::new(Kind::Denied, why));
-    let shown = path.display();
     if found.uid() != own && found.uid() != 0 {
-        return denied(format!("{shown} belongs to another user, who can read it and change it"));
-    }
-    let for_others = if found.uid() == 0 && own != 0 { 0o037 } else { 0o077 };
-    if found.mode() & for_others != 0 {
-        return denied(format!(
-            "{shown} can be read by others: run chmod 600 {shown}; if somebody may have read it, issue \
-             a new certificate"
+        let shown = path.display();
+        return Err(Error::new(
+            Kind::Denied,
+            format!("{shown} belongs to another user, who can read it and change it"),
         ));
     }
-    content(&path, file)
+    Ok(Own { mode: found.mode(), of_root: found.uid() == 0 })
 }
