@@ -564,6 +564,10 @@ fn rule_29_rubbish_in_the_place_of_the_log_is_no_empty_archive() {
             assert_eq!(opened.unwrap(), 0, "{there:b} of {sectors} sectors");
         }
     }
+    // Of a longer one the second sector, and not the first.
+    for opened in with(&[&[0; 512][..], &noise(5, 512)].concat(), &[]) {
+        assert_eq!(opened.unwrap(), 0, "a second sector");
+    }
     for length in [0, 30, first / 2, first - 1] {
         for opened in with(&good[..length], &[]) {
             assert_eq!(opened.unwrap(), 0, "{length} bytes");

@@ -16,6 +16,9 @@ pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 /// Bytes read at once.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
+/// Bytes that a disk writes whole or not at all.
+const SECTOR: usize = 512;
+
 /// Bytes behind the end of a log in which later frames are looked for, each time from one that
 /// claims to be there. A crash leaves one torn frame.
 const CLAIMED_MAX: u64 = 1 << 30;
@@ -61,7 +64,7 @@ impl<'a> LogReader<'a> {
         Ok(LogReader { log, drawn, end, at: from, held: Vec::new(), taken: 0, room: PIECE_BYTES })
     }
 
-    /// The bytes from here on: `wanted` of them, unless the file ends before.
+    /// The bytes from here on: `wanted` of them and no more, fewer where the file ends before.
     fn look(&mut self, wanted: usize) -> Result<&[u8]> {
         let there = self.held.len() - self.taken;
         if there < wanted && self.at + (self.held.len() as u64) < self.end {
@@ -70,7 +73,8 @@ impl<'a> LogReader<'a> {
             self.taken = 0;
             self.fill(wanted.max(PIECE_BYTES))?;
         }
-        Ok(&self.held[self.taken..])
+        let rest = &self.held[self.taken..];
+        Ok(&rest[..rest.len().min(wanted)])
     }
 
     /// Holds `wanted` bytes, as far as there are so many.
@@ -105,8 +109,7 @@ impl<'a> LogReader<'a> {
     /// The bytes of the frame that is here, as they were written, and no more memory than they need.
     pub(crate) fn whole(&mut self, bytes: u64) -> Result<Vec<u8>> {
         let mut whole = Vec::with_capacity(bytes as usize);
-        let held = self.look(bytes as usize)?;
-        whole.extend_from_slice(&held[..held.len().min(bytes as usize)]);
+        whole.extend_from_slice(self.look(bytes as usize)?);
         whole.resize(bytes as usize, 0);
         Ok(whole)
     }
@@ -137,12 +140,61 @@ impl<'a> LogReader<'a> {
                 if whole.is_some_and(|(frame, _)| frame.sequence > sequence) {
                     return Ok(Behind::Later);
                 }
-            } else if is_first && is_here && header.iter().any(|&byte| byte != 0) {
-                // The first sector of a frame is there or not, and before it nothing was there.
+            } else if is_first && is_here && self.look(SECTOR)?.iter().any(|&byte| byte != 0) {
+                // The first sector of a frame is there or not, and before it nothing was there. Those
+                // behind it may be there without it.
                 return Ok(Behind::Rubbish);
             }
             is_here = false;
             self.pass(FRAME_ALIGN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::Files;
+    use onefold_testbed::{Rng, VirtualFiles, files::Layout};
+
+    use super::*;
+
+    fn behind(bytes: &[u8]) -> Behind {
+        let files = VirtualFiles::new(Layout::default(), Rng::new(1));
+        let log = files.create("log").unwrap();
+        log.write_at(0, bytes).unwrap();
+        let (identity, drawn) = (Identity::new([1; 16], &[2; 32]), Drawn::default());
+        let mut reader = LogReader::new(&*log, 0, &drawn).unwrap();
+        reader.behind(&identity, 0).unwrap()
+    }
+
+    /// A frame of three sectors.
+    fn frame() -> Vec<u8> {
+        let identity = Identity::new([1; 16], &[2; 32]);
+        frame::encode(&identity, 1, 1, 0, &[7; 2 * SECTOR + 100]).unwrap().0
+    }
+
+    #[test]
+    fn a_crash_may_leave_any_sectors_of_the_first_frame() {
+        for there in 0..7 {
+            let mut log = frame();
+            for (n, sector) in log.chunks_mut(SECTOR).enumerate() {
+                if there >> n & 1 == 0 {
+                    sector.fill(0);
+                }
+            }
+            assert_eq!(behind(&log), Behind::End, "{there:03b}");
+        }
+        assert_eq!(behind(&frame()), Behind::Later);
+    }
+
+    #[test]
+    fn no_crash_leaves_anything_else_in_the_first_sector() {
+        for at in [0, FRAME_HEADER_BYTES, SECTOR - 1] {
+            let mut log = frame();
+            log[..SECTOR].fill(0);
+            log[at] = 1;
+            assert_eq!(behind(&log), Behind::Rubbish, "byte {at}");
+            assert_eq!(behind(&log[..=at]), Behind::Rubbish, "byte {at}");
         }
     }
 }
