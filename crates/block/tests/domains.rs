@@ -26,7 +26,7 @@ use onefold_block::{
     },
     identified,
 };
-use onefold_core::{Disk, Error, Exports, Kind, Pba, Read, Result, Run, Volume, VolumeId};
+use onefold_core::{Block, Disk, Error, Exports, Kind, Pba, Read, Result, Run, Volume, VolumeId};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
 use support::{changes, content, whole};
 
@@ -640,4 +640,70 @@ fn rule_25_what_is_received_belongs_to_the_domain_that_is_named() {
     is_erased(copies.send(&whole("copy@a"), &mut Vec::new()));
     is_erased(copies.export("copy", &mut Vec::new()));
     there.end();
+}
+
+/// The image of a store with three domains, one of them erased; `data/README.md` tells of it.
+fn image() -> std::path::PathBuf {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    folder.join("tests/data/v3-domains-killed.zst")
+}
+
+/// A block of each domain is written, one domain is erased, and the others go on, until the program is
+/// killed.
+fn with_one_erased() -> Arc<MemoryDisk> {
+    let disk = with_domains();
+    let engine = open(&disk);
+    for volume in ["v0", "v1", "v2"] {
+        fill(&engine, volume, 0, 60);
+    }
+    let v2 = engine.find_volume("v2").unwrap();
+    let (_, asked) = Acts::of(&engine).snapshot(&[(v2, "monday".into())], 1).unwrap();
+    act(&engine, asked.number);
+    engine.close().unwrap();
+    drop(engine);
+    erase(&disk, 1).unwrap();
+    let engine = open(&disk);
+    fill(&engine, "v0", 60, 40);
+    fill(&engine, "v2", 500, 20);
+    disk
+}
+
+#[test]
+#[ignore = "makes the image, once"]
+fn make() {
+    if !image().exists() {
+        let disk = with_one_erased();
+        let bytes: Vec<u8> = (0..BLOCKS).flat_map(|at| get(&disk, Pba(at)).0).collect();
+        std::fs::write(image(), zstd::encode_all(&bytes[..], 19).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn rule_26_the_image_of_a_store_with_domains_opens_and_goes_on() {
+    let packed = std::fs::read(image()).unwrap();
+    let unpacked = zstd::decode_all(&packed[..]).unwrap();
+    assert_eq!(unpacked.len() as u64, BLOCKS * 4096);
+    let disk = Arc::new(MemoryDisk::new(BLOCKS));
+    for (at, block) in (0..).zip(unpacked.as_chunks::<4096>().0) {
+        put(&disk, Pba(at), &Block(*block));
+    }
+    is_well(&disk, 60);
+    let engine = open(&disk);
+    let told: Vec<_> = domains(&engine).into_iter().map(|one| (one.number, one.name)).collect();
+    let right = [(0, Some(String::new())), (1, None), (2, Some("other".to_owned()))];
+    assert_eq!(told, right);
+    let whole = |engine: &Engine| {
+        holds(engine, "v0", 60, 40);
+        (40..60).for_each(|lba| assert_eq!(read(engine, "v0", lba).unwrap(), bytes(lba)));
+        holds(engine, "v2", 500, 20);
+        holds(engine, "v2@monday", 0, 60);
+        is_erased(read(engine, "v1", 5));
+    };
+    whole(&engine);
+    engine.create_volume_with("more", 64, in_domain(2)).unwrap();
+    fill(&engine, "more", 0, 60);
+    engine.close().unwrap();
+    drop(engine);
+    assert_eq!(create_domain(&*disk, &settings(), "one").unwrap(), 3);
+    whole(&open(&disk));
 }

@@ -4,7 +4,13 @@
 
 mod support;
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use support::{Desk, leaves_nothing_on_a_full_disk, noise, qemu_io};
 
@@ -250,4 +256,93 @@ fn volumes_cut_by_their_content_find_what_moved_by_blocks() {
     desk.ok("volume delete a v");
     desk.ok("worker a --once --cold 0");
     assert_eq!(status(&desk)["chunks"], 0);
+}
+
+/// The folders that a program of 2026-11-28 made, packed; the second one opens by 32 bytes of 1.
+const OLDER: [&str; 2] = ["cluster", "cluster-sealed"];
+
+fn packed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.tar.gz"))
+}
+
+/// Runs `tar` on the desk.
+fn tar(desk: &Desk, options: &str, name: &str, of: &str) {
+    let mut command = Command::new("tar");
+    command.arg(options).arg(packed(name)).arg("-C").arg(desk.path("."));
+    command.args(["--no-same-owner", of].into_iter().filter(|word| !word.is_empty()));
+    assert!(command.status().unwrap().success());
+}
+
+/// A desk with the key of the sealed folder, and the options for a folder of this name.
+fn desk_for(name: &str) -> (Desk, &'static str) {
+    let desk = Desk::new();
+    fs::write(desk.path("key"), [1; 32]).unwrap();
+    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    (desk, if name == "cluster-sealed" { " --key file:key" } else { "" })
+}
+
+/// What the streams `one` and `two` of a folder hold, and 256 KiB of its volume at 0 and at 8 MiB.
+fn held() -> [Vec<u8>; 3] {
+    let data = noise(1, 300 << 10);
+    let longer = [&data[..500], &data].concat();
+    [data, longer, noise(2, 256 << 10)]
+}
+
+#[test]
+#[ignore = "makes the folders, once"]
+fn make() {
+    for name in OLDER.into_iter().filter(|name| !packed(name).exists()) {
+        let ((desk, key), [one, two, data]) = (desk_for(name), held());
+        for (name, data) in [("one", one), ("two", two), ("data", data)] {
+            fs::write(desk.path(name), data).unwrap();
+        }
+        desk.ok(&format!("create cluster a{key}"));
+        desk.ok(&format!("put a one one{key}"));
+        desk.ok(&format!("put a two two{key}"));
+        desk.ok(&format!("worker a --once --cold 0{key}"));
+        desk.ok(&format!("volume create a v --size 16M{key}"));
+        let (uri, data) = (desk.uri("a", "v"), desk.path("data"));
+        let write = |at: &str| format!("write -s {} {at} 256k", data.display());
+        let serving = desk.serve(&format!("a --cold 0 --workers 2{key}"));
+        qemu_io(&uri, &[&write("0"), &write("8M")]);
+        std::thread::sleep(Duration::from_millis(800));
+        qemu_io(&uri, &["write -P 0x22 128k 5000", "discard 8M 64k"]);
+        serving.kill();
+        tar(&desk, "-czf", name, "a");
+    }
+}
+
+#[test]
+fn folders_that_older_programs_made_open_and_go_on() {
+    for name in OLDER {
+        let ((desk, key), [one, two, mut data]) = (desk_for(name), held());
+        tar(&desk, "-xzf", name, "");
+        if !key.is_empty() {
+            desk.fails("ls a", 1, &["--key"]);
+        }
+        desk.ok(&format!("check a{key}"));
+        for (stream, right) in [("one", one), ("two", two)] {
+            desk.ok(&format!("get a {stream} --output {stream}{key}"));
+            assert!(fs::read(desk.path(stream)).unwrap() == right, "{name}, {stream}");
+        }
+        let mut trimmed = data.clone();
+        trimmed[..64 << 10].fill(0);
+        data[128 << 10..][..5000].fill(0x22);
+        let serving = desk.serve(&format!("a --cold 0{key}"));
+        let (uri, image) = (desk.uri("a", "v"), desk.path("image"));
+        let mut convert = Command::new("qemu-img");
+        convert.args(["convert", "-f", "raw", "-O", "raw", &uri]).arg(&image);
+        assert!(convert.status().unwrap().success());
+        let image = fs::read(&image).unwrap();
+        for (at, right) in [(0, &data), (8 << 20, &trimmed)] {
+            assert!(image[at..at + right.len()] == right[..], "{name}, {at}");
+        }
+        assert_eq!(image.len(), 16 << 20);
+        qemu_io(&uri, &["write -P 0x33 9M 64k"]);
+        assert!(serving.terminate().0.success());
+        desk.ok(&format!("put a three two{key}"));
+        desk.ok(&format!("worker a --once --cold 0{key}"));
+        desk.ok(&format!("scrub a{key}"));
+        assert!(desk.ok(&format!("repair a{key}")).contains(" 0 stale and 0 missing references"));
+    }
 }

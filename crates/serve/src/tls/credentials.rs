@@ -198,7 +198,9 @@ fn read(directory: &Path, name: &str) -> Result<Vec<u8>> {
         let shown = path.display();
         return Err(Error::new(
             Kind::Denied,
-            format!("{shown} can be changed by others: look at what it holds, and run chmod 644 {shown}"),
+            format!(
+                "{shown} can be changed by others: look at what it holds, and run chmod 644 {shown}"
+            ),
         ));
     }
     content(&path, file)
