@@ -95,6 +95,8 @@ pub(super) struct Sim {
     pub(super) tree: Tree,
     pub(super) changes: u64,
     pub(super) unsure: Option<Unsure>,
+    /// Chunks that are whole were noted as damaged: what came since may have been stored again.
+    pub(super) noted: bool,
     pub(super) now: u64,
     pub(super) mounts: Vec<Mount>,
     /// Nodes that are gone, outdated or rotten: never more than parity.
@@ -201,6 +203,7 @@ impl Sim {
             taken,
             changes: 0,
             unsure: None,
+            noted: false,
             now: 1_000,
             mounts: Vec::new(),
             bad: BTreeSet::new(),

@@ -104,6 +104,8 @@ impl Sim {
         }
         record_damage(&archive, &BTreeMap::from([(id, bits)]))
             .map_err(|e| self.judge("note", &e))?;
+        self.noted = true;
+        self.say(|| format!("chunks of container {id} are noted as damaged"));
         self.reach.hit("damage was noted of what is whole");
         Ok(())
     }
@@ -116,7 +118,10 @@ impl Sim {
         let report =
             check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
         match restore_chunks(archive, &report.lost, &mut |_, _| {}) {
-            Ok(healed) if healed.chunks > 0 => self.reach.hit("what was noted was whole"),
+            Ok(healed) if healed.chunks > 0 => {
+                self.say(|| format!("{} chunks that were noted are whole", healed.chunks));
+                self.reach.hit("what was noted was whole");
+            }
             Ok(_) => {}
             Err(error) if error.kind() == Kind::Busy => return Ok(()),
             Err(error) => return Err(self.judge("heal", &error)),

@@ -38,7 +38,6 @@ enum Visit {
 
 /// A backup that is under way.
 pub(crate) struct Backing {
-    archive: Arc<Archive>,
     session: Session,
     writer: StreamWriter,
     cutting: Cutting,
@@ -47,7 +46,7 @@ pub(crate) struct Backing {
     request: BackupRequest,
     tree: Arc<Tree>,
     visits: std::vec::IntoIter<Visit>,
-    /// The tree is that of the parent and nothing was noted as damaged: no page is written.
+    /// The tree is that of the parent: unless something was noted as damaged, no page is written.
     unchanged: bool,
     /// The serving process makes it.
     pub(crate) served: bool,
@@ -100,13 +99,6 @@ fn visits(tree: &Tree) -> Vec<Visit> {
 }
 
 impl Backing {
-    /// A backup writes anew what it finds noted as damaged, rightly or not, also when others heal it
-    /// before the backup ends.
-    fn look_for_notes(&mut self) {
-        let noted = [self.session.tables().clone(), self.archive.tables()];
-        self.unchanged &= noted.iter().all(|tables| tables.damaged.is_empty());
-    }
-
     fn event(&mut self, event: Event) -> Result<(), Error> {
         self.builder.expect(event);
         self.cutting.mark();
@@ -235,7 +227,6 @@ impl Sim {
         {
             return self.backup_failed(*backing, &error, false);
         }
-        backing.look_for_notes();
         for _ in 0..self.trees_rng.within(1, 8) {
             match backing.step() {
                 Ok(true) => {}
@@ -355,7 +346,6 @@ impl Sim {
         let visits = visits(&tree).into_iter();
         let parents = beside;
         let mut backing = Backing {
-            archive,
             session,
             writer,
             cutting,
@@ -367,7 +357,6 @@ impl Sim {
             unchanged,
             served: is_served,
         };
-        backing.look_for_notes();
         let root = entry(b"", TreeWhat::Directory(None), 1);
         self.say(|| format!("backup {} begins", backing.request.id));
         match backing.event(Event::Enter(root, Stat::default(), known)) {
@@ -418,8 +407,7 @@ impl Sim {
             Ok(built) => built,
             Err(error) => return self.backup_failed(backing, &error, false),
         };
-        backing.look_for_notes();
-        if backing.unchanged && built.pages > 0 {
+        if backing.unchanged && !self.noted && built.pages > 0 {
             let message =
                 format!("{} pages of a tree that did not change were written", built.pages);
             return Err(Failure::new(Checker::DuplicatesFound, message).into());
