@@ -167,10 +167,12 @@ fn rule_02_what_is_removed_for_a_new_archive_is_a_dead_creation_and_nothing_else
         refused("is not empty");
         fs::write(desk.path("a/log-0000000001"), "").unwrap();
         // And a directory that others can open, since they could hold it up.
-        let mode = |mode| fs::set_permissions(desk.path("a"), PermissionsExt::from_mode(mode));
+        let own = fs::File::open(desk.path("a")).unwrap();
+        let mode = |mode| own.set_permissions(PermissionsExt::from_mode(mode));
         mode(0o755).unwrap();
         assert!(!desk.run(verb).status.success());
         mode(0o700).unwrap();
+        drop(own);
         // What a link leads to stays.
         fs::write(desk.path("precious"), "precious").unwrap();
         fs::remove_file(desk.path("a/reserve")).unwrap();
