@@ -99,7 +99,7 @@ pub use crate::{
         create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
         is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
     },
-    own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock},
+    own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,

@@ -2,9 +2,13 @@
 
 use crate::{
     block_index::MAPS,
-    format::names::{COLLECTOR, COMMIT, EPOCHS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER},
+    format::names::{
+        COLLECTOR, COMMIT, EPOCHS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER, log_name,
+        snapshot_name,
+    },
     leaf_file::LEAVES,
 };
+use onefold_core::Files;
 
 /// True for the names of an archive's files in its one directory. Files that say where nodes or an
 /// index are, and who serves the archive, are none of them.
@@ -16,6 +20,23 @@ pub fn is_archive_file(name: &str) -> bool {
     whole.contains(&name)
         || EPOCHS.contains(&name)
         || numbered.iter().any(|kind| name.strip_prefix(kind).is_some_and(is_number))
+}
+
+/// True when a directory has nothing but what a creation leaves that was killed before it wrote the label:
+/// there is no archive, and nobody has stored anything.
+#[must_use]
+pub fn is_unfinished(files: &dyn Files) -> bool {
+    let (log, snapshot) = (log_name(1), snapshot_name(1));
+    let locks = [COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]];
+    let others = [KEYS, SYNCED, RESERVE, LABEL, &log, &snapshot];
+    let is_empty =
+        |name: &str| files.open(name).and_then(|file| file.bytes()).is_ok_and(|bytes| bytes == 0);
+    files.names().is_ok_and(|names| {
+        names.iter().map(String::as_str).all(|name| {
+            let is_known = locks.contains(&name) || others.contains(&name);
+            is_known && (name != LABEL && name != log || is_empty(name))
+        })
+    })
 }
 
 /// The file of which those who read from other hosts take turns: nobody locks it otherwise.

@@ -11,7 +11,10 @@
 use std::{
     fs::File as OsFile,
     io::{IoSlice, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::Path,
     sync::Arc,
     thread::JoinHandle,
@@ -19,7 +22,7 @@ use std::{
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use rustix::{
-    fs::{Advice, FallocateFlags, fadvise},
+    fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags, fadvise, openat},
     io::Errno,
 };
 
@@ -37,6 +40,11 @@ pub struct Directory {
     writes: bool,
     stands: Option<Stands>,
 }
+
+/// Held while something is made in a directory; it ends with the process.
+#[expect(dead_code, reason = "the descriptor is the lock")]
+#[derive(Debug)]
+pub struct Making(OwnedFd);
 
 impl Directory {
     /// Opens a directory that is there; for reading only when `writes` is not set.
@@ -93,10 +101,61 @@ impl Directory {
     /// As [`create`](Self::create).
     pub fn create_as(path: &Path, word: Word) -> Result<Directory> {
         let directory = Directory { own: Beneath::make(path, word)?, writes: true, stands: None };
-        if !directory.names()?.is_empty() {
+        directory.begin()?;
+        Ok(directory)
+    }
+
+    /// The same for what takes a while to make, which is noted as long as [`Making`] is held. What a process
+    /// left that was killed meanwhile is removed first: all that is there, when `is_left` says so.
+    ///
+    /// # Errors
+    /// `Busy` while another process makes something there, and as [`create`](Self::create).
+    pub fn create_over(
+        path: &Path,
+        word: Word,
+        is_left: impl Fn(&dyn Files) -> bool,
+    ) -> Result<(Directory, Option<Making>)> {
+        let directory = Directory { own: Beneath::make(path, word)?, writes: true, stands: None };
+        let making = directory.making()?;
+        if making.is_some() && directory.is_ours() && is_left(&directory) {
+            // A name is removed, never what it leads to.
+            directory.names()?.iter().try_for_each(|name| directory.remove(name))?;
+            directory.sync_names()?;
+        }
+        directory.begin()?;
+        Ok((directory, making))
+    }
+
+    /// Notes that something is made in the directory. `None` where that can't be noted: where other users
+    /// can open the directory, who could hold it up so, and where directories have no locks.
+    ///
+    /// # Errors
+    /// `Busy` while another process makes something there, and those of the system.
+    pub fn making(&self) -> Result<Option<Making>> {
+        if self.own.stat()?.st_mode & 0o077 != 0 {
+            return Ok(None);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let failed = |errno: Errno| Error::from_io(self.own.path().display(), errno.into());
+        let own = openat(self.own.as_fd(), ".", flags, Mode::empty()).map_err(failed)?;
+        match rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Making(own))),
+            Err(Errno::WOULDBLOCK) => {
+                let shown = self.own.path().display();
+                let why = format!("another process makes an archive in {shown}");
+                Err(Error::new(Kind::Busy, why))
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Errors unless it is empty and may be written; its name is durable on return.
+    fn begin(&self) -> Result<()> {
+        let path = self.own.path();
+        if !self.names()?.is_empty() {
             return Err(Error::new(Kind::Exists, format!("{} is not empty", path.display())));
         }
-        directory.may_write()?;
+        self.may_write()?;
         let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
         if let Some(parent) = whole.parent() {
             let parent = OsFile::open(parent).map_err(|e| Error::from_io(parent.display(), e))?;
@@ -104,7 +163,7 @@ impl Directory {
                 .sync_all()
                 .map_err(|e| Error::from_io("the directory's name can't be made durable", e))?;
         }
-        Ok(directory)
+        Ok(())
     }
 
     fn may_write(&self) -> Result<()> {

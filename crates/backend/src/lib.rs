@@ -69,7 +69,7 @@ pub use beneath::{Stands, Word};
 pub use claim_file::{CLAIM, claim_file, claim_is_held};
 pub use clock::{BootClock, MonotonicClock};
 pub use counters::{Counters, Counts};
-pub use directory::Directory;
+pub use directory::{Directory, Making};
 pub use embedded::{EmbeddedObjects, EmbeddedStore};
 pub use file_disk::{Access, FileDisk, Io, Medium, Options, Preallocate, device_bytes, peek};
 pub use locality::Locality;

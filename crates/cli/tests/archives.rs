@@ -287,6 +287,17 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     desk.fails("put a more other --no-wait", 1, &["another process stores into the archive"]);
     let said: serde_json::Value = serde_json::from_str(&desk.ok("gc a --no-wait --json")).unwrap();
     assert_eq!(said["held_back"], true, "{said}");
+    // Nor does a stopped process hold up who waits, for longer than was said; 30 s when nothing was.
+    let begun = std::time::Instant::now();
+    let said = desk.run("gc a --wait 5s");
+    assert!(said.status.success(), "{said:?}");
+    assert!(said.out.contains("another gc frees it when they have ended"), "{said:?}");
+    assert!(said.err.contains("waiting at most") && said.err.contains("--wait"), "{said:?}");
+    assert!((5..25).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    let begun = std::time::Instant::now();
+    let said = desk.run("gc a");
+    assert!(said.status.success() && said.out.contains("another gc frees it"), "{said:?}");
+    assert!((30..60).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     assert!(get(&desk, "another") == other);
     desk.ok("check a");
     // They go on, and nothing is missing.

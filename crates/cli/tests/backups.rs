@@ -252,6 +252,23 @@ fn patterns_and_marks_leave_things_out() {
 }
 
 #[test]
+fn lines_of_a_directory_that_can_match_nothing_are_told_once() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("tree/cache")).unwrap();
+    fs::write(desk.path("tree/.onefoldignore"), "./cache\n../x\na//b\n# ./c\n\n*.o\n").unwrap();
+    let said = desk.run("backup a tree --set t");
+    assert!(said.status.success(), "{said:?}");
+    let told: Vec<&str> = said.err.lines().filter(|line| line.contains(".onefoldignore")).collect();
+    assert_eq!(told.len(), 1, "{}", said.err);
+    let says = |part: &str| assert!(told[0].contains(part), "no '{part}' in {}", told[0]);
+    says("3 lines can't be used");
+    says("'./cache': no path has a name '.'");
+    says("'/cache' is the one in the directory itself");
+    assert!(desk.ok("ls a t").contains("/cache"));
+}
+
+#[test]
 fn a_mounted_copy_is_stored_under_its_own_path() {
     let desk = Desk::new();
     desk.ok("create archive a");
@@ -489,13 +506,26 @@ fn a_dry_run_tells_what_would_be_read_and_stores_nothing() {
     let before = desk.status("a")["stored_bytes"].clone();
     let said = backup(&desk, "tree --set t --dry-run");
     let made = backup(&desk, "tree --set t");
-    for key in ["entries", "bytes", "left_out"] {
-        // Each name of a file counts, and a dry run looks at the first one only.
-        let (said, made) = (said[key].as_u64().unwrap(), made[key].as_u64().unwrap());
-        assert!(said.abs_diff(made) <= 5, "{key}: {said} and {made}");
-    }
-    assert_eq!(said["files_to_read"], made["files_read"]);
+    let agree = |said: &Value, made: &Value| {
+        for key in ["entries", "bytes", "left_out", "excluded", "files_unchanged"] {
+            assert_eq!(said[key], made[key], "{key}");
+        }
+        assert_eq!(said["files_to_read"], made["files_read"]);
+        assert_eq!(said["bytes_to_read"], made["bytes_read"]);
+    };
+    agree(&said, &made);
     assert_eq!(snapshots(&desk, "").len(), 1);
+    // A file with several names is read once, and counts once for each; so it does below two roots.
+    for name in ["twice", "thrice"] {
+        fs::hard_link(desk.path("tree/big"), desk.path("tree/sub").join(name)).unwrap();
+    }
+    for options in ["tree --set t", "tree/empty tree/sub tree/big --set u"] {
+        for how in ["--dry-run", "--dry-run=read"] {
+            let said = backup(&desk, &format!("{options} {how}"));
+            agree(&said, &backup(&desk, options));
+            assert!(said["bytes"].as_u64() > Some(6_000_000), "{said}");
+        }
+    }
     assert!(before.as_u64() < desk.status("a")["stored_bytes"].as_u64());
 }
 

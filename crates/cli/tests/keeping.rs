@@ -191,6 +191,17 @@ fn a_server_of_additions_refuses_all_else() {
     reads_as_written(&desk);
     // Who has the directory forgets, by rules that no added snapshot defeats.
     desk.fails("forget a --keep-last 1", 1, &["stolen key"]);
+    // A snapshot goes by its id with the verb for snapshots alone.
+    let id = json(&desk, "snapshots a")[0]["id"].as_str().unwrap()[..8].to_owned();
+    desk.fails(
+        &format!("rm a {id}"),
+        1,
+        &["there is no stream", &format!("onefold forget a {id}")],
+    );
+    desk.fails("rm a nothing", 1, &["there is no stream 'nothing'\n"]);
+    desk.ok(&format!("forget a {id}"));
+    assert_eq!(snapshots(&desk), 1);
+    desk.ok(&format!("undelete a {id}"));
     let said = json(&desk, "forget a --keep-daily 1 --dry-run");
     let verdicts: Vec<&str> =
         said.as_array().unwrap().iter().map(|one| one["verdict"].as_str().unwrap()).collect();

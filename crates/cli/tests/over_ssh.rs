@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpListener,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -108,6 +109,80 @@ fn a_create_that_failed_leaves_nothing_at_the_other_end() {
     fs::create_dir(desk.path("a")).unwrap();
     assert!(!desk.run(&format!("create archive {}", address(&desk, "a"))).status.success());
     assert!(desk.path("a").exists());
+}
+
+#[test]
+fn a_create_whose_other_end_was_killed_is_made_again() {
+    let mut left = 0;
+    for bytes in (4..24).map(|n| 16u64 << n) {
+        // The other end is killed when it got so much.
+        let script = format!(
+            "pid=$(mktemp); {{ stdbuf -o0 head -c {bytes}; kill -9 $(cat $pid); }} \
+             | sh -c \"echo \\$\\$ > $pid; exec $last\""
+        );
+        let desk = Desk::new().by_ssh("ssh", &script);
+        let far = address(&desk, "a");
+        let made = desk.run(&format!("create archive {far}")).status.success();
+        left += u32::from(!made && desk.path("a").exists());
+        let desk = desk.by_ssh("ssh", LOCAL);
+        match made {
+            true => desk.fails(&format!("create archive {far}"), 1, &["is not empty"]).err,
+            false => desk.ok(&format!("create archive {far}")),
+        };
+        desk.ok(&format!("put {far} s ssh"));
+        desk.ok("check a");
+        if made {
+            break;
+        }
+    }
+    assert!(left > 3, "{left}");
+}
+
+#[test]
+fn rule_02_what_is_removed_for_a_new_archive_is_a_dead_creation_and_nothing_else() {
+    let desk = desk();
+    let far = address(&desk, "a");
+    let create = [format!("create archive {far}"), "create archive a".to_owned()];
+    let refused = |why: &str| create.iter().for_each(|verb| drop(desk.fails(verb, 1, &[why])));
+    for (verb, label) in create.iter().flat_map(|verb| [(verb, true), (verb, false)]) {
+        let _ = fs::remove_dir_all(desk.path("a"));
+        desk.ok("create archive a");
+        match label {
+            true => fs::write(desk.path("a/label"), "").unwrap(),
+            false => fs::remove_file(desk.path("a/label")).unwrap(),
+        }
+        // Who is at work has the directory locked.
+        let own = fs::File::open(desk.path("a")).unwrap();
+        rustix::fs::flock(&own, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        refused("another process makes an archive in");
+        drop(own);
+        // Another's file, also one that is not an archive's first, keeps it.
+        for name in ["letter", "segment-0000000001", "nodes"] {
+            fs::write(desk.path("a").join(name), "").unwrap();
+            refused("is not empty");
+            fs::remove_file(desk.path("a").join(name)).unwrap();
+        }
+        // So does a log with something in it: an archive that lost its label.
+        fs::write(desk.path("a/log-0000000001"), "x").unwrap();
+        refused("is not empty");
+        fs::write(desk.path("a/log-0000000001"), "").unwrap();
+        // And a directory that others can open, since they could hold it up.
+        let own = fs::File::open(desk.path("a")).unwrap();
+        let mode = |mode| own.set_permissions(PermissionsExt::from_mode(mode));
+        mode(0o755).unwrap();
+        assert!(!desk.run(verb).status.success());
+        mode(0o700).unwrap();
+        drop(own);
+        // What a link leads to stays.
+        fs::write(desk.path("precious"), "precious").unwrap();
+        fs::remove_file(desk.path("a/reserve")).unwrap();
+        std::os::unix::fs::symlink("../precious", desk.path("a/reserve")).unwrap();
+        desk.ok(verb);
+        assert_eq!(fs::read(desk.path("precious")).unwrap(), b"precious");
+        assert!(!desk.path("a/reserve").is_symlink());
+        desk.ok("put a s precious");
+        desk.ok("check a");
+    }
 }
 
 #[test]
@@ -320,10 +395,15 @@ fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
     }
     desk.ok("create archive a");
     fs::write(desk.path("image"), noise(2, 200_000)).unwrap();
+    desk.ok("backup a image --set t");
     let _serving = desk.serve(&format!("a --nbd unix:{}", desk.path("a.sock").display()));
     let far = address(&desk, "a");
     desk.ok(&format!("ls {far}"));
     desk.fails(&format!("put {far} image image"), 1, &[&far, "serves it there"]);
+    // That server may be one of additions alone: a policy counts so, as it does beside it.
+    let said = desk.run(&format!("forget {far} --keep-last 1"));
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.err.contains("serves it there") && said.err.contains("stolen key"), "{said:?}");
 }
 
 #[test]

@@ -113,7 +113,7 @@ pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<
     if !format.compress {
         made.compression = onefold_archive::Compression::None;
     }
-    let files = make_directory(path)?;
+    let (files, _making) = make_directory(path)?;
     Archive::create(&*files, &made).map_err(|error| name_archive(path, error))?;
     sealed_before::made(path, None);
     Ok(())

@@ -10,8 +10,10 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use onefold_archive::{TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock};
-use onefold_backend::{Directory, room::room};
+use onefold_archive::{
+    TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished,
+};
+use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::{Greeting, Offer, Pulse, Right, Stay, answer, refuse};
 
@@ -87,9 +89,12 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
     let failed = |e| Error::from_io("no standard input and output", e);
     let input = File::from(input.as_fd().try_clone_to_owned().map_err(failed)?);
     let mut output = File::from(output.as_fd().try_clone_to_owned().map_err(failed)?);
-    let new = NewDirectory::of(options);
+    let mut new = NewDirectory::of(options);
     let (offer, greeting) = match offered(options) {
-        Ok(offered) => offered,
+        Ok((offer, greeting, making)) => {
+            new.making = making.map(Arc::new);
+            (offer, greeting)
+        }
         Err(error) => {
             new.end();
             refuse(&mut output, &error).map_err(failed)?;
@@ -108,19 +113,31 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
 
 /// A directory that this process makes, so that the other host can create an archive in it.
 #[derive(Clone)]
-struct NewDirectory(Option<PathBuf>);
+struct NewDirectory {
+    path: Option<PathBuf>,
+    /// Says to other processes that this one is at it, until it ends.
+    making: Option<Arc<Making>>,
+}
 
 impl NewDirectory {
     fn of(options: &Options) -> NewDirectory {
         let is_new = options.store.symlink_metadata().is_err() && makes(options).unwrap_or(false);
-        NewDirectory(is_new.then(|| options.store.clone()))
+        NewDirectory { path: is_new.then(|| options.store.clone()), making: None }
     }
 
     /// Removes it when no archive came of it: a label is written last. Where something else is left, it
     /// stays for its user to look at.
     fn end(&self) {
-        let Some(path) = &self.0 else { return };
+        let Some(path) = &self.path else { return };
         let Ok(files) = Directory::open_as(path, true, word()) else { return };
+        // Another process may have made it meanwhile, and be at work in it.
+        let _making = match &self.making {
+            Some(_) => None,
+            None => match files.making() {
+                Ok(making) => making,
+                Err(_) => return,
+            },
+        };
         if !find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound) {
             return;
         }
@@ -131,8 +148,8 @@ impl NewDirectory {
     }
 }
 
-/// The archive's files, and what is said of them.
-fn offered(options: &Options) -> Result<(Offer, Greeting)> {
+/// The archive's files, and what is said of them; what a killed creation left is removed for a new one.
+fn offered(options: &Options) -> Result<(Offer, Greeting, Option<Making>)> {
     let store = &options.store;
     if is_address(store) {
         let why = format!("{} is not on this host", store.display());
@@ -154,7 +171,8 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
         }
     };
     if new {
-        return Ok((offer(Directory::create_as(store, word())?), Greeting::of(Right::Manage)));
+        let (files, making) = Directory::create_over(store, word(), is_unfinished)?;
+        return Ok((offer(files), Greeting::of(Right::Manage), making));
     }
     let Found::Archive(archive) = Found::at(store)? else {
         let why = format!("{} is no archive: only they are used from other hosts", store.display());
@@ -173,7 +191,7 @@ fn offered(options: &Options) -> Result<(Offer, Greeting)> {
             }
         },
     };
-    Ok((offer(files), Greeting { right, bar, server }))
+    Ok((offer(files), Greeting { right, bar, server }, None))
 }
 
 /// The locks that a reader needs.

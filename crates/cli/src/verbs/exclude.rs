@@ -258,9 +258,14 @@ impl Selection for Exclude {
         for line in text.split(|&byte| byte == b'\n') {
             // Who wrote the file is not who runs the backup: a mistake costs that line alone, and the log
             // one line for all of them.
-            if let Err(error) = builder.add_line(None, &String::from_utf8_lossy(line)) {
+            let line = String::from_utf8_lossy(line);
+            let added = match line_never(&line) {
+                Some(why) => Err(why),
+                None => builder.add_line(None, &line).map(drop).map_err(|e| e.to_string()),
+            };
+            if let Err(why) = added {
                 mistakes += 1;
-                first.get_or_insert(error);
+                first.get_or_insert(why);
             }
         }
         if let Some(first) = first {
@@ -318,12 +323,28 @@ fn names_never(name: &str) -> Option<String> {
     let below = name.strip_prefix('/').unwrap_or(name);
     if let Some(rest) = name.strip_prefix("./").map(|rest| rest.trim_start_matches('/')) {
         return Some(format!(
-            "no path has a name '.': '/{rest}' is the one in the directory that is stored, and '{rest}' \
+            "no path has a name '.': '/{rest}' is the one in the directory itself, and '{rest}' \
              any that ends so"
         ));
     }
     let no_name = below.split('/').find(|part| matches!(*part, "" | "." | ".."))?;
     Some(format!("no path has a name '{no_name}'"))
+}
+
+/// Why a line of a file `.onefoldignore` matches no path at all, if it does not. As in gitignore, a line
+/// may be empty or a comment, and spaces at its end count for nothing.
+fn line_never(line: &str) -> Option<String> {
+    let line = line.trim_end();
+    let plain = line.strip_prefix('!').unwrap_or(line);
+    if line.is_empty() || line.starts_with('#') {
+        return None;
+    }
+    let name = plain.trim_end_matches('/');
+    let why = match name.is_empty() {
+        true => Some("it names nothing".to_owned()),
+        false => names_never(name),
+    };
+    why.map(|why| format!("'{line}': {why}"))
 }
 
 /// A path as a pattern that matches only itself.
@@ -378,6 +399,18 @@ mod tests {
         }
         for pattern in ["x", "/x", "a/b", ".x", "..x/", "**/x", "!/a/*", "x/", "..."] {
             assert!(lines(pattern).is_ok(), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_a_directory_that_can_match_nothing_is_told() {
+        for line in ["./x", "!./x/", "../x", "a/./b", "a//b", "//x", "..", "./ ", "/", "!", "!/"] {
+            assert!(line_never(line).is_some(), "{line}");
+        }
+        for line in
+            ["", "  ", "# ./x", "x", "/x", "a/b", ".x", "**/x", "!/a/*", "x/", "...", "x \r"]
+        {
+            assert!(line_never(line).is_none(), "{line}");
         }
     }
 

@@ -297,9 +297,14 @@ fn no_set(set: &str, options: &Options, all: &[&Snapshot]) -> Failure {
 /// True when a server that takes additions alone says so, and when there is a server that can't be
 /// asked: its socket may be elsewhere, or answer nothing.
 fn may_be_append_only(directory: &ArchiveDir) -> Result<bool, Failure> {
-    // Servers of other hosts are asked for nothing, and their archives have no right to add only.
+    // A server on another host can't be asked from here, and may be one that takes additions alone.
     if directory.is_far() {
-        return Ok(false);
+        let Err(error) = directory.server() else { return Ok(false) };
+        warn(&format!(
+            "{error}: until then the policy counts as for an archive that clients only add to, as by \
+             --append-only"
+        ));
+        return Ok(true);
     }
     let asked = |mut server: Client| server.ask::<ArchiveServer>(&Request::Status);
     let why = match directory.server().and_then(|server| server.map(asked).transpose()) {

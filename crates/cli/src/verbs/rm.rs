@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::Settings;
+use onefold_archive::{Archive, Settings};
+use onefold_core::{Error, Kind};
 use serde_json::json;
 
-use super::{Found, VOLUMES_ONLY, cluster, refused};
+use super::{Found, VOLUMES_ONLY, cluster, refused, snapshots};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -38,10 +39,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let archive = directory.open(Settings::default())?;
     for name in &options.names {
-        archive.remove(name)?;
+        archive.remove(name).map_err(|error| hinted(error, options, &archive, name))?;
         if !options.answer.json {
             output::line(format_args!("removed '{}'", name.escape_debug()));
         }
     }
     if options.answer.json { output::json(&json!({ "removed": options.names })) } else { Ok(()) }
+}
+
+/// The error of a name that no stream has, with the verb for it when it is a snapshot's.
+fn hinted(error: Error, options: &Options, archive: &Archive, name: &str) -> Error {
+    if error.kind() != Kind::NotFound || snapshots::named(&archive.tables(), name).is_err() {
+        return error;
+    }
+    let (store, name) = (options.store.display(), name.escape_debug());
+    let why = format!("{error}; it names a snapshot: `onefold forget {store} {name}` forgets that");
+    Error::new(Kind::NotFound, why)
 }

@@ -17,9 +17,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, Nodes, Settings, find_label, lost_index_files, seal,
+    Archive, IndexDirectory, Nodes, Settings, find_label, is_unfinished, lost_index_files, seal,
 };
-use onefold_backend::{Directory, Stands, lock, room::room};
+use onefold_backend::{Directory, Making, Stands, lock, room::room};
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::Right;
 
@@ -609,17 +609,18 @@ fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
 }
 
 /// Makes the directory of an archive that is to be created, or takes an empty one, here or on another
-/// host.
+/// host. What a creation left that was killed is removed. A creation here is noted until what is returned
+/// beside it is dropped.
 ///
 /// # Errors
-/// `Exists` when something is in it, those of reaching another host, and those of the system.
-pub fn make_directory(path: &Path) -> Result<Arc<dyn Files>> {
+/// `Exists` when something is in it, `Busy` while another process creates an archive there, those of reaching another host, and those of the system.
+pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
     if far::is_address(path) {
-        return Ok(Arc::new(far::make(path)?.files().clone()));
+        return Ok((Arc::new(far::make(path)?.files().clone()), None));
     }
-    let files = Directory::create_as(path, word())?;
+    let (files, making) = Directory::create_over(path, word(), is_unfinished)?;
     files.exposed().iter().for_each(|sentence| warn(sentence));
-    Ok(Arc::new(files))
+    Ok((Arc::new(files), making))
 }
 
 /// Errors when the other host lets us only read.

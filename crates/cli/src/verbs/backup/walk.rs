@@ -2,7 +2,7 @@
 //! that changed, and what the parent has of the others.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ffi::{OsStr, OsString},
     fs::File,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
@@ -199,6 +199,9 @@ pub(super) struct Teller<'a, 'f> {
     /// Paths of the directories that are open, from the root of the system, and whether something
     /// of them was left out.
     open: Vec<(Vec<u8>, bool)>,
+    /// The bytes of files with several names, by their number, when nothing is stored: a snapshot counts
+    /// them once for each name.
+    linked: HashMap<u64, u64>,
     list: Vec<u8>,
     now: Duration,
     /// When the parents began, in seconds since 1970: what was due by then they have read again.
@@ -222,6 +225,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             identity,
             settled: Settled::new(rules.matching),
             open: Vec::new(),
+            linked: HashMap::new(),
             list: Vec::new(),
             now,
             since,
@@ -250,6 +254,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         entry.name.clear();
         entry.is_in_part = !self.rules.roots.iter().any(Root::is_all);
         self.open.push((Vec::new(), false));
+        self.counts.entries += 1;
         self.feeder.event(Event::Enter(entry, Stat::default(), known))
     }
 
@@ -487,6 +492,8 @@ impl<'a, 'f> Teller<'a, 'f> {
                 node.link = self.link(&[root, &target].concat());
                 self.feeder.parents.find(&node.name)?;
                 self.counts.entries += 1;
+                let bytes = self.linked.get(&node.link).copied().unwrap_or(0);
+                self.counts.bytes = self.counts.bytes.saturating_add(bytes);
                 return self.feeder.event(Event::Link(node, stat));
             }
             What::File { .. } => return Ok(()),
@@ -564,8 +571,16 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.counts.unchanged += 1;
         self.counts.entries += 1;
         self.counts.bytes = self.counts.bytes.saturating_add(bytes);
+        self.keep_linked(link, bytes);
         self.feeder.skip(bytes);
         self.feeder.event(Event::File(node, stat, Some((bytes, map))))
+    }
+
+    /// Remembers the bytes of a file that may have further names.
+    fn keep_linked(&mut self, link: u64, bytes: u64) {
+        if self.rules.dry && link != 0 {
+            self.linked.insert(link, bytes);
+        }
     }
 
     /// A number for all names of a file, from the first one. Nobody who lacks the archive's secret
@@ -601,7 +616,10 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.counts.entries += 1;
         if !self.rules.reads {
             match file.metadata() {
-                Ok(metadata) => self.counts.add(metadata.len()),
+                Ok(metadata) => {
+                    self.counts.add(metadata.len());
+                    self.keep_linked(node.link, metadata.len());
+                }
                 Err(e) => self.left_out(&roots::unseen(path, e)),
             }
             return Ok(());
@@ -667,6 +685,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 }
             }
             self.counts.add(after.len());
+            self.keep_linked(node.link, after.len());
             return self.feeder.event(Event::File(node, stat, None));
         }
     }

@@ -148,7 +148,7 @@ fn make(options: &Options, format: &Format, keys: &mut Option<NewKeys>) -> Resul
         None => {
             let fast = options.fast.as_deref();
             fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
-            let files = make_directory(store)?;
+            let (files, _making) = make_directory(store)?;
             let created = match keys {
                 Some(new) => {
                     let random = Arc::new(SystemRandom);

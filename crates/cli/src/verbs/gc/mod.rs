@@ -38,6 +38,7 @@ use onefold_console::{
 #[command(
     after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --dry-run\n  onefold gc backups --for 10m --write 50G\n  \
                   onefold gc backups --keep-partial 0 --no-wait\n  \
+                  onefold gc backups --wait 2h\n  \
                   onefold gc backups --recount"
 )]
 pub(crate) struct Options {
@@ -75,12 +76,23 @@ pub(crate) struct Options {
     recount: bool,
 
     /// Says what would be freed, and what stays and why, and changes nothing
-    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait", "recount"])]
+    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount"])]
     dry_run: bool,
 
     /// Does not wait for running puts and readers; the next gc frees what they hold back
     #[arg(long)]
     no_wait: bool,
+
+    /// Waits at most so long in all, like 30m, for puts and readers that began before; the next gc frees
+    /// what they hold back then
+    #[arg(
+        long,
+        default_value = "30s",
+        value_name = "TIME",
+        value_parser = humantime::parse_duration,
+        conflicts_with = "no_wait"
+    )]
+    wait: Duration,
 
     /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -245,7 +257,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         collection.recount();
     }
     let over = options.time.map(|time| begun + time);
-    let mut others = Others { directory: directory.clone(), over, since: None, told: Vec::new() };
+    let mut others = Others {
+        directory: directory.clone(),
+        over,
+        left: options.wait,
+        since: None,
+        told: Vec::new(),
+    };
     collection.wait_with(Box::new(move || others.wait()));
     shown.show(&bar, &collection);
     while collection.step()? {
@@ -314,6 +332,8 @@ struct Others {
     directory: ArchiveDir,
     /// When the collection ends in any case.
     over: Option<Instant>,
+    /// How long they are still waited for. Whoever may read can keep a reader's lock as long as he likes.
+    left: Duration,
     /// The beginning and the end of the last wait.
     since: Option<(Instant, Instant)>,
     /// The processes that were named.
@@ -322,10 +342,12 @@ struct Others {
 
 impl Others {
     /// Lets a moment pass, and says who is waited for when that takes longer; false at the end of the
-    /// budget.
+    /// budget, and when they were waited for long enough.
     fn wait(&mut self) -> bool {
-        std::thread::sleep(WAIT);
+        let begun = Instant::now();
+        std::thread::sleep(WAIT.min(self.left));
         let now = Instant::now();
+        self.left = self.left.saturating_sub(now.duration_since(begun));
         // The time between two waits is work.
         let goes_on = |(_, last): &(Instant, Instant)| now.duration_since(*last) < SILENT;
         let (first, _) = self.since.filter(goes_on).unwrap_or((now, now));
@@ -334,7 +356,7 @@ impl Others {
             self.since = Some((now, now));
             self.tell();
         }
-        self.over.is_none_or(|over| now < over)
+        !self.left.is_zero() && self.over.is_none_or(|over| now < over)
     }
 
     fn tell(&mut self) {
@@ -348,8 +370,9 @@ impl Others {
             false => named.collect::<Vec<_>>().join(", "),
         };
         warn(&format!(
-            "waiting until those that began before have ended, among {named}: --no-wait leaves what they \
-             hold back to the next gc"
+            "waiting at most {} more until those that began before have ended, among {named}: then what \
+             they hold back is left to the next gc (--wait, --no-wait)",
+            duration(self.left.as_secs().max(1))
         ));
         self.told = users.into_iter().map(|(pid, _)| pid).chain([0]).collect();
     }
