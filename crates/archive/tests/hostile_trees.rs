@@ -8,8 +8,9 @@ use std::sync::Arc;
 use onefold_archive::{
     Address, Archive, Attributes, BackupReport, BackupRequest, Collection, Compression,
     ContainerId, Content, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge,
-    IndexEntry, Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder,
-    TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup, check, diff, forget,
+    IndexEntry, Key, Known, Parents, Part, PutRequest, Settings, Shape, SnapshotId, Stat, Top,
+    TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup, check,
+    diff, forget, put,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Fingerprint, Kind, Result};
@@ -480,4 +481,69 @@ fn rule_09_a_directory_that_rests_goes_on_where_it_was() {
         pages.rest();
     }
     assert_eq!(found, 3000);
+}
+
+#[test]
+fn rule_07_a_snapshot_has_one_root_without_a_name_and_nothing_behind_its_end() {
+    let desk = Desk::new();
+    let enter = |name: &str| {
+        Event::Enter(entry(name, TreeWhat::Directory(None)), Stat::default(), Known::new())
+    };
+    let two_ends = desk.backup(1, |feeder| {
+        feeder.event_of_another(Event::End(0))?;
+        feeder.event_of_another(enter("x"))
+    });
+    let named = backup(
+        &desk.archive,
+        &BackupRequest { id: SnapshotId([2; 16]), set: "s".into(), ..BackupRequest::default() },
+        false,
+        &Gauge::default(),
+        |feeder| {
+            feeder.event_of_another(enter("x"))?;
+            feeder.event_of_another(Event::End(0))
+        },
+    );
+    for refused in [two_ends, named] {
+        assert_eq!(refused.unwrap_err().kind(), Kind::InvalidInput);
+    }
+    assert!(desk.archive.refresh().unwrap().snapshots.is_empty());
+}
+
+#[test]
+fn rule_09_no_stream_and_no_file_is_longer_than_files_can_be() {
+    let desk = Desk::new();
+    let most = i64::MAX as u64;
+    let request = |name: &str| PutRequest {
+        name: name.into(),
+        shape: Shape::Bytes,
+        now: 1_000,
+        wait: false,
+        domain: None,
+    };
+    let gauge = Gauge::default();
+    let put = |name: &str, zeroes: [u64; 2]| {
+        put(&desk.archive, request(name), &gauge, |feeder| {
+            zeroes.into_iter().try_for_each(|bytes| feeder.zeroes(bytes))
+        })
+    };
+    assert_eq!(put("a", [u64::MAX, 1]).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(put("a", [most, 1]).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(put("a", [most - 1, 1]).unwrap().stream.bytes, most);
+    // A recipe that nothing names would be stored.
+    let twice = onefold_archive::put(&desk.archive, request("b"), &gauge, |feeder| {
+        feeder.bytes(b"x")?;
+        feeder.end_recipe()
+    });
+    assert_eq!(twice.unwrap_err().kind(), Kind::InvalidInput);
+    let file = || {
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        Event::File(file, Stat::default(), None)
+    };
+    let long = desk.backup(3, |feeder| {
+        feeder.hole(most)?;
+        feeder.hole(1)?;
+        feeder.event(file())
+    });
+    assert_eq!(long.unwrap_err().kind(), Kind::InvalidInput);
+    assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
 }

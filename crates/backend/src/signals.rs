@@ -1,4 +1,4 @@
-//! Signals that ask a server to stop, and the one that must not kill it.
+//! Signals that ask a server to stop, and those that must not kill it.
 //!
 //! The first SIGTERM or SIGINT is handed to the thread that waits. A second one ends the process at
 //! once, for a person who will not wait for an orderly stop. A store survives this like any crash.
@@ -10,10 +10,17 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use onefold_core::{Error, Result};
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGXFSZ},
     flag,
     iterator::Signals,
 };
+
+/// From now on a write beyond the limit of a file's size (`ulimit -f`) is an error of that write, and does
+/// not kill the process in its middle.
+pub fn survive_file_limits() {
+    // Where the system refuses it, such a write kills, as everywhere.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
 
 /// Exit status after a second signal: what a shell shows for a process that SIGINT ended.
 const INTERRUPTED_STATUS: i32 = 130;

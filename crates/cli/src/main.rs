@@ -37,6 +37,7 @@ use verbs::{
 
 fn main() -> ExitCode {
     quiet_guarded_panics();
+    onefold_backend::signals::survive_file_limits();
     onefold_console::end("onefold", run())
 }
 

@@ -277,7 +277,8 @@ fn tar(desk: &Desk, options: &str, name: &str, of: &str) {
 fn desk_for(name: &str) -> (Desk, &'static str) {
     let desk = Desk::new();
     fs::write(desk.path("key"), [1; 32]).unwrap();
-    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let key = fs::File::open(desk.path("key")).unwrap();
+    key.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
     (desk, if name == "cluster-sealed" { " --key file:key" } else { "" })
 }
 

@@ -516,11 +516,14 @@ impl Files {
         }
     }
 
-    pub(crate) fn listxattr(&self, number: INodeNo, size: u32, reply: ReplyXattr) {
+    /// The names of attributes; those that only root may read are for root alone.
+    pub(crate) fn listxattr(&self, number: INodeNo, is_root: bool, size: u32, reply: ReplyXattr) {
         match self.attributes(number) {
             Ok(all) => {
+                let shown = all.iter().map(|(name, _)| name);
+                let shown = shown.filter(|name| is_root || !name.starts_with(b"trusted."));
                 let names: Vec<u8> =
-                    all.iter().flat_map(|(name, _)| name.iter().copied().chain([0])).collect();
+                    shown.flat_map(|name| name.iter().copied().chain([0])).collect();
                 answer(reply, size, &names);
             }
             Err(errno) => reply.error(errno),

@@ -146,6 +146,7 @@ impl Filesystem for Served {
         if self.files.is_bare(number) {
             return answer(reply, size, &[]);
         }
-        self.later(request, move |files| files.listxattr(number, size, reply));
+        let is_root = request.uid() == 0;
+        self.later(request, move |files| files.listxattr(number, is_root, size, reply));
     }
 }

@@ -4,7 +4,7 @@
 //! A recipe is parts one after the other, cut into pieces that are chunks of their own in
 //! containers of recipes. No part spans pieces.
 
-use onefold_core::{Fingerprint, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use super::bytes::{Reader, Writer, corrupt};
 use crate::format::{Address, ContainerId};
@@ -66,6 +66,9 @@ impl Part {
         }
     }
 }
+
+/// Bytes of a stream or a file at most, as systems have it.
+pub(crate) const CONTENT_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// The totals and the digest at a recipe's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,6 +171,10 @@ impl RecipeWriter {
     ) -> Result<()> {
         if self.run.is_some() {
             self.close(full)?;
+        }
+        let all = self.bytes().checked_add(bytes).filter(|all| *all <= CONTENT_BYTES_MAX);
+        if all.is_none() {
+            return Err(Error::new(Kind::InvalidInput, "a stream is longer than files can be"));
         }
         self.zeroes += bytes;
         Ok(())

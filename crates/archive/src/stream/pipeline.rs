@@ -244,8 +244,13 @@ pub fn put_on(
     let mut writer = StreamWriter::new(&session, request.now);
     let recipes = run(ingest, &mut session, &mut writer, gauge, source);
     let done = recipes.and_then(|(mut recipes, incomplete)| {
-        if recipes.is_empty() {
-            return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
+        // A piece that nobody names would lie there for others to be named.
+        let most = if request.shape == Shape::Tree { 2 } else { 1 };
+        if recipes.is_empty() || recipes.len() > most {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "the stream has too few recipes, or too many",
+            ));
         }
         let data = recipes.remove(0);
         let mut listing = recipes.pop().map(|(pieces, _)| pieces).unwrap_or_default();

@@ -201,10 +201,14 @@ impl TreeBuilder {
     }
 
     fn apply(&mut self, event: Event, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        if self.built.is_some() {
+            return Err(misplaced("something comes behind the end of a snapshot"));
+        }
         match event {
             Event::Enter(mut entry, stat, known) => {
                 self.take_attributes(&mut entry);
-                if !self.open.is_empty() && !is_name(&entry.name) {
+                let is_root = self.open.is_empty();
+                if !if is_root { entry.name.is_empty() } else { is_name(&entry.name) } {
                     return Err(misplaced("a directory has a name that none has"));
                 }
                 if let Some(why) = entry.flaw() {

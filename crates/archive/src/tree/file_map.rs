@@ -1,7 +1,7 @@
 //! The content of one file: chunks, zeroes and holes in their order. Few of them stand in the
 //! directory page; more fill pages of their own.
 
-use onefold_core::{Fingerprint, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use super::{
     borders,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::format::{
     Address,
-    recipe::Part,
+    recipe::{CONTENT_BYTES_MAX, Part},
     tree_node::{FileMap, INLINE_CHUNKS, INLINE_PARTS, Key, TreeNode},
 };
 
@@ -70,6 +70,9 @@ impl FileMapWriter {
 
     fn item(&mut self, item: Item, store: &mut Store<'_>) -> Result<()> {
         self.bytes = self.bytes.saturating_add(item.bytes());
+        if self.bytes > CONTENT_BYTES_MAX {
+            return Err(Error::new(Kind::InvalidInput, "a file is longer than files can be"));
+        }
         if let Some(pages) = &mut self.pages {
             return pages.item(item, store);
         }
