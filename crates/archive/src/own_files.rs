@@ -23,19 +23,20 @@ pub fn is_archive_file(name: &str) -> bool {
 }
 
 /// True when a directory has nothing but what a creation leaves that was killed before it wrote the label:
-/// there is no archive, and nobody has stored anything.
+/// there is no archive, and nobody has stored anything. Files with content alone prove nothing: somebody
+/// may keep a copy of the keys there, or have a file of his own that is called so.
 #[must_use]
 pub fn is_unfinished(files: &dyn Files) -> bool {
     let (log, snapshot) = (log_name(1), snapshot_name(1));
-    let locks = [COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]];
-    let others = [KEYS, SYNCED, RESERVE, LABEL, &log, &snapshot];
+    let empty =
+        [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1], LABEL, log.as_str()];
+    let filled = [KEYS, RESERVE, snapshot.as_str()];
     let is_empty =
         |name: &str| files.open(name).and_then(|file| file.bytes()).is_ok_and(|bytes| bytes == 0);
     files.names().is_ok_and(|names| {
-        names.iter().map(String::as_str).all(|name| {
-            let is_known = locks.contains(&name) || others.contains(&name);
-            is_known && (name != LABEL && name != log || is_empty(name))
-        })
+        let mut names = names.iter().map(String::as_str);
+        names.clone().any(|name| name == SYNCED)
+            && names.all(|name| filled.contains(&name) || empty.contains(&name) && is_empty(name))
     })
 }
 

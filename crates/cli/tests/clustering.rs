@@ -282,7 +282,7 @@ fn desk_for(name: &str) -> (Desk, &'static str) {
     (desk, if name == "cluster-sealed" { " --key file:key" } else { "" })
 }
 
-/// What the streams `one` and `two` of a folder hold, and 256 KiB of its volume at 0 and at 8 MiB.
+/// The content of the streams `one` and `two` of a folder, and of its volume at 0 and at 8 MiB.
 fn held() -> [Vec<u8>; 3] {
     let data = noise(1, 300 << 10);
     let longer = [&data[..500], &data].concat();

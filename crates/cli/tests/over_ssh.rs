@@ -144,6 +144,18 @@ fn rule_02_what_is_removed_for_a_new_archive_is_a_dead_creation_and_nothing_else
     let far = address(&desk, "a");
     let create = [format!("create archive {far}"), "create archive a".to_owned()];
     let refused = |why: &str| create.iter().for_each(|verb| drop(desk.fails(verb, 1, &[why])));
+    // A copy of the keys, or a file of somebody's own with such a name, is no creation.
+    for name in ["keys", "reserve", "snapshot-0000000001", "label", "lock-gc"] {
+        fs::create_dir(desk.path("a")).unwrap();
+        fs::File::open(desk.path("a"))
+            .unwrap()
+            .set_permissions(PermissionsExt::from_mode(0o700))
+            .unwrap();
+        fs::write(desk.path("a").join(name), "").unwrap();
+        refused("is not empty");
+        assert!(desk.path("a").join(name).exists(), "{name}");
+        fs::remove_dir_all(desk.path("a")).unwrap();
+    }
     for (verb, label) in create.iter().flat_map(|verb| [(verb, true), (verb, false)]) {
         let _ = fs::remove_dir_all(desk.path("a"));
         desk.ok("create archive a");
@@ -151,7 +163,7 @@ fn rule_02_what_is_removed_for_a_new_archive_is_a_dead_creation_and_nothing_else
             true => fs::write(desk.path("a/label"), "").unwrap(),
             false => fs::remove_file(desk.path("a/label")).unwrap(),
         }
-        // Who is at work has the directory locked.
+        // A creation that is at work has the directory locked.
         let own = fs::File::open(desk.path("a")).unwrap();
         rustix::fs::flock(&own, rustix::fs::FlockOperation::LockExclusive).unwrap();
         refused("another process makes an archive in");
@@ -173,7 +185,7 @@ fn rule_02_what_is_removed_for_a_new_archive_is_a_dead_creation_and_nothing_else
         assert!(!desk.run(verb).status.success());
         mode(0o700).unwrap();
         drop(own);
-        // What a link leads to stays.
+        // The link is removed, and the file stays to which it leads.
         fs::write(desk.path("precious"), "precious").unwrap();
         fs::remove_file(desk.path("a/reserve")).unwrap();
         std::os::unix::fs::symlink("../precious", desk.path("a/reserve")).unwrap();
@@ -400,7 +412,7 @@ fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
     let far = address(&desk, "a");
     desk.ok(&format!("ls {far}"));
     desk.fails(&format!("put {far} image image"), 1, &[&far, "serves it there"]);
-    // That server may be one of additions alone: a policy counts so, as it does beside it.
+    // The server may take additions alone: a policy counts as it does beside such a server.
     let said = desk.run(&format!("forget {far} --keep-last 1"));
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert!(said.err.contains("serves it there") && said.err.contains("stolen key"), "{said:?}");

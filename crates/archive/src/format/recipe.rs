@@ -146,6 +146,7 @@ impl RecipeWriter {
         if self.zeroes > 0 {
             self.close(full)?;
         }
+        self.may_grow(u64::from(bytes))?;
         if let Some((first, length, fingerprints)) = &mut self.run {
             let next = usize::from(first.slot) + fingerprints.len();
             let room = PIECE_BYTES.saturating_sub(self.piece.0.len() + RUN_HEADER_BYTES) / 16;
@@ -172,12 +173,17 @@ impl RecipeWriter {
         if self.run.is_some() {
             self.close(full)?;
         }
-        let all = self.bytes().checked_add(bytes).filter(|all| *all <= CONTENT_BYTES_MAX);
-        if all.is_none() {
-            return Err(Error::new(Kind::InvalidInput, "a stream is longer than files can be"));
-        }
+        self.may_grow(bytes)?;
         self.zeroes += bytes;
         Ok(())
+    }
+
+    /// Errors when so many more bytes are too many.
+    fn may_grow(&self, bytes: u64) -> Result<()> {
+        match self.bytes().checked_add(bytes).filter(|all| *all <= CONTENT_BYTES_MAX) {
+            Some(_) => Ok(()),
+            None => Err(Error::new(Kind::InvalidInput, "a stream is longer than files can be")),
+        }
     }
 
     /// Bytes so far.

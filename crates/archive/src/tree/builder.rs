@@ -207,8 +207,11 @@ impl TreeBuilder {
         match event {
             Event::Enter(mut entry, stat, known) => {
                 self.take_attributes(&mut entry);
-                let is_root = self.open.is_empty();
-                if !if is_root { entry.name.is_empty() } else { is_name(&entry.name) } {
+                let is_named = match self.open.is_empty() {
+                    true => entry.name.is_empty(),
+                    false => is_name(&entry.name),
+                };
+                if !is_named {
                     return Err(misplaced("a directory has a name that none has"));
                 }
                 if let Some(why) = entry.flaw() {

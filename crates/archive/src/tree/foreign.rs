@@ -295,7 +295,7 @@ mod tests {
         let page = |part| TreeNode::FileMap(vec![part]);
         let pieces = vec![
             page(there.clone()),
-            // What comes later, and other content.
+            // A container that does not exist yet, and other content.
             page(run(first.container.0 + 5, fingerprints[0])),
             page(run(first.container.0, Fingerprint([1; 16]))),
             TreeNode::FileMap(vec![Part::Hole(u64::MAX), Part::Zeroes(101)]),

@@ -613,7 +613,8 @@ fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
 /// beside it is dropped.
 ///
 /// # Errors
-/// `Exists` when something is in it, `Busy` while another process creates an archive there, those of reaching another host, and those of the system.
+/// `Exists` when something is in it, `Busy` while another process creates an archive there, those of
+/// reaching another host, and those of the system.
 pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
     if far::is_address(path) {
         return Ok((Arc::new(far::make(path)?.files().clone()), None));

@@ -74,8 +74,8 @@ impl Credentials {
     /// Reads the files again. When that fails, those read before stay.
     ///
     /// # Errors
-    /// As [`read`](Credentials::read), and `NotFound` when there was a list of certificates that were
-    /// taken back, and there is none any more: whom it kept out would come in.
+    /// Those of [`read`](Credentials::read); `NotFound` when the list of certificates that were taken
+    /// back is gone: whom it kept out would come in.
     pub fn reload(&self) -> Result<()> {
         let loaded = Arc::new(load(&self.directory)?);
         let mut before = self.loaded.lock();
