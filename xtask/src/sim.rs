@@ -9,15 +9,12 @@ use anyhow::{Context, Result};
 
 use crate::{
     machine,
-    product::builds,
+    product::{BUILD_LIMIT, builds},
     program::{cargo, program, run as run_program, show},
 };
 
 /// Longest run: 100,000 seeds.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
-
-/// Longest build.
-const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// How cargo is asked for it. With all packages, and an example, crates that others provide have the
 /// features which they have in the product's tests, and are not compiled once more.

@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 
 /// Runs it.
 pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
-    say("Building onefold.");
+    say("Building onefold: the first time this takes many minutes.");
     let onefold = Onefold::build(build)?;
     let begun = Instant::now();
     let scratch = Scratch::new("demo")?;

@@ -139,7 +139,7 @@ impl Simulator for Archive {
     type Params = Params;
 
     const TITLE: &'static str = "\
-Crash and fault simulation of the archive engine. Without arguments: kept seeds and 2,000 seeds.";
+Crash and fault simulation of the archive engine. Without arguments: kept seeds and 1,000 seeds.";
 
     const COMMAND: &'static str = "onefold-sim archive";
 

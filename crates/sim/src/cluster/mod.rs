@@ -68,7 +68,7 @@ impl Simulator for Cluster {
     type Params = Params;
 
     const TITLE: &'static str = "\
-Simulation of the cluster engine. Without arguments: kept seeds and 2,000 seeds.";
+Simulation of the cluster engine. Without arguments: kept seeds and 1,000 seeds.";
 
     const COMMAND: &'static str = "onefold-sim cluster";
 
