@@ -60,6 +60,7 @@ fn gc_says_what_it_would_free_and_what_it_leaves() {
     desk.ok("create archive a");
     fs::write(desk.path("one"), noise(9, 6_000_000)).unwrap();
     desk.ok("put a one one --json");
+    desk.fails("forget a one", 1, &["no snapshot 'one', but a stream", "`onefold rm` removes it"]);
     desk.ok("rm a one");
     desk.ok("forget a --set t --keep-last 1");
     for n in 0..2 {
@@ -199,6 +200,9 @@ fn a_server_of_additions_refuses_all_else() {
         &["there is no stream", &format!("onefold forget a {id}")],
     );
     desk.fails("rm a nothing", 1, &["there is no stream 'nothing'\n"]);
+    let restore = format!("onefold restore a {id} -C DIR");
+    desk.fails(&format!("get a {id} -C out"), 1, &["there is no stream", &restore]);
+    desk.fails(&format!("mv a {id} other"), 1, &["there is no stream", "names a snapshot"]);
     desk.ok(&format!("forget a {id}"));
     assert_eq!(snapshots(&desk), 1);
     desk.ok(&format!("undelete a {id}"));

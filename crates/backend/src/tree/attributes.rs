@@ -12,6 +12,9 @@ use rustix::{
 /// Permission bits that anybody may have restored.
 pub(super) const PLAIN_BITS: u32 = 0o777;
 
+/// In a directory with this bit, users remove only what is their own.
+pub(super) const STICKY: u32 = 0o1000;
+
 /// The list of who may use a file, beyond its mode.
 pub(super) const ACCESS_LIST: &str = "system.posix_acl_access";
 

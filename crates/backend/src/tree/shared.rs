@@ -24,7 +24,9 @@ use rustix::{
 
 use super::{
     Identity,
-    attributes::{ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, drop_list, is_plain, times, without_list},
+    attributes::{
+        ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, STICKY, drop_list, is_plain, times, without_list,
+    },
     mounts, shown,
 };
 
@@ -33,7 +35,7 @@ use super::{
 pub struct Choices {
     /// Replaces existing entries of the same names; existing directories are used.
     pub in_place: bool,
-    /// Set-id and sticky bits, devices, and the attributes of the system too.
+    /// Set-id bits, sticky bits of files, devices, and the attributes of the system too.
     pub privileged: bool,
     /// Directories in which nothing is made, changed or removed, by device and inode: those of the
     /// archive that is restored from.
@@ -45,7 +47,7 @@ pub struct Choices {
 pub struct LeftOut {
     /// Owners and groups, which only root restores.
     pub owners: u64,
-    /// Set-id and sticky bits.
+    /// Set-id bits, and sticky bits of files.
     pub special_bits: u64,
     /// Devices, and further names of them.
     pub devices: u64,
@@ -236,14 +238,19 @@ impl Shared {
         self.mode_beside(entry, 0)
     }
 
-    /// The mode that an entry gets; set-id and sticky bits that are there, and stored, stay.
+    /// The mode that an entry gets; set-id and sticky bits that are there, and stored, stay. The sticky
+    /// bit of a directory gives nobody a right: it keeps users from removing each other's files.
     fn mode_beside(&self, entry: &Entry, there: u32) -> Mode {
         if self.choices.privileged {
             return Mode::from_raw_mode(entry.mode & 0o7777);
         }
-        let kept = there & entry.mode & 0o7000;
+        let plain = match entry.what {
+            What::Directory => PLAIN_BITS | STICKY,
+            _ => PLAIN_BITS,
+        };
+        let kept = plain | there & 0o7000;
         self.left_out.lock().special_bits += u64::from(entry.mode & 0o7000 & !kept != 0);
-        Mode::from_raw_mode(entry.mode & PLAIN_BITS | kept)
+        Mode::from_raw_mode(entry.mode & kept)
     }
 
     /// True when the owner is to be set.

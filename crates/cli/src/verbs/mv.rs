@@ -6,7 +6,7 @@ use clap::Args;
 use onefold_archive::Settings;
 use serde_json::json;
 
-use super::{Found, VOLUMES_ONLY, cluster, refused};
+use super::{Found, VOLUMES_ONLY, cluster, refused, snapshots};
 use onefold_console::{failure::Failure, output::Answer};
 
 /// Gives a stream another name
@@ -31,7 +31,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let Options { store, name, new_name, answer } = options;
     match Found::at(store)? {
         Found::Archive(directory) => {
-            directory.open(Settings::default())?.rename(name, new_name)?;
+            let archive = directory.open(Settings::default())?;
+            archive.rename(name, new_name).map_err(|error| {
+                let called = "it is called by its set and its time, and keeps both";
+                snapshots::hinted(error, &archive.tables(), name, called)
+            })?;
         }
         Found::Cluster(url) => cluster::rename(&url, name, new_name)?,
         other @ Found::Block(_) => return Err(refused(store, &other, VOLUMES_ONLY)),

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{Archive, Settings};
-use onefold_core::{Error, Kind};
+use onefold_archive::Settings;
 use serde_json::json;
 
 use super::{Found, VOLUMES_ONLY, cluster, refused, snapshots};
@@ -39,20 +38,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let archive = directory.open(Settings::default())?;
     for name in &options.names {
-        archive.remove(name).map_err(|error| hinted(error, options, &archive, name))?;
+        archive.remove(name).map_err(|error| {
+            let (store, name_shown) = (options.store.display(), name.escape_debug());
+            let forget = format!("`onefold forget {store} {name_shown}` forgets that");
+            snapshots::hinted(error, &archive.tables(), name, &forget)
+        })?;
         if !options.answer.json {
             output::line(format_args!("removed '{}'", name.escape_debug()));
         }
     }
     if options.answer.json { output::json(&json!({ "removed": options.names })) } else { Ok(()) }
-}
-
-/// The error of a name that no stream has, with the verb for it when it is a snapshot's.
-fn hinted(error: Error, options: &Options, archive: &Archive, name: &str) -> Error {
-    if error.kind() != Kind::NotFound || snapshots::named(&archive.tables(), name).is_err() {
-        return error;
-    }
-    let (store, name) = (options.store.display(), name.escape_debug());
-    let why = format!("{error}; it names a snapshot: `onefold forget {store} {name}` forgets that");
-    Error::new(Kind::NotFound, why)
 }

@@ -261,7 +261,15 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
             Ok(one)
         }
         [] => {
+            let is_stream = tables.streams.contains_key(text);
             let text = text.escape_debug();
+            if is_stream {
+                let what = format!(
+                    "there is no snapshot '{text}', but a stream: `onefold get` restores it, `onefold rm` \
+                     removes it"
+                );
+                return Err(Error::new(Kind::NotFound, what));
+            }
             let sets = match sets_shown(tables) {
                 None => {
                     return Err(Error::new(
@@ -290,6 +298,14 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
             Err(Error::new(Kind::InvalidInput, what))
         }
     }
+}
+
+/// The error of a name that no stream has, with what to do when it is a snapshot's.
+pub(super) fn hinted(error: Error, tables: &Tables, name: &str, what_to_do: &str) -> Error {
+    if error.kind() != Kind::NotFound || named(tables, name).is_err() {
+        return error;
+    }
+    Error::new(Kind::NotFound, format!("{error}; it names a snapshot: {what_to_do}"))
 }
 
 /// Some names of sets, for a message; `None` where there is no snapshot.

@@ -22,7 +22,7 @@ use self::space::fits;
 use super::{
     Found, VOLUMES_ONLY, cluster,
     gathered::{Gathered, Stretch},
-    output_path, refused,
+    output_path, refused, snapshots,
 };
 use onefold_console::{
     failure::Failure,
@@ -59,7 +59,7 @@ pub(crate) struct Options {
     #[arg(long)]
     in_place: bool,
 
-    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
+    /// Restores set-id bits, sticky bits of files, devices, and the attributes of the system (security.*,
     /// trusted.*) too
     #[arg(long)]
     preserve_privileged: bool,
@@ -109,7 +109,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
-    let stream = reader.stream(&options.name)?;
+    let stream = reader.stream(&options.name).map_err(|error| {
+        let (store, name) = (options.store.display(), options.name.escape_debug());
+        let restore = format!("`onefold restore {store} {name} -C DIR` restores that");
+        snapshots::hinted(error, &archive.tables(), &options.name, &restore)
+    })?;
     let verify = if options.verify { Verify::Chunks } else { Verify::Groups };
     let mut report =
         json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks });
@@ -176,7 +180,7 @@ pub(super) fn left_out(counts: &LeftOut) -> serde_json::Value {
 pub(super) fn tell(counts: &LeftOut) {
     let all = [
         (counts.owners, "owners"),
-        (counts.special_bits, "set-id or sticky bits"),
+        (counts.special_bits, "set-id bits, or sticky bits of files"),
         (counts.devices, "devices"),
         (counts.sockets, "sockets"),
         (counts.attributes, "attributes"),

@@ -67,7 +67,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) dry_run: bool,
 
-    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
+    /// Restores set-id bits, sticky bits of files, devices, and the attributes of the system (security.*,
     /// trusted.*) too
     #[arg(long)]
     pub(super) preserve_privileged: bool,
