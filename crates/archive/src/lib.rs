@@ -77,7 +77,7 @@ pub use crate::{
         class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, GroupSeal, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
-        label::{Found as FoundLabel, Kinds, Label, find_label},
+        label::{Found as FoundLabel, Kinds, Label, Newer, find_label},
         listing::{
             ENTRY_BYTES_MAX, LEVELS_MAX, Links, Order, decode as decode_listing,
             encode as encode_entry,

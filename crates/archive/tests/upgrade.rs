@@ -17,8 +17,8 @@ use std::{
 
 use golden::{Form, forms, text};
 use onefold_archive::{
-    Archive, Collection, CollectionOptions, Ingest, Reader, Settings, features_to_come, find_label,
-    renew_snapshot, upgrade,
+    Archive, Collection, CollectionOptions, Ingest, Label, Newer, Reader, Settings,
+    features_to_come, find_label, renew_snapshot, upgrade,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -102,6 +102,43 @@ fn rot(at: &Path, byte: u64) {
 /// The place of the label that was written last.
 fn newest_place(desk: &Desk) -> u64 {
     find_label(&Directory::open(&desk.at(), false).unwrap()).unwrap().generation % 2 * PLACE
+}
+
+/// Has a newer program set these bits.
+fn set(desk: &Desk, newer: Newer) {
+    let files = Directory::open(&desk.at(), true).unwrap();
+    let label = find_label(&files).unwrap();
+    for generation in label.generation + 1..=label.generation + 2 {
+        let label = Label { generation, newer, ..label.clone() };
+        let bytes = label.encode(&label.identity()).unwrap();
+        files.open("label").unwrap().write_at(label.place(), &bytes).unwrap();
+    }
+}
+
+#[test]
+fn rule_01_features_of_newer_programs_bar_changes_alone_or_nothing() {
+    let desk = Desk::new("form-first");
+    // A process that has it open learns of it, and goes on by the new label when it opens again.
+    let archive = desk.open();
+    set(&desk, Newer { to_write: 0, ignored: 1 << 63 });
+    assert_eq!(archive.refresh().unwrap_err().kind(), Kind::Stopped);
+    drop(archive);
+    let label = || find_label(&Directory::open(&desk.at(), false).unwrap()).unwrap();
+    let before = label().generation;
+    // Each change is a new snapshot, so a new label.
+    let archive = desk.form.open(&desk.at(), 0);
+    put(&archive, "new", b"content").unwrap();
+    drop(archive);
+    let label = label();
+    assert!(label.generation > before);
+    assert_eq!(label.newer, Newer { to_write: 0, ignored: 1 << 63 }, "it stays");
+    set(&desk, Newer { to_write: 1 << 9, ignored: 0 });
+    let files = || Arc::new(Directory::open(&desk.at(), false).unwrap());
+    let read = Archive::open(files(), false, Settings::default()).unwrap();
+    assert_eq!(get(&Arc::new(read), "new").unwrap(), b"content");
+    let refused = Archive::open(files(), true, Settings::default()).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("feature 9 of those that are needed to change it"));
 }
 
 #[test]

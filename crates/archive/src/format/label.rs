@@ -106,6 +106,17 @@ pub struct Label {
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
     pub sealed: Option<u64>,
+    /// Feature bits that this program does not know, and with which it reads the archive.
+    pub newer: Newer,
+}
+
+/// Feature bits of newer programs, which this one keeps as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Newer {
+    /// Needed to change the archive.
+    pub to_write: u64,
+    /// Safe to ignore.
+    pub ignored: u64,
 }
 
 /// The kinds of tables that an archive has, by its label.
@@ -186,6 +197,12 @@ impl Label {
         }
     }
 
+    /// Errors when the archive has a feature that is needed to change it, and that this program does not
+    /// know.
+    pub(crate) fn may_be_changed(&self) -> Result<()> {
+        is_known(self.newer.to_write, "to change it")
+    }
+
     /// The bytes, as the archive with this identity writes them.
     ///
     /// # Errors
@@ -229,8 +246,14 @@ impl Label {
         let to_write =
             [(gathers > 0, FEATURE_GATHERED), (self.counts_in_pages, FEATURE_COUNTS_IN_PAGES)];
         let write: u64 = to_write.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
-        let has_features =
-            self.trees || self.leaves || self.on_demand || self.clones || named || write > 0;
+        let (write, ignored) = (write | self.newer.to_write, self.newer.ignored);
+        let has_features = self.trees
+            || self.leaves
+            || self.on_demand
+            || self.clones
+            || named
+            || write > 0
+            || ignored > 0;
         let version = match (self.sealed, has_features, self.late.is_some()) {
             (Some(_), ..) => VERSION_SEALED,
             (_, true, _) => VERSION_FEATURES,
@@ -269,7 +292,7 @@ impl Label {
                 (self.domains, FEATURE_DOMAINS),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
-            w.u64(read).u64(write).u64(0);
+            w.u64(read).u64(write).u64(ignored);
         }
         if let Some(keys) = self.sealed {
             w.u64(keys);
@@ -335,9 +358,11 @@ impl Label {
             domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
+            newer: Newer::default(),
         };
-        let (features, to_write) =
-            if version >= VERSION_FEATURES { features(bytes)? } else { (0, 0) };
+        let (features, to_write, newer) =
+            if version >= VERSION_FEATURES { features(bytes)? } else { Default::default() };
+        label.newer = newer;
         if version == VERSION_SEALED {
             label.sealed = Some(Reader(&bytes[KEYS_AT..], None).counter()?);
         }
@@ -372,22 +397,11 @@ impl Label {
     }
 }
 
-/// The bits that a program must know to read, and to change it; one that this program does not know
-/// is named.
-fn features(bytes: &[u8]) -> Result<(u64, u64)> {
+/// The bits that a program must know to read, and to change it, and those that this program does not
+/// know. One that is needed to read, and that it does not know, is an error which names it.
+fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
     let mut r = Reader(&bytes[FEATURES_AT..], None);
-    let (read, write) = (r.u64()?, r.u64()?);
-    let unknown = |bits: u64, known: u64, what: &str| match bits & !known {
-        0 => Ok(()),
-        unknown => Err(Error::new(
-            Kind::Unsupported,
-            format!(
-                "the archive has feature {} of those that are needed {what}, which this program \
-                 does not know: use a newer one",
-                unknown.trailing_zeros()
-            ),
-        )),
-    };
+    let (read, write, ignored) = (r.u64()?, r.u64()?, r.u64()?);
     let known = FEATURE_LATE
         | FEATURE_TREES
         | FEATURE_LEAVES
@@ -395,9 +409,24 @@ fn features(bytes: &[u8]) -> Result<(u64, u64)> {
         | FEATURE_CLONES
         | FEATURE_ON_DEMAND
         | FEATURE_DOMAINS;
-    unknown(read, known, "to read it")?;
-    unknown(write, FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES, "to change it")?;
-    Ok((read, write))
+    is_known(read & !known, "to read it")?;
+    let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES);
+    Ok((read, write, Newer { to_write, ignored }))
+}
+
+/// Errors when there is a bit that this program does not know.
+fn is_known(unknown: u64, what: &str) -> Result<()> {
+    match unknown {
+        0 => Ok(()),
+        _ => Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "the archive has feature {} of those that are needed {what}, which this program \
+                 does not know: use a newer one",
+                unknown.trailing_zeros()
+            ),
+        )),
+    }
 }
 
 /// The label that counts of the two places.
@@ -526,7 +555,20 @@ mod tests {
             domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
+            newer: Newer::default(),
         }
+    }
+
+    #[test]
+    fn rule_01_bits_of_newer_programs_stay_and_let_read() {
+        let newer = Newer { to_write: 1 << 40, ignored: 6 };
+        let newer = Label { newer, ..label(true) };
+        let bytes = encoded(&newer);
+        assert_eq!((bytes[8], bytes[FEATURES_AT + 13], bytes[FEATURES_AT + 16]), (3, 1, 6));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == newer));
+        let refused = newer.may_be_changed().unwrap_err();
+        assert!(refused.kind() == Kind::Unsupported && refused.to_string().contains("feature 40"));
+        assert!(label(true).may_be_changed().is_ok());
     }
 
     #[test]

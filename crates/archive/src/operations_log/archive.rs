@@ -14,7 +14,7 @@ use crate::{
     format::{
         Identity,
         bytes::corrupt,
-        label::{Label, find_label, look_for_label, look_for_proven},
+        label::{Label, Newer, find_label, look_for_label, look_for_proven},
         names::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
         },
@@ -294,6 +294,7 @@ fn create_in(
         counts_in_pages: format.counts_in_pages,
         domains: false,
         sealed: is_sealed.then_some(1),
+        newer: Newer::default(),
     };
     let identity = match keys {
         Some((keys, random)) => {
@@ -363,6 +364,9 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
             "this archive has one node"
         };
         return Err(Error::new(Kind::Unsupported, what));
+    }
+    if writes {
+        label.may_be_changed()?;
     }
     let unlocked = key_area::unlock(&**files, &label, writes, settings)?;
     let opened = unlocked.as_ref().map(|(_, number)| *number);

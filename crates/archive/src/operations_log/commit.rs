@@ -392,7 +392,9 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
 fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     let one_is_enough = archive.keeps(Rule::OneLabelPlaceEnough);
     let (label, is_damaged) = look_for_proven(&*archive.files, &archive.identity, one_is_enough)?;
-    if label.kinds() != archive.label.kinds() && archive.keeps(Rule::KindsCompared) {
+    // Who changes the archive writes the label that it knows.
+    let is_newer = archive.writes && label.newer != archive.label.newer;
+    if (is_newer || label.kinds() != archive.label.kinds()) && archive.keeps(Rule::KindsCompared) {
         return Err(upgraded_meanwhile());
     }
     // First, so that the log has at least this even where locks do not hold.
