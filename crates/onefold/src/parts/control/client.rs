@@ -269,7 +269,11 @@ impl Client {
     fn say(&self, request: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(request).map_err(strange)?;
         line.push(b'\n');
-        (&self.stream).write_all(&line).map_err(lost)
+        match (&self.stream).write_all(&line) {
+            // Who hears next learns what the server said before it went, or that it went.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            said => said.map_err(lost),
+        }
     }
 
     /// Reads lines of at most so many bytes, until one ends the answer; `progress` may give it up.

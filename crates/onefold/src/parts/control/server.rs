@@ -1,11 +1,13 @@
 //! A server's side of the control socket.
 //!
 //! *Threads:* one accepts; each connection has one of its own, since some work takes long.
-//! *Invariant:* nobody who may connect can make it take more than a line of memory and one of
-//! [`CONNECTIONS_MAX`] threads.
+//! *Invariant:* nobody who may connect can make it take more than a line of memory and a thread for each of
+//! [`CONNECTIONS_MAX`] commands and [`UNSAID_MAX`] connections that have not said theirs.
 
 use std::{
+    collections::VecDeque,
     io::{BufRead, BufReader, Read, Write},
+    net::Shutdown,
     os::unix::net::UnixStream,
     sync::{
         Arc,
@@ -17,14 +19,19 @@ use std::{
 
 use onefold_backend::peer::{ControlListener, uid_of};
 use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
 
 use super::{
     Answer, REQUEST_MAX, Request, Tell, places,
     stream::{Outlet, Pieces},
 };
 
-/// Connections at once; people and scripts need few.
+/// Commands at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
+
+/// Connections whose commands have not come to their ends yet. One more cuts off the oldest of them, so
+/// that none who says nothing, or one byte after the other, keeps others out.
+const UNSAID_MAX: usize = 16;
 
 /// Of these, streams in and out, which may take hours: the others are for looks and changes.
 const STREAMS_MAX: usize = 12;
@@ -33,7 +40,7 @@ const STREAMS_MAX: usize = 12;
 /// collections from freeing space.
 const SILENT_MOST: Duration = Duration::from_secs(3600);
 
-/// Time to send a request, and to take an answer.
+/// Time to send a whole request, and to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause after the system refused a connection: the reason will not go away at once.
@@ -111,7 +118,12 @@ struct Hall {
     /// How long the other end of a stream may be silent.
     silent_most: Duration,
     stopping: AtomicBool,
+    /// Connections that have a thread.
     connections: AtomicUsize,
+    /// Those whose commands have not come to their ends, the oldest first.
+    unsaid: Mutex<VecDeque<Arc<UnixStream>>>,
+    /// Commands under way.
+    commands: AtomicUsize,
     /// Streams among them.
     streams: AtomicUsize,
 }
@@ -186,6 +198,8 @@ impl Hall {
             silent_most,
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
+            unsaid: Mutex::default(),
+            commands: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
         })
     }
@@ -211,22 +225,35 @@ impl Hall {
     }
 
     fn attend(self: &Arc<Hall>, stream: UnixStream) {
-        if self.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
-            let busy = Error::new(
-                Kind::Busy,
-                format!("the server answers {CONNECTIONS_MAX} commands already; try again"),
-            );
-            let _ = tell(&stream, &Answer::from(&busy));
-            self.connections.fetch_sub(1, Ordering::SeqCst);
-            return;
+        // Those that were cut off end by themselves.
+        while self.connections.load(Ordering::SeqCst) >= CONNECTIONS_MAX + 2 * UNSAID_MAX {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let place = Place(self.clone());
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        let (place, stream) = (Place(self.clone()), Arc::new(stream));
+        let mut unsaid = self.unsaid.lock();
+        if unsaid.len() >= UNSAID_MAX
+            && let Some(oldest) = unsaid.pop_front()
+        {
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        unsaid.push_back(stream.clone());
+        drop(unsaid);
+        let inner = stream.clone();
         let spawned = std::thread::Builder::new()
             .name("command".to_owned())
-            .spawn(move || place.0.serve(&stream));
+            .spawn(move || place.0.serve(&inner));
         if let Err(error) = spawned {
+            self.is_said(&stream);
             tracing::warn!("cannot start a thread for a command: {error}");
         }
+    }
+
+    /// The command of this connection has come; false when the connection was cut off meanwhile.
+    fn is_said(&self, stream: &Arc<UnixStream>) -> bool {
+        let mut unsaid = self.unsaid.lock();
+        let at = unsaid.iter().position(|one| Arc::ptr_eq(one, stream));
+        at.and_then(|at| unsaid.remove(at)).is_some()
     }
 
     fn patient<S>(&self, stream: S) -> Patient<'_, S> {
@@ -265,12 +292,22 @@ impl Hall {
     }
 
     /// One request and its answer. A client that went away takes its answer with it.
-    fn serve(&self, stream: &UnixStream) {
-        let _ = stream.set_read_timeout(Some(PATIENCE));
+    fn serve(&self, stream: &Arc<UnixStream>) {
         let _ = stream.set_write_timeout(Some(PATIENCE));
-        let mut line = String::new();
-        let mut input = BufReader::with_capacity(STREAM_BYTES, stream);
-        if input.by_ref().take(REQUEST_MAX).read_line(&mut line).is_err() || line.is_empty() {
+        let mut input = BufReader::with_capacity(STREAM_BYTES, &**stream);
+        let line = request_line(&mut input, stream);
+        if !self.is_said(stream) {
+            return;
+        }
+        let Some(line) = line else { return };
+        let stream = &**stream;
+        let _command = CommandPlace(&self.commands);
+        if self.commands.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
+            let busy = Error::new(
+                Kind::Busy,
+                format!("the server answers {CONNECTIONS_MAX} commands already; try again"),
+            );
+            let _ = tell(stream, &Answer::from(&busy));
             return;
         }
         let mut told: Option<Instant> = None;
@@ -349,6 +386,37 @@ impl Hall {
             }
             request => self.served.answer(request, progress),
         }
+    }
+}
+
+/// The line of a request, or as much of it as may be read. `None` when it does not come in time, and when
+/// the client goes away without a word.
+fn request_line(input: &mut BufReader<&UnixStream>, stream: &UnixStream) -> Option<String> {
+    let (begun, mut line) = (Instant::now(), Vec::new());
+    while line.len() < REQUEST_MAX as usize && !line.ends_with(b"\n") {
+        let left = PATIENCE.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
+        stream.set_read_timeout(Some(left)).ok()?;
+        let came = match input.fill_buf() {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            came => came.ok()?,
+        };
+        if came.is_empty() {
+            break;
+        }
+        let most = came.len().min(REQUEST_MAX as usize - line.len());
+        let end = came[..most].iter().position(|byte| *byte == b'\n').map_or(most, |at| at + 1);
+        line.extend_from_slice(&came[..end]);
+        input.consume(end);
+    }
+    String::from_utf8(line).ok().filter(|line| !line.is_empty())
+}
+
+/// A place among the commands, given back when it is dropped.
+struct CommandPlace<'a>(&'a AtomicUsize);
+
+impl Drop for CommandPlace<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -538,6 +606,22 @@ mod tests {
     }
 
     #[test]
+    fn rule_12_commands_that_never_end_keep_nobody_out() {
+        let (room, server) = server();
+        let mut unsaid: Vec<_> = (0..UNSAID_MAX + 4).map(|_| ask(&room, b"{")).collect();
+        assert!(answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")).contains("\"value\":7"));
+        // The oldest went, and the others can still say theirs.
+        for one in &mut unsaid[..5] {
+            assert!(!one.read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0));
+        }
+        let last = unsaid.last_mut().unwrap();
+        last.get_mut().write_all(b"\"ask\":\"pid\"}\n").unwrap();
+        assert!(answer(last).contains("\"value\":7"));
+        drop(unsaid);
+        assert!(server.stop());
+    }
+
+    #[test]
     fn rule_12_a_stream_in_which_nothing_moves_is_ended() {
         let (room, server) = server_for(Duration::from_millis(1200));
         let put = b"{\"ask\":\"put\",\"name\":\"x\",\"tree\":false}\n";
@@ -572,8 +656,7 @@ mod tests {
         for one in &mut busy {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
-        let mut refused = BufReader::new(connect(&room).unwrap());
-        assert!(answer(&mut refused).contains("\"kind\":\"busy\""));
+        assert!(answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")).contains("\"kind\":\"busy\""));
         assert!(server.stop());
         for mut one in busy {
             let mut last = String::new();
