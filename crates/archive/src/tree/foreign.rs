@@ -16,6 +16,7 @@ use crate::{
     format::{
         Address,
         container::ContainerKind,
+        damage::is_condemned,
         recipe::{CONTENT_BYTES_MAX, Part},
         tree_node::{
             Attributes, FileMap, Key, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
@@ -169,11 +170,13 @@ impl Judge {
         self.chunk(at, of, ContainerKind::Recipes).map(drop)
     }
 
-    /// The bytes of a chunk that is there with this fingerprint, in a container of this kind.
+    /// The bytes of a chunk that is there with this fingerprint, in a container of this kind. One that was
+    /// condemned before the walk began is on its way out: collection waits for nobody who names it now.
     fn chunk(&mut self, at: Address, of: Fingerprint, kind: ContainerKind) -> Result<u64> {
         let found = self.chunks.find(&self.tables, &self.containers, at)?;
         let (container, metadata, n) = found.ok_or_else(missing)?;
-        if container.stored.kind != kind {
+        let condemned = self.tables.condemned.get(&container.stored.id);
+        if container.stored.kind != kind || condemned.is_some_and(|bits| is_condemned(bits, n)) {
             return Err(missing());
         }
         match metadata.chunks.get(n) {
@@ -323,6 +326,12 @@ mod tests {
         };
         assert_eq!(says(0, pages[0]), Ok(()));
         assert_eq!(says(1, indexes[0]), Ok(()));
+        // Content that is being collected, with a page of it that is not.
+        let mut condemning = Tables::clone(&tables);
+        condemning.condemned.insert(first.container, vec![1]);
+        let mut late = Judge::new(&archive, &Arc::new(condemning), 0);
+        let named = late.map(100, &FileMap::Pages(Top { levels: 0, node: pages[0] }));
+        assert_eq!(named.map_err(|error| error.kind()), Err(Kind::InvalidInput));
         for (n, page) in (1..).zip(&pages[1..]) {
             assert_eq!(says(0, *page), Err(Kind::InvalidInput), "page {n}");
         }
