@@ -547,3 +547,47 @@ fn rule_09_no_stream_and_no_file_is_longer_than_files_can_be() {
     assert_eq!(long.unwrap_err().kind(), Kind::InvalidInput);
     assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
 }
+
+#[test]
+fn rule_09_directories_in_each_other_hold_little_and_are_whole() {
+    const DEPTH: usize = 3000;
+    let desk = Desk::new();
+    let file = |n: usize| entry(&format!("{n:0>250}"), TreeWhat::Fifo);
+    let attributes: Vec<_> = (0..60).map(|n| (format!("user.{n}").into_bytes(), vec![])).collect();
+    let mut inner = entry("z", TreeWhat::Directory(None));
+    inner.attributes = Attributes::Inline(attributes.clone());
+    let report = desk.backup(1, |feeder| {
+        for _ in 0..DEPTH {
+            for n in 0..25 {
+                feeder.event(Event::Other(file(n), Stat::default()))?;
+            }
+            feeder.event(Event::Enter(inner.clone(), Stat::default(), Known::new()))?;
+        }
+        // Each would write the pages of all directories that are open.
+        for n in 0..10 {
+            feeder.checkpoint(SnapshotId([100 + n; 16]))?;
+        }
+        (0..DEPTH).try_for_each(|_| feeder.event(Event::Leave(false)))
+    });
+    let report = report.unwrap();
+    assert_eq!(report.snapshot.entries, 1 + 26 * DEPTH as u64);
+    let pages = 2 * DEPTH as u64;
+    assert!((2 * pages..6 * pages).contains(&report.pages.0), "{:?}", report.pages);
+    // Where attributes were too many, the directory says so.
+    assert!((1..DEPTH as u64).contains(&report.snapshot.left_out), "{:?}", report.snapshot);
+    for depth in [1, 2, DEPTH / 2, DEPTH] {
+        let at = "z/".repeat(depth);
+        let found = desk.find(1, at.trim_end_matches('/')).unwrap();
+        let stored = Attributes::Inline(attributes.clone());
+        match found.is_in_part {
+            true => assert_eq!(found.attributes, Attributes::default(), "{depth}"),
+            false => assert_eq!(found.attributes, stored, "{depth}"),
+        }
+        assert_eq!(found.is_in_part, depth == DEPTH, "{depth}");
+        if depth < DEPTH {
+            desk.find(1, &format!("{at}{:0>250}", 24)).unwrap();
+            desk.find(1, &format!("{at}{:0>250}", 0)).unwrap();
+        }
+    }
+    assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}

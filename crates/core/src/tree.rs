@@ -27,6 +27,24 @@ pub struct Entry {
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl Entry {
+    /// About how many bytes of memory its attributes take, however short they are.
+    #[must_use]
+    pub fn attributes_memory(&self) -> usize {
+        memory_of(&self.attributes)
+    }
+}
+
+/// About how many bytes of memory attributes take: the vectors of a name and of a value, and what is
+/// allocated for each of them.
+#[must_use]
+pub fn memory_of(attributes: &[(Vec<u8>, Vec<u8>)]) -> usize {
+    attributes.iter().map(|(name, value)| name.len() + value.len() + ATTRIBUTE_MEMORY).sum()
+}
+
+/// Bytes of memory that an attribute takes beside its name and value.
+const ATTRIBUTE_MEMORY: usize = 96;
+
 /// Kinds of things in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {

@@ -107,6 +107,10 @@ pub struct Feeder<'a> {
     filling: Filling<Said>,
     out: Blocks<Said>,
     gauge: &'a Gauge,
+    /// Recipes that may still be ended.
+    recipes_left: usize,
+    /// It was told.
+    is_incomplete: bool,
 }
 
 impl Feeder<'_> {
@@ -159,8 +163,13 @@ impl Feeder<'_> {
     /// Ends the recipe: the chunks after it belong to another one.
     ///
     /// # Errors
-    /// `Stopped` when a later stage failed.
+    /// `InvalidInput` for more recipes than a stream of this shape has; `Stopped` when a later stage
+    /// failed.
     pub fn end_recipe(&mut self) -> Result<()> {
+        // A piece that nobody names would lie there for others to be named.
+        self.recipes_left = self.recipes_left.checked_sub(1).ok_or_else(|| {
+            Error::new(Kind::InvalidInput, "the stream has more recipes than its shape has")
+        })?;
         self.filling.tell(Said::EndRecipe);
         let block = self.filling.end();
         self.out.send(Some(block))
@@ -168,7 +177,9 @@ impl Feeder<'_> {
 
     /// Something of the tree could not be read: the stream is marked.
     pub fn incomplete(&mut self) {
-        self.filling.tell(Said::Incomplete);
+        if !std::mem::replace(&mut self.is_incomplete, true) {
+            self.filling.tell(Said::Incomplete);
+        }
     }
 }
 
@@ -242,15 +253,11 @@ pub fn put_on(
     let domain = request.domain.or(before).unwrap_or(FIRST_DOMAIN);
     let mut session = Session::in_domain(ingest, domain)?;
     let mut writer = StreamWriter::new(&session, request.now);
-    let recipes = run(ingest, &mut session, &mut writer, gauge, source);
+    let most = if request.shape == Shape::Tree { 2 } else { 1 };
+    let recipes = run(ingest, &mut session, &mut writer, (gauge, most), source);
     let done = recipes.and_then(|(mut recipes, incomplete)| {
-        // A piece that nobody names would lie there for others to be named.
-        let most = if request.shape == Shape::Tree { 2 } else { 1 };
-        if recipes.is_empty() || recipes.len() > most {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                "the stream has too few recipes, or too many",
-            ));
+        if recipes.is_empty() {
+            return Err(Error::new(Kind::InvalidInput, "the stream has no recipe"));
         }
         let data = recipes.remove(0);
         let mut listing = recipes.pop().map(|(pieces, _)| pieces).unwrap_or_default();
@@ -285,13 +292,13 @@ fn run(
     ingest: &Arc<Ingest>,
     session: &mut Session,
     writer: &mut StreamWriter,
-    gauge: &Gauge,
+    (gauge, recipes_left): (&Gauge, usize),
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Recipes> {
     let (archive, domain) = (&*ingest.archive, session.domain.clone());
     let feed = |out: Given<_>| {
         cut_beside((archive, &domain), &out, |filling, out| {
-            let mut feeder = Feeder { filling, out, gauge };
+            let mut feeder = Feeder { filling, out, gauge, recipes_left, is_incomplete: false };
             source(&mut feeder)?;
             feeder.end_recipe()
         })

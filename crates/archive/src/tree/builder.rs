@@ -41,6 +41,19 @@ pub(super) const KNOWN_OF_ONE: usize = 1 << 17;
 /// its pages are written anew: a client may name the same pages at each level.
 const KNOWN_MAX: usize = 1 << 19;
 
+/// Bytes of pages that wait for more entries, in all directories that are open, at most. Beyond it all of
+/// these pages end: a page of a directory may be of any length.
+const PENDING_BYTES: usize = 16 << 20;
+
+/// Bytes of memory of the attributes of all directories that are open, at most. One that is entered beyond
+/// it is there in part, without its attributes.
+const ATTRIBUTES_BYTES: usize = 8 << 20;
+
+/// How many bytes a checkpoint may write for each that came since the last one, and how many at once in any
+/// case: a checkpoint writes the pages of all directories that are open.
+const CHECKPOINT_SHARE: u64 = 4;
+const CHECKPOINT_BYTES: u64 = 256 << 10;
+
 /// A message of a walk, behind the chunks that belong to it.
 #[derive(Debug)]
 pub enum Event {
@@ -72,10 +85,7 @@ impl Event {
     /// About how many bytes of memory it takes while it waits for its mark.
     pub(super) fn memory(&self) -> u64 {
         let pages = |known: &Known| known.len() * 2 * size_of::<(Fingerprint, Address)>();
-        let entry = |entry: &TreeEntry| {
-            let Attributes::Inline(attributes) = &entry.attributes else { return 0 };
-            attributes.iter().map(|(name, value)| name.len() + value.len() + 48).sum::<usize>()
-        };
+        let entry = |entry: &TreeEntry| memory_of(&entry.attributes);
         let more = match self {
             Event::Enter(of, _, known) => of.name.len() + entry(of) + pages(known),
             Event::Known(known) => pages(known),
@@ -93,6 +103,12 @@ impl Event {
         };
         (size_of::<Event>() + more) as u64
     }
+}
+
+/// About how many bytes of memory attributes take.
+fn memory_of(attributes: &Attributes) -> usize {
+    let Attributes::Inline(all) = attributes else { return 0 };
+    onefold_core::tree::memory_of(all)
 }
 
 /// A finished tree.
@@ -140,6 +156,12 @@ pub struct TreeBuilder {
     open: Vec<Open>,
     /// Known pages of those that are open.
     held: usize,
+    /// Bytes of their pages that wait for more entries.
+    pending: usize,
+    /// Bytes of memory of their attributes.
+    attributes_bytes: usize,
+    /// Bytes of content and of events since the last checkpoint.
+    fed: u64,
     content: FileMapWriter,
     /// Stored attributes of the next entry.
     attributes: Option<(u64, FileMap)>,
@@ -167,6 +189,9 @@ impl TreeBuilder {
             events_bytes: 0,
             open: Vec::new(),
             held: 0,
+            pending: 0,
+            attributes_bytes: 0,
+            fed: 0,
             content: FileMapWriter::default(),
             attributes: None,
             links: Links::default(),
@@ -184,6 +209,7 @@ impl TreeBuilder {
     /// The event of the next mark.
     pub fn expect(&mut self, event: Event) {
         self.events_bytes += event.memory();
+        self.fed = self.fed.saturating_add(event.memory());
         self.events.push_back(event);
     }
 
@@ -224,6 +250,12 @@ impl TreeBuilder {
                 let fits = self.held.saturating_add(known.len()) <= KNOWN_MAX;
                 let known = if fits { known } else { Known::new() };
                 self.held += known.len();
+                let attributes = memory_of(&entry.attributes);
+                if self.attributes_bytes.saturating_add(attributes) > ATTRIBUTES_BYTES {
+                    (entry.attributes, entry.is_in_part) = (Attributes::default(), true);
+                    self.left_out += 1;
+                }
+                self.attributes_bytes += memory_of(&entry.attributes);
                 self.open.push(Open::new(entry, stat, known));
                 Ok(())
             }
@@ -233,6 +265,7 @@ impl TreeBuilder {
                     return Err(misplaced("the root of a snapshot is left"));
                 };
                 self.held -= open.known.len();
+                self.attributes_bytes -= memory_of(&open.entry.attributes);
                 let (entry, stat) = self.close(open, is_in_part, write_piece)?;
                 self.push(&entry, &stat, write_piece)
             }
@@ -325,7 +358,14 @@ impl TreeBuilder {
         };
         let pushed = self.push_to(&mut open, entry, stat, write_piece);
         self.open.push(open);
-        pushed
+        pushed?;
+        if self.pending <= PENDING_BYTES {
+            return Ok(());
+        }
+        let mut open = std::mem::take(&mut self.open);
+        let closed = open.iter_mut().try_for_each(|open| self.close_page(open, write_piece));
+        self.open = open;
+        closed
     }
 
     fn push_to(
@@ -356,6 +396,7 @@ impl TreeBuilder {
         open.last.clone_from(&entry.name);
         open.page.raw(&bytes.0);
         open.stats.raw(&stat_bytes.0);
+        self.pending += bytes.0.len() + stat_bytes.0.len();
         open.entries += 1;
         let ends = match self.by_content {
             true => borders::ends(hash, 0),
@@ -369,7 +410,9 @@ impl TreeBuilder {
             return Ok(());
         }
         let Some((name, hash)) = open.first.take() else { return Ok(()) };
+        let waited = open.pending();
         let (page, stats) = (open.page.take(DIRECTORY), open.stats.take(STATS));
+        self.pending -= waited;
         let entries = std::mem::take(&mut open.entries);
         let Open { known, levels, stat_levels, .. } = open;
         let store: &mut Store<'_> = &mut |page| self.store(page, known, write_piece);
@@ -407,6 +450,13 @@ impl TreeBuilder {
 
     /// Makes a tree of what there is so far, as if all open directories ended here.
     fn so_far(&mut self, id: SnapshotId, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        let pending = self.pending;
+        let may = self.fed.saturating_mul(CHECKPOINT_SHARE).saturating_add(CHECKPOINT_BYTES);
+        if pending as u64 > may {
+            // The next one does.
+            return Ok(());
+        }
+        self.fed = 0;
         let mut open = self.open.clone();
         while let Some(last) = open.pop() {
             if let Some(above) = open.last_mut() {
@@ -418,6 +468,8 @@ impl TreeBuilder {
                 self.checkpoint = Some((id, built));
             }
         }
+        // All is open as before.
+        self.pending = pending;
         Ok(())
     }
 
@@ -493,6 +545,12 @@ impl Open {
             stat_levels: Levels::default(),
         }
     }
+
+    /// Bytes that wait for more entries.
+    fn pending(&self) -> usize {
+        // Each page begins with its kind.
+        self.page.0.len() + self.stats.0.len() - 2
+    }
 }
 
 impl Writer {
@@ -519,6 +577,7 @@ impl Target for TreeBuilder {
         bytes: u32,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
+        self.fed = self.fed.saturating_add(u64::from(bytes));
         self.with_content(write_piece, |content, store| {
             content.chunk(address, fingerprint, bytes, store)
         })

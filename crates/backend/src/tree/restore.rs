@@ -392,14 +392,14 @@ impl Restorer {
             return Ok(());
         }
         let mut entry = Entry { path: Vec::new(), ..entry.clone() };
-        if self.held + weight(&entry) > HELD_BYTES {
+        if self.held + entry.attributes_memory() > HELD_BYTES {
             // Deep in a tree whose directories have a great many: this one does without, and lets its
             // group do nothing, which a list might have kept out.
             self.shared.left_out.lock().attributes += entry.attributes.len() as u64;
             entry.mode &= !0o070;
             entry.attributes = Vec::new();
         }
-        self.held += weight(&entry);
+        self.held += entry.attributes_memory();
         self.enter(opened, &stat, path, Some(entry));
         Ok(())
     }
@@ -427,7 +427,7 @@ impl Restorer {
         above: Option<u64>,
     ) -> Result<()> {
         let Some(entry) = place.entry else { return Ok(()) };
-        self.held -= weight(&entry);
+        self.held -= entry.attributes_memory();
         let directory = directory.ok_or_else(|| self.replaced(&self.path))?;
         let wrong = |errno| self.wrong(&self.path, errno);
         self.shared.finish_fd(&entry, &directory, true).map_err(wrong)?;
@@ -456,10 +456,6 @@ impl Restorer {
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
     }
-}
-
-fn weight(entry: &Entry) -> usize {
-    entry.attributes.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 fn unsafe_path() -> Error {

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::Path,
@@ -207,6 +207,42 @@ fn rule_38_sighup_reads_the_rights_again_and_ends_what_they_no_longer_give() {
     wait(0);
     let said = try_qemu_io(&uri, &["write -P 2 0 4k"]);
     assert!(said.err.contains("Permission denied"), "{said:?}");
+    let _ = (client.kill(), client.wait());
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_38_pages_are_judged_again_when_they_are_asked_for() {
+    let desk = desk_with_certificates();
+    fs::write(desk.path("access"), "client:own write *\nclient:own pages\n").unwrap();
+    let mut serving = desk.serve(&format!("{SERVE} --http tcp:127.0.0.1:0"));
+    let log = serving.log();
+    let at = log.split_once("https://").unwrap().1.split('/').next().unwrap().to_owned();
+    // Hands are shaken, and nothing is asked for yet.
+    let mut client = std::process::Command::new("openssl")
+        .args(["s_client", "-connect", &at, "-CAfile", "ca/ca-cert.pem"])
+        .args(["-cert", "ca/own/client-cert.pem", "-key", "ca/own/client-key.pem"])
+        .current_dir(desk.path(""))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(client.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("Verify return code: 0") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "no handshake");
+    }
+    fs::write(desk.path("access"), "client:own write *\n").unwrap();
+    serving.signal(Signal::HUP);
+    serving.wait_for("read the rights again");
+    let mut stdin = client.stdin.take().unwrap();
+    stdin.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = said.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.contains("may not see") && !answer.contains("onefold_"), "{answer}");
     let _ = (client.kill(), client.wait());
     assert!(serving.terminate().0.success());
 }

@@ -39,7 +39,7 @@ use crate::{
     client_fd::ClientFd,
     listener::{Descriptors, Listener, Reach},
     nbd::{Peer, Rights, too_many, wait_for_end},
-    tls::{Credentials, TlsSession},
+    tls::{Credentials, Proof, TlsSession},
 };
 
 /// Connections at once.
@@ -373,6 +373,30 @@ fn is_own(peer: Peer) -> bool {
     matches!(peer, Peer::User(user) if user == 0 || user == own)
 }
 
+/// What a certificate may do now.
+enum Verdict {
+    Allowed,
+    Denied(String),
+    /// It is not trusted any more.
+    Over,
+}
+
+impl Guard {
+    fn judge(&self, proof: &Proof) -> Verdict {
+        if !proof.still_holds(&self.credentials) {
+            Verdict::Over
+        } else if self.rights.sees_pages(Peer::Certificate(proof.identity)) {
+            Verdict::Allowed
+        } else {
+            Verdict::Denied(format!(
+                "The certificate '{}' may not see this server's pages: they need a line of --access for \
+                 it, like 'client:prometheus pages'.",
+                proof.name().escape_debug()
+            ))
+        }
+    }
+}
+
 fn hang_up(socket: &OwnedFd) {
     // It fails when the connection is gone already.
     let _ = shutdown(socket, Shutdown::Both);
@@ -399,10 +423,10 @@ struct Visit {
 impl Visit {
     fn attend(&mut self) {
         let mut received = Vec::new();
-        let denied = match self.guard.clone() {
+        let secured = match self.guard.clone() {
             None => None,
             Some(guard) => match self.shake_hands(&guard) {
-                Ok(denied) => denied,
+                Ok(proof) => Some((guard, proof)),
                 // The client was told why, by TLS.
                 Err(_) => return hang_up(&self.socket),
             },
@@ -412,9 +436,11 @@ impl Visit {
                 Ok(Some(head)) => {
                     self.at_work.store(true, Relaxed);
                     let only_headers = head.only_headers;
-                    break match denied {
-                        Some(why) => (Answer::Denied(why), only_headers),
-                        None => (self.answer(&head), only_headers),
+                    // What was true at the handshake may be no more, as after SIGHUP.
+                    break match secured.as_ref().map(|(guard, proof)| guard.judge(proof)) {
+                        Some(Verdict::Over) => return hang_up(&self.socket),
+                        Some(Verdict::Denied(why)) => (Answer::Denied(why), only_headers),
+                        Some(Verdict::Allowed) | None => (self.answer(&head), only_headers),
                     };
                 }
                 Ok(None) => {}
@@ -442,9 +468,8 @@ impl Visit {
         hang_up(&self.socket);
     }
 
-    /// Shakes hands with a client of TLS. One whose certificate may not see the pages gets a sentence
-    /// that says so.
-    fn shake_hands(&mut self, guard: &Guard) -> io::Result<Option<String>> {
+    /// Shakes hands with a client of TLS; gives what its certificate proved.
+    fn shake_hands(&mut self, guard: &Guard) -> io::Result<Proof> {
         let mut session = Box::new(TlsSession::new(&guard.credentials)?);
         let (mut unsent, mut buffer) = (Vec::new(), [0; 2048]);
         while session.is_handshaking() {
@@ -478,13 +503,8 @@ impl Visit {
             // Who shares its address, and proved nothing, does not cut it off.
             self.at_work.store(true, Relaxed);
             self.audience = Audience::Operator;
-            return Ok(None);
         }
-        Ok(Some(format!(
-            "The certificate '{}' may not see this server's pages: they need a line of --access for \
-             it, like 'client:prometheus pages'.",
-            proof.name().escape_debug()
-        )))
+        Ok(proof)
     }
 
     fn answer(&self, head: &Head<'_>) -> Answer {

@@ -65,8 +65,7 @@ pub(super) struct State {
 impl Slot {
     /// Memory that it takes, beside what a window counts.
     pub(super) fn memory(entry: &Entry) -> usize {
-        let attributes = entry.attributes.iter().map(|(name, value)| name.len() + value.len());
-        size_of::<Slot>() + entry.path.len() + attributes.sum::<usize>()
+        size_of::<Slot>() + entry.path.len() + entry.attributes_memory()
     }
 }
 

@@ -1,9 +1,11 @@
 //! A walk through what is wanted of a snapshot.
 
-use onefold_archive::{Entries, LEVELS_MAX, PAGES_HELD, Snapshot, TreeEntry, TreeReader, TreeWhat};
+use onefold_archive::{
+    Attributes, Entries, LEVELS_MAX, PAGES_HELD, Snapshot, TreeEntry, TreeReader, TreeWhat,
+};
 use onefold_core::{
     Error, Kind, Result,
-    tree::{Entry, IN_PART, What},
+    tree::{Entry, IN_PART, What, memory_of},
 };
 
 use super::wanted::{Takes, Wanted};
@@ -124,6 +126,18 @@ pub(super) struct Pending {
     path: Vec<u8>,
     /// The lengths of their paths.
     all: Vec<(usize, TreeEntry)>,
+    /// Bytes of memory of their attributes.
+    held: usize,
+}
+
+/// Memory for the attributes of directories that wait, at most.
+const WAITING_BYTES: usize = 32 << 20;
+
+fn memory(entry: &TreeEntry) -> usize {
+    match &entry.attributes {
+        Attributes::Inline(all) => memory_of(all),
+        Attributes::Stored(..) => 0,
+    }
 }
 
 impl Pending {
@@ -133,7 +147,14 @@ impl Pending {
         if let TreeWhat::Directory(_) = entry.what {
             self.path.clear();
             self.path.extend_from_slice(path);
-            self.all.push((path.len(), entry.clone()));
+            let mut entry = entry.clone();
+            if self.held + memory(&entry) > WAITING_BYTES {
+                // As where directories that are filled have too many: without its list of rights, its
+                // group may do nothing.
+                (entry.attributes, entry.mode) = (Attributes::default(), entry.mode & !0o070);
+            }
+            self.held += memory(&entry);
+            self.all.push((path.len(), entry));
         }
     }
 
@@ -141,6 +162,7 @@ impl Pending {
     /// the rest leads to nothing.
     pub(super) fn leading(&mut self, path: &[u8]) -> (Vec<u8>, Vec<(usize, TreeEntry)>) {
         self.keep_leading(path);
+        self.held = 0;
         (std::mem::take(&mut self.path), std::mem::take(&mut self.all))
     }
 
@@ -148,7 +170,8 @@ impl Pending {
         let same = self.path.iter().zip(path).take_while(|(one, other)| one == other).count();
         let leads = |length: usize| length <= same && path.get(length) == Some(&b'/');
         while self.all.last().is_some_and(|(length, _)| !leads(*length)) {
-            self.all.pop();
+            let gone = self.all.pop();
+            self.held -= gone.map_or(0, |(_, entry)| memory(&entry));
         }
         self.path.truncate(self.all.last().map_or(0, |(length, _)| *length));
     }
