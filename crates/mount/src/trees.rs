@@ -6,10 +6,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Address, Archive, Content, FileMap, IndexEntry, Key, Part, Snapshot, Tables, Top, TreeEntry,
-    TreeNode, TreeNodeRef, TreeReader, Verify,
+    Address, Archive, Attributes, Content, FileMap, IndexEntry, Key, Part, Snapshot, Tables, Top,
+    TreeEntry, TreeNode, TreeNodeRef, TreeReader, Verify,
 };
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, tree::memory_of};
 use parking_lot::Mutex;
 use quick_cache::{Weighter, sync::Cache};
 
@@ -36,12 +36,20 @@ impl Weighter<TreeNodeRef, Arc<TreeNode>> for Pages {
     fn weight(&self, _: &TreeNodeRef, node: &Arc<TreeNode>) -> u64 {
         // What an entry takes in memory, with its name and a few chunks.
         match &**node {
-            TreeNode::Directory(entries) => 256 + 400 * entries.len() as u64,
+            TreeNode::Directory(entries) => 256 + entries.iter().map(entry_bytes).sum::<u64>(),
             TreeNode::Index(_, entries) => 256 + 100 * entries.len() as u64,
             TreeNode::FileMap(parts) => 256 + parts.iter().map(part_bytes).sum::<u64>(),
             TreeNode::Stats(_) | TreeNode::Root(_) => 1024,
         }
     }
+}
+
+fn entry_bytes(entry: &TreeEntry) -> u64 {
+    let attributes = match &entry.attributes {
+        Attributes::Inline(all) => memory_of(all),
+        Attributes::Stored(..) => 0,
+    };
+    400 + attributes as u64
 }
 
 fn part_bytes(part: &Part) -> u64 {

@@ -44,8 +44,10 @@ pub(crate) fn request(asked: &Backup, clock: fn() -> u64) -> Result<BackupReques
 }
 
 fn id(text: &str) -> Result<SnapshotId> {
+    // A number may have a sign; an id has none.
+    let is_id = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
     match u128::from_str_radix(text, 16) {
-        Ok(number) if text.len() == 32 => Ok(SnapshotId(number.to_be_bytes())),
+        Ok(number) if is_id => Ok(SnapshotId(number.to_be_bytes())),
         _ => Err(Error::new(Kind::InvalidInput, "the id of a snapshot has 32 digits")),
     }
 }

@@ -11,7 +11,7 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -39,6 +39,12 @@ const STREAMS_MAX: usize = 12;
 /// How long the other end of a stream may be silent. A backup that nobody goes on with would keep
 /// collections from freeing space.
 const SILENT_MOST: Duration = Duration::from_secs(3600);
+
+/// A stream that was silent for so long gives way to a new one when all places are taken.
+const GIVES_WAY: Duration = Duration::from_secs(60);
+
+/// How long a new stream waits for a place that another one gives.
+const PLACE_WAIT: Duration = Duration::from_secs(5);
 
 /// Time to send a whole request, and to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -115,8 +121,10 @@ pub struct Server {
 struct Hall {
     served: Box<dyn Served>,
     heard: Option<Heard>,
-    /// How long the other end of a stream may be silent.
+    /// How long the other end of a stream may be silent, and after which time it gives way to others.
     silent_most: Duration,
+    gives_way: Duration,
+    begun: Instant,
     stopping: AtomicBool,
     /// Connections that have a thread.
     connections: AtomicUsize,
@@ -125,7 +133,16 @@ struct Hall {
     /// Commands under way.
     commands: AtomicUsize,
     /// Streams among them.
-    streams: AtomicUsize,
+    streams: Mutex<Vec<Arc<Silence>>>,
+}
+
+/// How long the other end of a stream has been silent.
+#[derive(Default)]
+struct Silence {
+    /// When something moved last, in milliseconds since the server began.
+    heard: AtomicU64,
+    /// Another stream needs its place.
+    is_over: AtomicBool,
 }
 
 impl Server {
@@ -138,14 +155,19 @@ impl Server {
     pub fn start(name: &str, served: impl Served, heard: Option<Heard>) -> Result<Server> {
         let place = places::own().inspect(|place| places::prepare(place));
         match place.and_then(|place| ControlListener::bind(&place, name)) {
-            Ok(listener) => Server::listen(listener, Hall::new(served, heard, SILENT_MOST)),
+            Ok(listener) => {
+                Server::listen(listener, Hall::new(served, heard, (SILENT_MOST, GIVES_WAY)))
+            }
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
                 tracing::warn!(
                     "{error}; the store takes no commands while it serves (--control DIR names a \
                      place)"
                 );
-                Ok(Server { hall: Hall::new(served, heard, SILENT_MOST), at_work: None })
+                Ok(Server {
+                    hall: Hall::new(served, heard, (SILENT_MOST, GIVES_WAY)),
+                    at_work: None,
+                })
             }
         }
     }
@@ -191,16 +213,22 @@ impl Drop for Server {
 }
 
 impl Hall {
-    fn new(served: impl Served, heard: Option<Heard>, silent_most: Duration) -> Arc<Hall> {
+    fn new(
+        served: impl Served,
+        heard: Option<Heard>,
+        (silent_most, gives_way): (Duration, Duration),
+    ) -> Arc<Hall> {
         Arc::new(Hall {
             served: Box::new(served),
             heard,
             silent_most,
+            gives_way,
+            begun: Instant::now(),
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             unsaid: Mutex::default(),
             commands: AtomicUsize::new(0),
-            streams: AtomicUsize::new(0),
+            streams: Mutex::default(),
         })
     }
 
@@ -256,16 +284,25 @@ impl Hall {
         at.and_then(|at| unsaid.remove(at)).is_some()
     }
 
-    fn patient<S>(&self, stream: S) -> Patient<'_, S> {
-        Patient { stream, stopping: &self.stopping, silent_most: self.silent_most }
+    fn patient<S>(&self, stream: S, silence: &Arc<Silence>) -> Patient<'_, S> {
+        Patient { stream, hall: self, silence: silence.clone() }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// A stream, and its end; the answer follows.
-    fn give(&self, request: Request, stream: &UnixStream) -> Result<serde_json::Value> {
+    fn give(
+        &self,
+        request: Request,
+        stream: &UnixStream,
+        silence: &Arc<Silence>,
+    ) -> Result<serde_json::Value> {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // Who takes it may take its time between two pieces.
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut pieces = Outlet::new(self.patient(stream));
+        let mut pieces = Outlet::new(self.patient(stream, silence));
         let answer = self.served.give(request, &mut pieces);
         let ended = pieces.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -278,13 +315,14 @@ impl Hall {
         request: Request,
         input: BufReader<&UnixStream>,
         stream: &UnixStream,
+        silence: &Arc<Silence>,
     ) -> Result<serde_json::Value> {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // The other end of either may take its time.
         let _ = stream.set_read_timeout(Some(LOOK_EVERY));
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut input = Pieces::new(self.patient(input));
-        let mut output = Outlet::new(self.patient(stream));
+        let mut input = Pieces::new(self.patient(input, silence));
+        let mut output = Outlet::new(self.patient(stream, silence));
         let answer = self.served.talk(request, &mut input, &mut output);
         let ended = output.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -329,8 +367,9 @@ impl Hall {
         });
         let asked = request.as_ref().ok().filter(|_| self.heard.is_some()).cloned();
         let answered = request.and_then(|request| {
-            let _place = self.place_for(&request)?;
-            self.answer(request, input, stream, &mut progress)
+            let place = self.place_for(&request)?;
+            let silence = place.as_ref().map(|place| place.silence.clone()).unwrap_or_default();
+            self.answer(request, input, (stream, &silence), &mut progress)
         });
         if let (Some(heard), Some(asked)) = (&self.heard, &asked) {
             heard(uid_of(stream).ok(), asked, &answered);
@@ -356,33 +395,55 @@ impl Hall {
         if !is_stream {
             return Ok(None);
         }
-        let place = StreamPlace(&self.streams);
-        if self.streams.fetch_add(1, Ordering::SeqCst) < STREAMS_MAX {
-            return Ok(Some(place));
+        let silence = Arc::new(Silence::default());
+        let begun = Instant::now();
+        loop {
+            let mut streams = self.streams.lock();
+            let now = self.now();
+            if streams.len() < STREAMS_MAX {
+                silence.heard.store(now, Ordering::SeqCst);
+                streams.push(silence.clone());
+                return Ok(Some(StreamPlace { hall: self, silence }));
+            }
+            let heard = |one: &Arc<Silence>| one.heard.load(Ordering::SeqCst);
+            let is_silent = |one: &&Arc<Silence>| {
+                Duration::from_millis(now.saturating_sub(heard(one))) >= self.gives_way
+            };
+            let silent = streams.iter().filter(is_silent).min_by_key(|one| heard(one));
+            let is_busy = silent.is_none_or(|_| begun.elapsed() > PLACE_WAIT);
+            if is_busy || self.stopping.load(Ordering::SeqCst) {
+                let message =
+                    format!("the server takes and gives {STREAMS_MAX} streams already; try again");
+                return Err(Error::new(Kind::Busy, message));
+            }
+            silent.into_iter().for_each(|one| one.is_over.store(true, Ordering::SeqCst));
+            drop(streams);
+            std::thread::sleep(LOOK_EVERY / 10);
         }
-        let message =
-            format!("the server takes and gives {STREAMS_MAX} streams already; try again");
-        Err(Error::new(Kind::Busy, message))
     }
 
     fn answer(
         &self,
         request: Request,
         input: BufReader<&UnixStream>,
-        stream: &UnixStream,
+        (stream, silence): (&UnixStream, &Arc<Silence>),
         progress: &mut Tell<'_>,
     ) -> Result<serde_json::Value> {
         match request {
             request @ (Request::Send { negotiates: true, .. }
-            | Request::Receive { negotiates: true, .. }) => self.talk(request, input, stream),
-            request @ (Request::Export { .. } | Request::Send { .. }) => self.give(request, stream),
+            | Request::Receive { negotiates: true, .. }) => {
+                self.talk(request, input, stream, silence)
+            }
+            request @ (Request::Export { .. } | Request::Send { .. }) => {
+                self.give(request, stream, silence)
+            }
             Request::Put { .. }
             | Request::Backup(_)
             | Request::Import { .. }
             | Request::Receive { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
-                self.served.take(request, &mut self.patient(input), progress)
+                self.served.take(request, &mut self.patient(input, silence), progress)
             }
             request => self.served.answer(request, progress),
         }
@@ -421,19 +482,22 @@ impl Drop for CommandPlace<'_> {
 }
 
 /// A place among the streams, given back when it is dropped.
-struct StreamPlace<'a>(&'a AtomicUsize);
+struct StreamPlace<'a> {
+    hall: &'a Hall,
+    silence: Arc<Silence>,
+}
 
 impl Drop for StreamPlace<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.hall.streams.lock().retain(|one| !Arc::ptr_eq(one, &self.silence));
     }
 }
 
 /// Waits for a client as long as the server runs, and as it is not silent for too long.
 struct Patient<'a, S> {
     stream: S,
-    stopping: &'a AtomicBool,
-    silent_most: Duration,
+    hall: &'a Hall,
+    silence: Arc<Silence>,
 }
 
 impl<S> Patient<'_, S> {
@@ -446,16 +510,22 @@ impl<S> Patient<'_, S> {
         loop {
             match step(&mut self.stream) {
                 Err(e) if matches!(e.kind(), WouldBlock | TimedOut) => {
-                    if self.stopping.load(Ordering::SeqCst) {
+                    if self.hall.stopping.load(Ordering::SeqCst) {
                         return Err(std::io::Error::other("the server is stopping"));
                     }
-                    if begun.elapsed() >= self.silent_most {
-                        let minutes = self.silent_most.as_secs() / 60;
-                        let why = format!("the other side was silent for {minutes} minutes");
-                        return Err(std::io::Error::other(why));
-                    }
+                    let why = match self.silence.is_over.load(Ordering::SeqCst) {
+                        true => "the other side was silent, and another stream needed its place",
+                        false if begun.elapsed() >= self.hall.silent_most => {
+                            "the other side was silent for an hour"
+                        }
+                        false => continue,
+                    };
+                    return Err(std::io::Error::other(why));
                 }
-                done => return done,
+                done => {
+                    self.silence.heard.store(self.hall.now(), Ordering::SeqCst);
+                    return done;
+                }
             }
         }
     }
@@ -469,7 +539,7 @@ impl<S: Read> Read for Patient<'_, S> {
 
 impl<S: Write> Write for Patient<'_, S> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.stopping.load(Ordering::SeqCst) {
+        if self.hall.stopping.load(Ordering::SeqCst) {
             return Err(std::io::Error::other("the server is stopping"));
         }
         self.wait(|stream| stream.write(bytes))
@@ -538,13 +608,13 @@ mod tests {
 
     /// A server in a directory of its own.
     fn server() -> (tempfile::TempDir, Server) {
-        server_for(SILENT_MOST)
+        server_for(SILENT_MOST, GIVES_WAY)
     }
 
-    fn server_for(silent_most: Duration) -> (tempfile::TempDir, Server) {
+    fn server_for(silent_most: Duration, gives_way: Duration) -> (tempfile::TempDir, Server) {
         let room = tempfile::tempdir().unwrap();
         let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
-        (room, Server::listen(listener, Hall::new(Slow, None, silent_most)).unwrap())
+        (room, Server::listen(listener, Hall::new(Slow, None, (silent_most, gives_way))).unwrap())
     }
 
     fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {
@@ -623,7 +693,7 @@ mod tests {
 
     #[test]
     fn rule_12_a_stream_in_which_nothing_moves_is_ended() {
-        let (room, server) = server_for(Duration::from_millis(1200));
+        let (room, server) = server_for(Duration::from_millis(1200), GIVES_WAY);
         let put = b"{\"ask\":\"put\",\"name\":\"x\",\"tree\":false}\n";
         let mut slow = ask(&room, put);
         let mut silent: Vec<_> = (1..STREAMS_MAX).map(|_| ask(&room, put)).collect();
@@ -640,11 +710,28 @@ mod tests {
             assert!(answer(one).contains("was silent"));
         }
         let begun = Instant::now();
-        while server.hall.streams.load(Ordering::SeqCst) > 0 {
+        while !server.hall.streams.lock().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(30), "places are kept");
             std::thread::sleep(Duration::from_millis(20));
         }
         drop((silent, slow, idle));
+        assert!(server.stop());
+    }
+
+    #[test]
+    fn rule_12_a_silent_stream_gives_way_when_all_places_are_taken() {
+        let (room, server) = server_for(SILENT_MOST, Duration::from_millis(100));
+        let put = b"{\"ask\":\"put\",\"name\":\"x\",\"tree\":false}\n";
+        let mut silent: Vec<_> = (0..STREAMS_MAX).map(|_| ask(&room, put)).collect();
+        for one in &mut silent {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        let mut newcomers: Vec<_> = (0..3).map(|_| ask(&room, put)).collect();
+        for one in &mut newcomers {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        assert!(answer(&mut silent[0]).contains("needed its place"));
+        drop((silent, newcomers));
         assert!(server.stop());
     }
 
