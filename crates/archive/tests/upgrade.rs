@@ -133,7 +133,7 @@ fn rule_01_features_of_newer_programs_bar_changes_alone_or_nothing() {
     assert!(label.generation > before);
     assert_eq!(label.newer, Newer { to_write: 0, ignored: 1 << 63 }, "it stays");
     set(&desk, Newer { to_write: 1 << 9, ignored: 0 });
-    let files = || Arc::new(Directory::open(&desk.at(), false).unwrap());
+    let files = || Arc::new(Directory::open(&desk.at(), true).unwrap());
     let read = Archive::open(files(), false, Settings::default()).unwrap();
     assert_eq!(get(&Arc::new(read), "new").unwrap(), b"content");
     let refused = Archive::open(files(), true, Settings::default()).map(drop).unwrap_err();

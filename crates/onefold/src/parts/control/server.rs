@@ -730,7 +730,12 @@ mod tests {
         for one in &mut newcomers {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
-        assert!(answer(&mut silent[0]).contains("needed its place"));
+        let gave_way = silent.iter_mut().filter(|one| {
+            one.get_ref().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            let mut line = String::new();
+            one.read_line(&mut line).is_ok() && line.contains("needed its place")
+        });
+        assert!(gave_way.count() >= 3);
         drop((silent, newcomers));
         assert!(server.stop());
     }
