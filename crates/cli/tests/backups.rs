@@ -6,8 +6,12 @@ mod support;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    },
     path::Path,
     process::Stdio,
     time::{Duration, SystemTime},
@@ -186,6 +190,54 @@ fn single_files_and_patterns_come_back() {
     desk.ok(&format!("restore a t {} -C out --in-place", at("single")));
     desk.fails("backup a none --set t", 1, &["none"]);
     assert_eq!(snapshots(&desk, "").len(), 1);
+}
+
+#[test]
+fn rule_15_of_several_directories_a_missing_one_leaves_no_snapshot() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    let kept = snapshots(&desk, "");
+    for roots in ["tree none", "none tree", "tree tree/none"] {
+        desk.fails(&format!("backup a {roots} --set t"), 1, &["none"]);
+    }
+    assert_eq!(snapshots(&desk, ""), kept);
+    desk.ok("check a");
+}
+
+#[test]
+fn rule_14_what_is_left_out_may_have_names_that_are_no_text() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // The directory that is stored has such a byte too.
+    let name = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+    let root = desk.path("").join(name(b"tree\xfd"));
+    fs::create_dir_all(root.join("sub")).unwrap();
+    for one in [&b"typed\xff"[..], b"listed\xff", b"found\xff", b"kept\xff", b"kept\xfe", b"top"] {
+        fs::write(root.join(name(one)), "x").unwrap();
+        fs::write(root.join("sub").join(name(one)), "x").unwrap();
+    }
+    fs::write(root.join(".onefoldignore"), b"found\xff\nkept\xff\n").unwrap();
+    fs::write(root.join("sub/.onefoldignore"), b"!kept\xff\n").unwrap();
+    fs::write(desk.path("list"), b"# such names\nlisted\xff\n").unwrap();
+    let mut backup = desk.command("backup a --set t --exclude-from list --exclude /top --exclude");
+    let said = backup.arg(name(b"typed\xff")).arg(&root).output().unwrap();
+    assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+    let listed = desk.ok("ls a t");
+    let below = "tree\\xfd/";
+    let mut stored: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| line.split_once(below).map(|(_, path)| path))
+        .filter(|path| !path.ends_with(".onefoldignore"))
+        .collect();
+    stored.sort_unstable();
+    let expected = ["kept\\xfe", "sub", "sub/kept\\xfe", "sub/kept\\xff", "sub/top"];
+    assert_eq!(stored, expected, "{listed}");
+    let mut backup = desk.command("backup a --set t --exclude");
+    let typed = backup.arg(name(b"a//\xff")).arg(&root).output().unwrap();
+    assert_eq!(typed.status.code(), Some(2), "{typed:?}");
+    assert!(String::from_utf8_lossy(&typed.stderr).contains("'a//\\xff'"), "{typed:?}");
 }
 
 #[test]

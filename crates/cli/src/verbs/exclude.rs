@@ -9,6 +9,8 @@
 //! A file `.onefoldignore` has patterns for what lies beside and below it, exactly as gitignore has
 //! them. Patterns of the command line go before, then those of the directory that is nearest.
 
+mod patterns;
+
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
@@ -17,7 +19,6 @@ use std::{
 };
 
 use clap::Args;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use onefold::parts::archive_dir::ArchiveDir;
 use onefold_backend::tree::{Looked, Selection};
 use onefold_console::{
@@ -25,6 +26,8 @@ use onefold_console::{
     size::{Size, counted},
 };
 use onefold_core::Error;
+
+use patterns::{Builder, Patterns, letters, shown};
 
 /// The name of files with patterns for their directory.
 const RULES: &str = ".onefoldignore";
@@ -47,7 +50,7 @@ pub(crate) struct Options {
     /// the directory or from the root of the system; with a last / directories only; with a first !
     /// what earlier patterns leave out is stored. Patterns may have *, ?, [a-z] and **
     #[arg(long, value_name = "PATTERN")]
-    pub(crate) exclude: Vec<String>,
+    pub(crate) exclude: Vec<OsString>,
 
     /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
     #[arg(long, value_name = "FILE")]
@@ -106,7 +109,7 @@ impl Options {
 #[derive(Clone, Debug)]
 struct Rules {
     directory: Vec<u8>,
-    patterns: Gitignore,
+    patterns: Patterns,
     bytes: usize,
 }
 
@@ -116,7 +119,7 @@ pub(crate) struct Exclude {
     /// The tree's root from the root of the system, without the first `/`.
     root: PathBuf,
     /// Patterns of the command line, from the root of the system.
-    given: Gitignore,
+    given: Patterns,
     /// Patterns of the directories that lead to where the walk is.
     found: Vec<Rules>,
     /// Bytes of the files of patterns that each user had so far.
@@ -138,20 +141,22 @@ impl Exclude {
             Error::from_io(format_args!("the whole path of {} can't be found", root.display()), e)
         })?;
         let root = root.strip_prefix("/").map_or_else(|_| root.clone(), Path::to_owned);
-        let mut builder = GitignoreBuilder::new("");
+        let mut builder = Builder::new();
         let mut add = |pattern: &str| -> Result<(), Failure> {
             for line in lines_of(&root, pattern)? {
-                builder.add_line(None, &line).map_err(|e| wrong(pattern, &e))?;
+                builder.add_line(&line).map_err(|e| wrong(pattern, &e))?;
             }
             Ok(())
         };
         for pattern in &options.exclude {
+            let pattern = letters(pattern.as_bytes());
             let is_comment = pattern.starts_with('#');
-            add(&if is_comment { format!("\\{pattern}") } else { pattern.clone() })?;
+            add(&if is_comment { format!("\\{pattern}") } else { pattern })?;
         }
         for file in &options.exclude_from {
-            let text = std::fs::read_to_string(file)
+            let text = std::fs::read(file)
                 .map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
+            let text = letters(&text);
             let lines = text.lines().map(str::trim);
             lines
                 .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -190,17 +195,16 @@ impl Exclude {
         self.found.retain(|rules| below(&rules.directory, path).is_some());
         let of_path = Path::new(OsStr::from_bytes(path));
         if !self.given.is_empty() {
-            let matched = self.given.matched(self.root.join(of_path), looked.is_directory);
-            if !matched.is_none() {
-                return matched.is_ignore();
+            let decided = self.given.leave_out(&self.root.join(of_path), looked.is_directory);
+            if let Some(leaves_out) = decided {
+                return leaves_out;
             }
         }
         for rules in self.found.iter().rev() {
             let Some(rest) = below(&rules.directory, path) else { continue };
-            let patterns = &rules.patterns;
-            let matched = patterns.matched(Path::new(OsStr::from_bytes(rest)), looked.is_directory);
-            if !matched.is_none() {
-                return matched.is_ignore();
+            let rest = Path::new(OsStr::from_bytes(rest));
+            if let Some(leaves_out) = rules.patterns.leave_out(rest, looked.is_directory) {
+                return leaves_out;
             }
         }
         false
@@ -221,12 +225,12 @@ impl Selection for Exclude {
     }
 
     fn add_rules(&mut self, directory: &[u8], user: u32, text: Option<Vec<u8>>) {
-        let shown =
+        let told =
             || Path::new("/").join(&self.root).join(OsStr::from_bytes(directory)).join(RULES);
         let Some(text) = text else {
             tracing::warn!(
                 "{}: it has more than {RULES_BYTES} bytes, and is not taken account of",
-                shown().display()
+                told().display()
             );
             return;
         };
@@ -236,7 +240,7 @@ impl Selection for Exclude {
             tracing::warn!(
                 "{}: it and those above it have more than {NESTED_BYTES} bytes, and it is not taken \
                  account of",
-                shown().display()
+                told().display()
             );
             return;
         }
@@ -248,20 +252,20 @@ impl Selection for Exclude {
                 tracing::warn!(
                     "{}: user {user} has more than {USERS_BYTES} bytes of such files; this one, and \
                      all later ones, are not taken account of",
-                    shown().display()
+                    told().display()
                 );
             }
             return;
         }
-        let mut builder = GitignoreBuilder::new("");
+        let mut builder = Builder::new();
         let (mut mistakes, mut first) = (0, None);
         for line in text.split(|&byte| byte == b'\n') {
             // Who wrote the file is not who runs the backup: a mistake costs that line alone, and the log
             // one line for all of them.
-            let line = String::from_utf8_lossy(line);
+            let line = letters(line);
             let added = match line_never(&line) {
                 Some(why) => Err(why),
-                None => builder.add_line(None, &line).map(drop).map_err(|e| e.to_string()),
+                None => builder.add_line(&line),
             };
             if let Err(why) = added {
                 mistakes += 1;
@@ -271,15 +275,19 @@ impl Selection for Exclude {
         if let Some(first) = first {
             tracing::warn!(
                 "{}: {} can't be used, the first since: {first}",
-                shown().display(),
+                told().display(),
                 counted(mistakes, "line")
             );
         }
-        if let Ok(patterns) = builder.build()
-            && !patterns.is_empty()
-        {
-            let (directory, bytes) = (directory.to_vec(), text.len());
-            self.found.push(Rules { directory, patterns, bytes });
+        match builder.build() {
+            Ok(patterns) if patterns.is_empty() => {}
+            Ok(patterns) => {
+                let (directory, bytes) = (directory.to_vec(), text.len());
+                self.found.push(Rules { directory, patterns, bytes });
+            }
+            Err(why) => {
+                tracing::warn!("{}: it is not taken account of: {why}", told().display());
+            }
         }
     }
 }
@@ -294,6 +302,8 @@ fn below<'a>(directory: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
 
 /// The lines of gitignore, from the root of the system, that a pattern of the command line stands
 /// for.
+///
+/// Patterns, and what is made of them, are text whose letters may stand for bytes.
 fn lines_of(root: &Path, pattern: &str) -> Result<Vec<String>, Failure> {
     let (sign, plain) = match pattern.strip_prefix('!') {
         Some(plain) => ("!", plain),
@@ -344,13 +354,13 @@ fn line_never(line: &str) -> Option<String> {
         true => Some("it names nothing".to_owned()),
         false => names_never(name),
     };
-    why.map(|why| format!("'{line}': {why}"))
+    why.map(|why| shown(&format!("'{line}': {why}")))
 }
 
 /// A path as a pattern that matches only itself.
 fn escaped(path: &OsStr) -> String {
     let mut all = String::new();
-    for letter in path.to_string_lossy().chars() {
+    for letter in letters(path.as_bytes()).chars() {
         if "*?[]{}\\!# ".contains(letter) {
             all.push('\\');
         }
@@ -360,6 +370,7 @@ fn escaped(path: &OsStr) -> String {
 }
 
 fn wrong(pattern: &str, why: &dyn std::fmt::Display) -> Failure {
+    let (pattern, why) = (shown(pattern), shown(&why.to_string()));
     Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
 }
 
@@ -371,8 +382,34 @@ mod tests {
     const FILE: Looked = Looked { is_directory: false, bytes: 10, identity: (1, 2) };
 
     fn exclude(patterns: &[&str]) -> Exclude {
-        let exclude = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+        let exclude = patterns.iter().map(|&pattern| pattern.into()).collect();
         Exclude::new(Path::new("/home/x y[1]"), &Options { exclude, ..Options::default() }).unwrap()
+    }
+
+    #[test]
+    fn rule_14_patterns_and_paths_are_bytes() {
+        let pattern = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+        let mut options = Options::default();
+        options.exclude = vec![pattern(b"a\xffb"), pattern(b"/only\xfe"), pattern(b"x/y")];
+        let root = pattern(b"/home/\xff*[1]");
+        let mut one = Exclude::new(Path::new(&root), &options).unwrap();
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"a\xffb") && takes(b"sub/a\xffb") && !takes(b"a\xfeb"));
+        assert!(takes(b"only\xfe") && !takes(b"sub/only\xfe") && takes(b"d/x/y"));
+        // A path from the directory, and one of the whole system, with a root of such bytes.
+        options.exclude = vec![pattern(b"/tmp"), pattern(b"/home/\xff\\*\\[1\\]/whole")];
+        let mut one = Exclude::new(Path::new(&root), &options).unwrap();
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"tmp") && !takes(b"sub/tmp") && takes(b"whole") && !takes(b"sub/whole"));
+        let mut one = exclude(&[]);
+        one.add_rules(b"d\xfd", 7, Some(b"*.log\n\xff\n!\xffkeep.log\n./\xff\n".to_vec()));
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"d\xfd/\xff") && takes(b"d\xfd/x.log") && !takes(b"d\xfd/\xfe"));
+        assert!(!takes(b"d\xfd/\xffkeep.log") && !takes(b"d\xfc/\xff"));
+        // Such bytes are told as they are shown elsewhere.
+        options.exclude = vec![pattern(b"./\xff")];
+        let refused = Exclude::new(Path::new("/"), &options).unwrap_err();
+        assert!(format!("{refused:?}").contains("\\xff"), "{refused:?}");
     }
 
     #[test]
