@@ -6,8 +6,12 @@ mod support;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    },
     path::Path,
     process::Stdio,
     time::{Duration, SystemTime},
@@ -186,6 +190,54 @@ fn single_files_and_patterns_come_back() {
     desk.ok(&format!("restore a t {} -C out --in-place", at("single")));
     desk.fails("backup a none --set t", 1, &["none"]);
     assert_eq!(snapshots(&desk, "").len(), 1);
+}
+
+#[test]
+fn rule_15_of_several_directories_a_missing_one_leaves_no_snapshot() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    let kept = snapshots(&desk, "");
+    for roots in ["tree none", "none tree", "tree tree/none"] {
+        desk.fails(&format!("backup a {roots} --set t"), 1, &["none"]);
+    }
+    assert_eq!(snapshots(&desk, ""), kept);
+    desk.ok("check a");
+}
+
+#[test]
+fn rule_14_what_is_left_out_may_have_names_that_are_no_text() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // The directory that is stored has such a byte too.
+    let name = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+    let root = desk.path("").join(name(b"tree\xfd"));
+    fs::create_dir_all(root.join("sub")).unwrap();
+    for one in [&b"typed\xff"[..], b"listed\xff", b"found\xff", b"kept\xff", b"kept\xfe", b"top"] {
+        fs::write(root.join(name(one)), "x").unwrap();
+        fs::write(root.join("sub").join(name(one)), "x").unwrap();
+    }
+    fs::write(root.join(".onefoldignore"), b"found\xff\nkept\xff\n").unwrap();
+    fs::write(root.join("sub/.onefoldignore"), b"!kept\xff\n").unwrap();
+    fs::write(desk.path("list"), b"# such names\nlisted\xff\n").unwrap();
+    let mut backup = desk.command("backup a --set t --exclude-from list --exclude /top --exclude");
+    let said = backup.arg(name(b"typed\xff")).arg(&root).output().unwrap();
+    assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+    let listed = desk.ok("ls a t");
+    let below = "tree\\xfd/";
+    let mut stored: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| line.split_once(below).map(|(_, path)| path))
+        .filter(|path| !path.ends_with(".onefoldignore"))
+        .collect();
+    stored.sort_unstable();
+    let expected = ["kept\\xfe", "sub", "sub/kept\\xfe", "sub/kept\\xff", "sub/top"];
+    assert_eq!(stored, expected, "{listed}");
+    let mut backup = desk.command("backup a --set t --exclude");
+    let typed = backup.arg(name(b"a//\xff")).arg(&root).output().unwrap();
+    assert_eq!(typed.status.code(), Some(2), "{typed:?}");
+    assert!(String::from_utf8_lossy(&typed.stderr).contains("'a//\\xff'"), "{typed:?}");
 }
 
 #[test]
@@ -833,7 +885,7 @@ fn rule_06_nobody_gets_more_by_a_restore_or_a_mount_than_a_list_of_rights_gave()
     let desk = Desk::new();
     desk.ok("create archive a");
     fs::create_dir_all(desk.path("way/root")).unwrap();
-    fs::write(desk.path("way/root/file"), b"1").unwrap();
+    fs::write(desk.path("way/root/file"), b"").unwrap();
     let fifo = desk.path("way/root/fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
     assert!(made.success());
@@ -845,19 +897,32 @@ fn rule_06_nobody_gets_more_by_a_restore_or_a_mount_than_a_list_of_rights_gave()
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(&all[2]), 0o770, "the bits of the group are the mask");
     backup(&desk, "way/root --set t");
-    // That of the pipe is left out, and said so.
-    assert_eq!(desk.run("restore a t -C out").status.code(), Some(0));
+    // Everybody gets those of files, directories and pipes.
+    desk.ok("restore a t -C out");
     let out = |path: &str| restored(&desk, "out", path);
-    assert_eq!(mode(&out("way/root/fifo")), 0o700, "it has no list");
-    for path in ["way", "way/root/file"] {
+    for path in ["way", "way/root/file", "way/root/fifo"] {
         let mut room = [0; 100];
         let found = rustix::fs::getxattr(out(path), "system.posix_acl_access", &mut room);
         assert!(found.is_ok(), "{path} has its list");
+        assert_eq!(mode(&out(path)), 0o770, "{path}");
     }
     if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
         println!("NOT TESTED: mounting needs /dev/fuse and root");
         return;
     }
+    // On a file system without lists the mode gives nobody more than the list gave.
+    fs::create_dir(desk.path("bare")).unwrap();
+    let script = format!(
+        "mount -t ramfs none bare && {} restore a t -C bare >&2 && cd bare{} && stat -c %a . root/*",
+        env!("CARGO_BIN_EXE_onefold"),
+        desk.path("way").display()
+    );
+    let mut bare = std::process::Command::new("unshare");
+    bare.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let said = bare.current_dir(desk.path("")).output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&said.stdout), "700\n700\n700\n", "{said:?}");
+    assert!(text(&said.stderr).contains("left out: 3 attributes"), "{said:?}");
     fs::create_dir(desk.path("m")).unwrap();
     let mut mount = desk
         .command("mount a m --snapshot t --allow-other")

@@ -81,6 +81,14 @@ setfattr -n user.comment -v 'of a user' srv/shared
 setfattr -n user.empty srv/shared
 setfattr -n trusted.mine -v secret var/lib/dpkg
 setfattr -n user.directory -v yes home/bob
+# Those of what is neither file nor directory: links of each kind, a pipe, devices.
+setfattr -h -n trusted.link -v 'of the link' bin
+setfattr -h -n trusted.link -v 'of one that leads nowhere' etc/dangling
+for node in run/initctl dev/sda dev/console; do
+    setfattr -n trusted.node -v "$node" $node
+    setfacl -m u:1000:rw,g:1001:r $node
+done
+setfacl -m u:1000:--- dev/null
 # Names.
 touch "srv/$(printf 'line\nbreak')" "srv/$(printf 'no\377utf8')" srv/-dash 'srv/ space ' "srv/$(printf '%0255d' 7)"
 # Times.
@@ -105,7 +113,7 @@ fn is_here() -> bool {
 
 /// Makes the root file system; false where the file system below it takes no attributes.
 fn plant(root: &Path) -> bool {
-    fs::create_dir(root).unwrap();
+    fs::create_dir_all(root).unwrap();
     let made = Command::new("sh").args(["-ec", ROOT, "sh"]).arg(root).output().unwrap();
     let said = String::from_utf8_lossy(&made.stderr).into_owned();
     if said.contains("not supported") {
@@ -114,12 +122,31 @@ fn plant(root: &Path) -> bool {
     }
     assert!(made.status.success(), "{said}");
     drop(UnixListener::bind(root.join("run/socket")).unwrap());
+    let more = "setfattr -n trusted.node -v socket run/socket; setfacl -m u:1001:rw run/socket";
+    let more = Command::new("sh").args(["-ec", more]).current_dir(root).status().unwrap();
+    assert!(more.success());
     fs::write(root.join("usr/lib/large"), noise(1, 3_000_000)).unwrap();
     for n in 0..1500 {
         let name = format!("var/lib/dpkg/info/package{n}.list");
         fs::write(root.join(name), format!("/usr/share/doc/package{n}\n").repeat(n % 90)).unwrap();
     }
     true
+}
+
+/// Names and values of the extended attributes of what a path names, of a link if it is one.
+fn attributes(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let (mut names, mut value) = ([0; 4096], [0; 4096]);
+    let bytes = rustix::fs::llistxattr(path, &mut names[..]).unwrap();
+    let mut all: Vec<_> = names[..bytes]
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| {
+            let bytes = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+            (String::from_utf8_lossy(name).into_owned(), value[..bytes].to_vec())
+        })
+        .collect();
+    all.sort();
+    all
 }
 
 /// Rsync would change nothing to make `other` like `root`.
@@ -137,6 +164,9 @@ fn is_the_same(root: &Path, other: &Path) {
     let kind = |path: &str| fs::symlink_metadata(other.join(path)).unwrap();
     assert!(kind("run/socket").file_type().is_socket());
     assert_eq!(kind("dev/sda").rdev(), fs::symlink_metadata(root.join("dev/sda")).unwrap().rdev());
+    for name in ["bin", "etc/dangling", "run/initctl", "run/socket", "dev/sda", "dev/null"] {
+        assert_eq!(attributes(&other.join(name)), attributes(&root.join(name)), "{name}");
+    }
     let inodes: BTreeSet<u64> =
         ["usr/bin/perl", "usr/bin/perl5.36.0", "home/bob/perl"].map(|name| kind(name).ino()).into();
     assert_eq!(inodes.len(), 1);
@@ -145,15 +175,18 @@ fn is_the_same(root: &Path, other: &Path) {
 #[test]
 fn a_root_file_system_comes_back_the_same_by_restore_and_by_mount() {
     let desk = Desk::new();
-    let root = desk.path("root");
+    let root = desk.path("top/root");
     if !is_here() || !plant(&root) {
         return;
     }
     desk.ok("create archive a");
-    desk.ok("backup a root --set root");
+    desk.ok("backup a top/root --set root");
     desk.ok("restore a root -C out --preserve-privileged");
     let below = |out: &str| desk.path(out).join(root.strip_prefix("/").unwrap());
     is_the_same(&root, &below("out"));
+    desk.ok("put a top -r top");
+    desk.ok("get a top -C got --preserve-privileged");
+    is_the_same(&root, &desk.path("got/root"));
     for name in ["var/log/lastlog", "var/log/faillog", "var/log/hole"] {
         let blocks = |root: &Path| fs::metadata(root.join(name)).unwrap().blocks();
         assert!(blocks(&below("out")) <= blocks(&root), "{name} has its holes");
@@ -162,7 +195,8 @@ fn a_root_file_system_comes_back_the_same_by_restore_and_by_mount() {
     let spoilt = below("out");
     let spoil = "cd \"$1\"; rm dev/null; echo x > dev/null; setfacl -b srv/shared; rm bin; chmod 755 usr/bin/su; \
                  echo more >> etc/passwd; setfattr -x trusted.mine var/lib/dpkg; rm usr/bin/perl; \
-                 echo other > usr/bin/perl; chown 7 home/ann; touch tmp/new";
+                 echo other > usr/bin/perl; chown 7 home/ann; touch tmp/new; \
+                 setfattr -h -x trusted.link etc/dangling; setfacl -b run/initctl";
     let done = Command::new("sh").args(["-ec", spoil, "sh"]).arg(&spoilt).status().unwrap();
     assert!(done.success());
     desk.ok("restore a root -C out --in-place --delete --preserve-privileged");

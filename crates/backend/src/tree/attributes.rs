@@ -1,13 +1,15 @@
 //! Owner, attributes, mode and times of restored files, and the lists of access rights that they may
 //! have.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use onefold_core::tree::{ACCESS_LIST as ACCESS, Entry, mode_without_list};
 use rustix::{
-    fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid},
+    fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags},
     io::Errno,
 };
+
+use super::mounts::proc_path;
 
 /// Permission bits that anybody may have restored.
 pub(super) const PLAIN_BITS: u32 = 0o777;
@@ -32,7 +34,12 @@ pub(super) fn without_list(entry: &Entry, mode: Mode) -> Mode {
 
 /// True for attributes that give no user a privilege: those of users, and POSIX ACLs.
 pub(super) fn is_plain(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name == ACCESS_LIST.as_bytes() || name == DEFAULT_LIST.as_bytes()
+    name.starts_with(b"user.") || is_list(name)
+}
+
+/// True for POSIX ACLs.
+pub(super) fn is_list(name: &[u8]) -> bool {
+    name == ACCESS_LIST.as_bytes() || name == DEFAULT_LIST.as_bytes()
 }
 
 /// True when something has a list of access rights.
@@ -53,13 +60,27 @@ fn no_list(removed: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Removes the list of access rights of a pipe or a device, and sets its mode. The place names it,
-/// and so can't be used for that itself: `/proc` leads from the place to what it names.
+/// Removes the list of access rights of a pipe or a device. A place names it, and can't be used for
+/// that itself: `/proc` leads from the place to what it names.
+#[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
+pub(super) fn drop_list_of_place(place: &OwnedFd) -> Result<(), Errno> {
+    no_list(rustix::fs::removexattr(proc_path(place), ACCESS_LIST))
+}
+
+/// Sets the mode of a pipe or a device, by the same way.
 #[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
 pub(super) fn open_place(place: &OwnedFd, mode: Mode) -> Result<(), Errno> {
-    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
-    no_list(rustix::fs::removexattr(&path, ACCESS_LIST))?;
-    rustix::fs::chmod(&path, mode)
+    rustix::fs::chmod(proc_path(place), mode)
+}
+
+/// Sets an attribute of a link, pipe, socket or device, by the same way: it ends at a link, and does
+/// not follow it. `OPNOTSUPP` without `/proc`.
+#[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
+pub(super) fn set_on_place(place: &OwnedFd, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+    match rustix::fs::setxattr(proc_path(place), name, value, XattrFlags::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::OPNOTSUPP),
+        set => set,
+    }
 }
 
 /// Names and values of the attributes of a file, without those that the system gives by itself.

@@ -28,7 +28,8 @@ use rustix::{
 use super::{
     Identity,
     attributes::{
-        DEFAULT_LIST, chown_place, drop_list, has_list, open_place, touch_place, without_list,
+        ACCESS_LIST, DEFAULT_LIST, chown_place, drop_list, drop_list_of_place, has_list, is_list,
+        open_place, touch_place, without_list,
     },
     files::Files,
     levels::Levels,
@@ -51,6 +52,14 @@ struct Place {
     /// The entry, without its path, from which the directory's attributes are set at the end.
     entry: Option<Entry>,
     device: u64,
+}
+
+/// What a pipe, socket or device gets when it is made.
+struct Later {
+    /// Its mode.
+    mode: Mode,
+    /// True when it may have got a list of access rights from its directory, and was made closed.
+    hands_down: bool,
 }
 
 /// Makes a tree below a directory: first [`make`](Self::make) for each entry of a checked listing,
@@ -293,17 +302,17 @@ impl Restorer {
         Ok(is_new)
     }
 
-    /// A pipe, a socket or a device, with its mode: it can't be changed later without naming a path
-    /// again. Where its directory hands a list of rights down, or another user may have it do so at
+    /// A pipe, a socket or a device, with its mode: without `/proc` it can't be changed later. Where its directory hands a list of rights down, or another user may have it do so at
     /// any moment, it is made closed to all, and gets its mode when that list is gone.
     fn make_node(&mut self, entry: &Entry, kind: FileType, device: u64) -> Result<()> {
         let shared = self.shared.clone();
         let (at, name) = (self.at(entry)?, last_part(&entry.path));
         shared.clear(at, &entry.path)?;
-        // Its list of access rights is not restored.
-        let mode = without_list(entry, shared.mode(entry));
+        let mode = shared.mode(entry);
         let hands_down = at.1.is_shared || has_list(at.0, DEFAULT_LIST);
-        let (first, later) = if hands_down { (Mode::empty(), Some(mode)) } else { (mode, None) };
+        // Its own list of access rights comes later, and may be one that can't be set.
+        let first = if hands_down { Mode::empty() } else { without_list(entry, mode) };
+        let later = Later { mode, hands_down };
         match rustix::fs::mknodat(at.0, name, kind, first, device) {
             Err(Errno::PERM) if kind == FileType::Socket => {
                 shared.left_out.lock().sockets += 1;
@@ -313,13 +322,13 @@ impl Restorer {
                 shared.left_out.lock().devices += 1;
                 Ok(())
             }
-            made => self.made(entry, made, later),
+            made => self.made(entry, made, Some(later)),
         }
     }
 
-    /// Finishes a link, pipe, socket or device that was just made, through a descriptor of its own;
-    /// with `mode`, it loses the list of rights that it got from its directory, and gets this mode.
-    fn made(&mut self, entry: &Entry, made: Result<(), Errno>, mode: Option<Mode>) -> Result<()> {
+    /// Finishes a link, pipe, socket or device that was just made, through a descriptor of its own; all
+    /// but a link get what is due `later`.
+    fn made(&mut self, entry: &Entry, made: Result<(), Errno>, later: Option<Later>) -> Result<()> {
         let shared = self.shared.clone();
         let at = self.at(entry)?;
         made.map_err(|errno| shared.not_made(at.0, entry, errno))?;
@@ -343,11 +352,20 @@ impl Restorer {
         }
         shared.is_ours(entry, &stat)?;
         shared.note(at, entry, &stat);
-        shared.left_out.lock().attributes += entry.attributes.len() as u64;
         if shared.owners(entry) {
             shared.owned(chown_place(&place, entry)).map_err(wrong)?;
         }
-        match mode.map_or(Ok(()), |mode| open_place(&place, mode)) {
+        let hands_down = later.as_ref().is_some_and(|later| later.hands_down);
+        let dropped = if hands_down { drop_list_of_place(&place) } else { Ok(()) };
+        let has_its_list = shared.set_on_place(&place, entry).map_err(wrong)?;
+        let opened = dropped.and_then(|()| match later {
+            Some(Later { mode, .. }) if has_its_list && has_list_stored(entry) => {
+                open_place(&place, mode)
+            }
+            Some(Later { mode, hands_down: true }) => open_place(&place, without_list(entry, mode)),
+            _ => Ok(()),
+        });
+        match opened {
             // Without /proc it stays closed.
             Err(Errno::NOENT | Errno::NOTDIR) => shared.left_out.lock().attributes += 1,
             opened => opened.map_err(wrong)?,
@@ -393,8 +411,17 @@ impl Restorer {
         }
         let mut entry = Entry { path: Vec::new(), ..entry.clone() };
         if self.held + entry.attributes_memory() > HELD_BYTES {
-            // Deep in a tree whose directories have a great many: this one does without, and lets its
-            // group do nothing, which a list might have kept out.
+            // Deep in a tree whose directories have a great many: this one gets all but its lists of
+            // access rights now. They might keep this user from what is in it.
+            let (lists, others): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut entry.attributes).into_iter().partition(|one| is_list(&one.0));
+            let keeps = shared.keeps(&opened, &entry);
+            let set = shared.set_attributes(&opened, &others, keeps);
+            set.map_err(|errno| shared.wrong(path, errno))?;
+            entry.attributes = lists;
+        }
+        if self.held + entry.attributes_memory() > HELD_BYTES {
+            // It does without, and lets its group do nothing, which a list might have kept out.
             self.shared.left_out.lock().attributes += entry.attributes.len() as u64;
             entry.mode &= !0o070;
             entry.attributes = Vec::new();
@@ -456,6 +483,11 @@ impl Restorer {
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
     }
+}
+
+/// True for an entry that was stored with a list of access rights.
+fn has_list_stored(entry: &Entry) -> bool {
+    entry.attributes.iter().any(|(name, _)| name == ACCESS_LIST.as_bytes())
 }
 
 fn unsafe_path() -> Error {

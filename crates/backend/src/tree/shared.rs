@@ -25,7 +25,8 @@ use rustix::{
 use super::{
     Identity,
     attributes::{
-        ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, STICKY, drop_list, is_plain, times, without_list,
+        ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, STICKY, drop_list, is_plain, set_on_place, times,
+        without_list,
     },
     mounts, shown,
 };
@@ -271,6 +272,11 @@ impl Shared {
         }
     }
 
+    /// True in place, where something belongs to its stored owner already.
+    pub(super) fn keeps(&self, fd: &impl AsFd, entry: &Entry) -> bool {
+        self.choices.in_place && has_owner(fd, entry)
+    }
+
     /// Sets owner, attributes, mode and times. With `keeps`, and in place, bits and attributes that are
     /// not restored stay where they are as they are stored, and the owner is the stored one.
     pub(super) fn finish_fd(
@@ -279,7 +285,7 @@ impl Shared {
         fd: &impl AsFd,
         keeps: bool,
     ) -> Result<(), Errno> {
-        let keeps = keeps && self.choices.in_place && has_owner(fd, entry);
+        let keeps = keeps && self.keeps(fd, entry);
         let there = if keeps { rustix::fs::fstat(fd)?.st_mode } else { 0 };
         if self.owners(entry) && !has_owner(fd, entry) {
             let owned = rustix::fs::fchown(
@@ -289,14 +295,56 @@ impl Shared {
             );
             self.owned(owned)?;
         }
+        let has_its_list = self.set_attributes(fd, &entry.attributes, keeps)?;
+        let is_directory = entry.what == What::Directory;
+        for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
+            if !entry.attributes.iter().any(|(name, _)| name == list.as_bytes()) {
+                drop_list(fd, list)?;
+            }
+        }
+        let mode = self.mode_beside(entry, there);
+        let mode = if has_its_list { mode } else { without_list(entry, mode) };
+        rustix::fs::fchmod(fd, mode)?;
+        rustix::fs::futimens(fd, &times(entry))
+    }
+
+    /// Sets attributes of what is open, as [`set_each`](Self::set_each) does. With `keeps`, those that are
+    /// not restored and are there as they are stored are not counted.
+    pub(super) fn set_attributes(
+        &self,
+        fd: &impl AsFd,
+        attributes: &[(Vec<u8>, Vec<u8>)],
+        keeps: bool,
+    ) -> Result<bool, Errno> {
+        self.set_each(
+            attributes,
+            &|name, value| keeps && has_attribute(fd, name, value),
+            &|name, value| rustix::fs::fsetxattr(fd, name, value, XattrFlags::empty()),
+        )
+    }
+
+    /// Sets attributes of a link, pipe, socket or device that was just made.
+    pub(super) fn set_on_place(&self, place: &OwnedFd, entry: &Entry) -> Result<bool, Errno> {
+        self.set_each(&entry.attributes, &|_, _| false, &|name, value| {
+            set_on_place(place, name, value)
+        })
+    }
+
+    /// Sets those attributes that the choices allow, and counts the others, and those that can't be set;
+    /// gives false when a list of access rights could not be set.
+    fn set_each(
+        &self,
+        attributes: &[(Vec<u8>, Vec<u8>)],
+        is_there: &dyn Fn(&[u8], &[u8]) -> bool,
+        set: &dyn Fn(&[u8], &[u8]) -> Result<(), Errno>,
+    ) -> Result<bool, Errno> {
         let mut has_its_list = true;
-        for (name, value) in &entry.attributes {
+        for (name, value) in attributes {
             if !self.choices.privileged && !is_plain(name) {
-                let is_there = keeps && has_attribute(fd, name, value);
-                self.left_out.lock().attributes += u64::from(!is_there);
+                self.left_out.lock().attributes += u64::from(!is_there(name, value));
                 continue;
             }
-            match rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty()) {
+            match set(name, value) {
                 Ok(()) => {}
                 // Not for us, or not on this file system.
                 Err(
@@ -315,17 +363,9 @@ impl Shared {
                 Err(errno) => return Err(errno),
             }
         }
-        let is_directory = entry.what == What::Directory;
-        for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
-            if !entry.attributes.iter().any(|(name, _)| name == list.as_bytes()) {
-                drop_list(fd, list)?;
-            }
-        }
-        let mode = self.mode_beside(entry, there);
-        let mode = if has_its_list { mode } else { without_list(entry, mode) };
-        rustix::fs::fchmod(fd, mode)?;
-        rustix::fs::futimens(fd, &times(entry))
+        Ok(has_its_list)
     }
+
     /// Checks that this user made the file, as far as the file system knows users.
     pub(super) fn is_ours(&self, entry: &Entry, stat: &Stat) -> Result<()> {
         if stat.st_uid == self.user.0 || stat.st_uid == self.owner {

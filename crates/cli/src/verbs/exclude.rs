@@ -9,15 +9,18 @@
 //! A file `.onefoldignore` has patterns for what lies beside and below it, exactly as gitignore has
 //! them. Patterns of the command line go before, then those of the directory that is nearest.
 
+mod patterns;
+
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
+    io::Read,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use clap::Args;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use onefold::parts::archive_dir::ArchiveDir;
 use onefold_backend::tree::{Looked, Selection};
 use onefold_console::{
@@ -25,6 +28,8 @@ use onefold_console::{
     size::{Size, counted},
 };
 use onefold_core::Error;
+
+use patterns::{Builder, Patterns, letters, shown};
 
 /// The name of files with patterns for their directory.
 const RULES: &str = ".onefoldignore";
@@ -39,6 +44,15 @@ const NESTED_BYTES: usize = 128 << 10;
 /// has no limit.
 const USERS_BYTES: usize = 2 << 20;
 
+/// Time that the patterns of one user may take in a walk, and for each path that is compared with them
+/// beside. Those that people write take a few microseconds a path; some with many stars take half a second.
+/// Root has no limit.
+const USERS_TIME: Duration = Duration::from_secs(10);
+const USERS_TIME_A_PATH: Duration = Duration::from_micros(50);
+
+/// Bytes of a file of patterns that is named on the command line, at most.
+const GIVEN_BYTES: u64 = 256 << 10;
+
 /// The options that choose what of a directory is stored.
 #[derive(Clone, Debug, Default, Args)]
 #[group(skip)]
@@ -47,7 +61,7 @@ pub(crate) struct Options {
     /// the directory or from the root of the system; with a last / directories only; with a first !
     /// what earlier patterns leave out is stored. Patterns may have *, ?, [a-z] and **
     #[arg(long, value_name = "PATTERN")]
-    pub(crate) exclude: Vec<String>,
+    pub(crate) exclude: Vec<OsString>,
 
     /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
     #[arg(long, value_name = "FILE")]
@@ -106,8 +120,19 @@ impl Options {
 #[derive(Clone, Debug)]
 struct Rules {
     directory: Vec<u8>,
-    patterns: Gitignore,
+    patterns: Patterns,
     bytes: usize,
+    user: u32,
+}
+
+/// What the patterns of a user cost so far.
+#[derive(Clone, Debug, Default)]
+struct Spent {
+    bytes: usize,
+    time: Duration,
+    paths: u32,
+    /// They took too long, and count for nothing any more.
+    is_over: bool,
 }
 
 /// What of a tree is left out.
@@ -116,11 +141,12 @@ pub(crate) struct Exclude {
     /// The tree's root from the root of the system, without the first `/`.
     root: PathBuf,
     /// Patterns of the command line, from the root of the system.
-    given: Gitignore,
+    given: Patterns,
     /// Patterns of the directories that lead to where the walk is.
     found: Vec<Rules>,
-    /// Bytes of the files of patterns that each user had so far.
-    of_users: HashMap<u32, usize>,
+    of_users: HashMap<u32, Spent>,
+    /// See [`USERS_TIME`].
+    users_time: Duration,
     tags: Vec<OsString>,
     larger: Option<u64>,
     reads_files: bool,
@@ -138,20 +164,30 @@ impl Exclude {
             Error::from_io(format_args!("the whole path of {} can't be found", root.display()), e)
         })?;
         let root = root.strip_prefix("/").map_or_else(|_| root.clone(), Path::to_owned);
-        let mut builder = GitignoreBuilder::new("");
+        let mut builder = Builder::new();
         let mut add = |pattern: &str| -> Result<(), Failure> {
             for line in lines_of(&root, pattern)? {
-                builder.add_line(None, &line).map_err(|e| wrong(pattern, &e))?;
+                builder.add_line(&line).map_err(|e| wrong(pattern, &e))?;
             }
             Ok(())
         };
         for pattern in &options.exclude {
+            let pattern = letters(pattern.as_bytes());
             let is_comment = pattern.starts_with('#');
-            add(&if is_comment { format!("\\{pattern}") } else { pattern.clone() })?;
+            add(&if is_comment { format!("\\{pattern}") } else { pattern })?;
         }
         for file in &options.exclude_from {
-            let text = std::fs::read_to_string(file)
+            let mut text = Vec::new();
+            std::fs::File::open(file)
+                .and_then(|opened| opened.take(GIVEN_BYTES + 1).read_to_end(&mut text))
                 .map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
+            if text.len() as u64 > GIVEN_BYTES {
+                return Err(Failure::usage(format!(
+                    "{} has more than {GIVEN_BYTES} bytes of patterns",
+                    file.display()
+                )));
+            }
+            let text = letters(&text);
             let lines = text.lines().map(str::trim);
             lines
                 .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -165,6 +201,7 @@ impl Exclude {
             given,
             found: Vec::new(),
             of_users: HashMap::new(),
+            users_time: USERS_TIME,
             tags: options.exclude_if_present.clone(),
             larger: options.exclude_larger.map(|size| size.0),
             reads_files: !options.no_ignore_files,
@@ -190,20 +227,38 @@ impl Exclude {
         self.found.retain(|rules| below(&rules.directory, path).is_some());
         let of_path = Path::new(OsStr::from_bytes(path));
         if !self.given.is_empty() {
-            let matched = self.given.matched(self.root.join(of_path), looked.is_directory);
-            if !matched.is_none() {
-                return matched.is_ignore();
+            let decided = self.given.leave_out(&self.root.join(of_path), looked.is_directory);
+            if let Some(leaves_out) = decided {
+                return leaves_out;
             }
         }
+        let (mut decided, mut too_slow) = (None, None);
         for rules in self.found.iter().rev() {
             let Some(rest) = below(&rules.directory, path) else { continue };
-            let patterns = &rules.patterns;
-            let matched = patterns.matched(Path::new(OsStr::from_bytes(rest)), looked.is_directory);
-            if !matched.is_none() {
-                return matched.is_ignore();
+            let rest = Path::new(OsStr::from_bytes(rest));
+            let begun = Instant::now();
+            decided = rules.patterns.leave_out(rest, looked.is_directory);
+            let spent = self.of_users.entry(rules.user).or_default();
+            (spent.time, spent.paths) =
+                (spent.time + begun.elapsed(), spent.paths.saturating_add(1));
+            let may = USERS_TIME_A_PATH.saturating_mul(spent.paths).saturating_add(self.users_time);
+            if rules.user != 0 && spent.time > may {
+                spent.is_over = true;
+                too_slow = Some(rules.user);
+            }
+            if decided.is_some() {
+                break;
             }
         }
-        false
+        if let Some(user) = too_slow {
+            tracing::warn!(
+                "the patterns of user {user} in files {RULES} take too much time, and are not taken \
+                 account of from here on: {}",
+                Path::new("/").join(&self.root).join(of_path).display()
+            );
+            self.found.retain(|rules| rules.user != user);
+        }
+        decided.unwrap_or(false)
     }
 }
 
@@ -221,12 +276,12 @@ impl Selection for Exclude {
     }
 
     fn add_rules(&mut self, directory: &[u8], user: u32, text: Option<Vec<u8>>) {
-        let shown =
+        let told =
             || Path::new("/").join(&self.root).join(OsStr::from_bytes(directory)).join(RULES);
         let Some(text) = text else {
             tracing::warn!(
                 "{}: it has more than {RULES_BYTES} bytes, and is not taken account of",
-                shown().display()
+                told().display()
             );
             return;
         };
@@ -236,32 +291,35 @@ impl Selection for Exclude {
             tracing::warn!(
                 "{}: it and those above it have more than {NESTED_BYTES} bytes, and it is not taken \
                  account of",
-                shown().display()
+                told().display()
             );
             return;
         }
-        let had = self.of_users.entry(user).or_default();
-        let before = *had;
-        *had = had.saturating_add(text.len());
-        if user != 0 && *had > USERS_BYTES {
+        let spent = self.of_users.entry(user).or_default();
+        if spent.is_over {
+            return;
+        }
+        let before = spent.bytes;
+        spent.bytes = before.saturating_add(text.len());
+        if user != 0 && spent.bytes > USERS_BYTES {
             if before <= USERS_BYTES {
                 tracing::warn!(
                     "{}: user {user} has more than {USERS_BYTES} bytes of such files; this one, and \
                      all later ones, are not taken account of",
-                    shown().display()
+                    told().display()
                 );
             }
             return;
         }
-        let mut builder = GitignoreBuilder::new("");
+        let mut builder = Builder::new();
         let (mut mistakes, mut first) = (0, None);
         for line in text.split(|&byte| byte == b'\n') {
             // Who wrote the file is not who runs the backup: a mistake costs that line alone, and the log
             // one line for all of them.
-            let line = String::from_utf8_lossy(line);
+            let line = letters(line);
             let added = match line_never(&line) {
                 Some(why) => Err(why),
-                None => builder.add_line(None, &line).map(drop).map_err(|e| e.to_string()),
+                None => builder.add_line(&line),
             };
             if let Err(why) = added {
                 mistakes += 1;
@@ -271,15 +329,19 @@ impl Selection for Exclude {
         if let Some(first) = first {
             tracing::warn!(
                 "{}: {} can't be used, the first since: {first}",
-                shown().display(),
+                told().display(),
                 counted(mistakes, "line")
             );
         }
-        if let Ok(patterns) = builder.build()
-            && !patterns.is_empty()
-        {
-            let (directory, bytes) = (directory.to_vec(), text.len());
-            self.found.push(Rules { directory, patterns, bytes });
+        match builder.build() {
+            Ok(patterns) if patterns.is_empty() => {}
+            Ok(patterns) => {
+                let (directory, bytes) = (directory.to_vec(), text.len());
+                self.found.push(Rules { directory, patterns, bytes, user });
+            }
+            Err(why) => {
+                tracing::warn!("{}: it is not taken account of: {why}", told().display());
+            }
         }
     }
 }
@@ -294,6 +356,8 @@ fn below<'a>(directory: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
 
 /// The lines of gitignore, from the root of the system, that a pattern of the command line stands
 /// for.
+///
+/// Patterns, and what is made of them, are text whose letters may stand for bytes.
 fn lines_of(root: &Path, pattern: &str) -> Result<Vec<String>, Failure> {
     let (sign, plain) = match pattern.strip_prefix('!') {
         Some(plain) => ("!", plain),
@@ -344,13 +408,13 @@ fn line_never(line: &str) -> Option<String> {
         true => Some("it names nothing".to_owned()),
         false => names_never(name),
     };
-    why.map(|why| format!("'{line}': {why}"))
+    why.map(|why| shown(&format!("'{line}': {why}")))
 }
 
 /// A path as a pattern that matches only itself.
 fn escaped(path: &OsStr) -> String {
     let mut all = String::new();
-    for letter in path.to_string_lossy().chars() {
+    for letter in letters(path.as_bytes()).chars() {
         if "*?[]{}\\!# ".contains(letter) {
             all.push('\\');
         }
@@ -360,6 +424,7 @@ fn escaped(path: &OsStr) -> String {
 }
 
 fn wrong(pattern: &str, why: &dyn std::fmt::Display) -> Failure {
+    let (pattern, why) = (shown(pattern), shown(&why.to_string()));
     Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
 }
 
@@ -371,8 +436,34 @@ mod tests {
     const FILE: Looked = Looked { is_directory: false, bytes: 10, identity: (1, 2) };
 
     fn exclude(patterns: &[&str]) -> Exclude {
-        let exclude = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+        let exclude = patterns.iter().map(|&pattern| pattern.into()).collect();
         Exclude::new(Path::new("/home/x y[1]"), &Options { exclude, ..Options::default() }).unwrap()
+    }
+
+    #[test]
+    fn rule_14_patterns_and_paths_are_bytes() {
+        let pattern = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+        let mut options = Options::default();
+        options.exclude = vec![pattern(b"a\xffb"), pattern(b"/only\xfe"), pattern(b"x/y")];
+        let root = pattern(b"/home/\xff*[1]");
+        let mut one = Exclude::new(Path::new(&root), &options).unwrap();
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"a\xffb") && takes(b"sub/a\xffb") && !takes(b"a\xfeb"));
+        assert!(takes(b"only\xfe") && !takes(b"sub/only\xfe") && takes(b"d/x/y"));
+        // A path from the directory, and one of the whole system, with a root of such bytes.
+        options.exclude = vec![pattern(b"/tmp"), pattern(b"/home/\xff\\*\\[1\\]/whole")];
+        let mut one = Exclude::new(Path::new(&root), &options).unwrap();
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"tmp") && !takes(b"sub/tmp") && takes(b"whole") && !takes(b"sub/whole"));
+        let mut one = exclude(&[]);
+        one.add_rules(b"d\xfd", 7, Some(b"*.log\n\xff\n!\xffkeep.log\n./\xff\n".to_vec()));
+        let mut takes = |path: &[u8]| one.takes(path, &FILE);
+        assert!(takes(b"d\xfd/\xff") && takes(b"d\xfd/x.log") && !takes(b"d\xfd/\xfe"));
+        assert!(!takes(b"d\xfd/\xffkeep.log") && !takes(b"d\xfc/\xff"));
+        // Such bytes are told as they are shown elsewhere.
+        options.exclude = vec![pattern(b"./\xff")];
+        let refused = Exclude::new(Path::new("/"), &options).unwrap_err();
+        assert!(format!("{refused:?}").contains("\\xff"), "{refused:?}");
     }
 
     #[test]
@@ -452,5 +543,23 @@ mod tests {
         // Another user has his own.
         one.add_rules(b"bob", 8, text(10));
         assert!(one.takes(b"bob/aaaaaaaaaa", &FILE));
+    }
+
+    #[test]
+    fn rule_07_patterns_that_take_too_much_time_count_for_nothing() {
+        let mut one = exclude(&[]);
+        one.users_time = Duration::ZERO;
+        let slow: String =
+            (0..100).map(|n| format!("**/a/{}Z{n}\n", "*/".repeat(100 + n))).collect();
+        one.add_rules(b"", 0, Some(b"*.of_root\n".to_vec()));
+        one.add_rules(b"a", 7, Some(slow.into_bytes()));
+        one.add_rules(b"a/a", 8, Some(b"*.of_another\n".to_vec()));
+        let deep = "a/".repeat(300);
+        let path = |name: &str| format!("{deep}{name}").into_bytes();
+        assert!(!one.takes(&path("x"), &FILE));
+        assert_eq!(one.found.iter().map(|rules| rules.user).collect::<Vec<_>>(), [0, 8]);
+        assert!(one.takes(&path("x.of_root"), &FILE) && one.takes(&path("x.of_another"), &FILE));
+        one.add_rules(b"a/a/a", 7, Some(b"*.later\n".to_vec()));
+        assert!(!one.takes(&path("x.later"), &FILE));
     }
 }

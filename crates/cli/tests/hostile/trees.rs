@@ -297,8 +297,12 @@ fn closed_tree(tree: &Path) {
     }
     let made = Command::new("mkfifo").args(["-m", "660"]).arg(tree.join("pipe")).status().unwrap();
     assert!(made.success());
-    let set = Command::new("setfacl").args(["-m", "u:daemon:r"]).arg(tree.join("listed")).status();
-    assert!(set.unwrap().success());
+    let made = Command::new("mkfifo").arg(tree.join("listed-pipe")).status().unwrap();
+    assert!(made.success());
+    for name in ["listed", "listed-pipe"] {
+        let set = Command::new("setfacl").args(["-m", "u:daemon:r"]).arg(tree.join(name)).status();
+        assert!(set.unwrap().success());
+    }
 }
 
 /// Restored files have the rights that were stored, and none that a directory hands down.
@@ -311,7 +315,12 @@ fn has_stored_rights(out: &Path) {
         }
         assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o7777, mode, "{name}");
     }
-    assert!(attribute(&out.join("listed"), "system.posix_acl_access"));
+    for name in ["listed", "listed-pipe"] {
+        let told = Command::new("getfacl").arg("-cp").arg(out.join(name)).output().unwrap();
+        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        let users: Vec<&str> = told.lines().filter(|line| line.starts_with("user:")).collect();
+        assert_eq!((users.len(), users.get(1)), (2, Some(&"user:daemon:r--")), "{name}: {told}");
+    }
 }
 
 #[test]

@@ -133,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                 spared: directory.identities(),
             };
             let missing = tree::restore(&archive, &mut reader, &stream, root, verify, choices)?;
-            tell(&missing.left_out);
+            tell(&missing.left_out, options.preserve_privileged);
             in_part = missing.in_part;
             report["left_out"] = left_out(&missing.left_out);
             report["in_part"] = in_part.into();
@@ -176,8 +176,8 @@ pub(super) fn left_out(counts: &LeftOut) -> serde_json::Value {
     })
 }
 
-/// Says in one line what was not restored.
-pub(super) fn tell(counts: &LeftOut) {
+/// Says in one line what was not restored, and what would restore it beyond what was asked for.
+pub(super) fn tell(counts: &LeftOut, is_privileged: bool) {
     let all = [
         (counts.owners, "owners"),
         (counts.special_bits, "set-id bits, or sticky bits of files"),
@@ -191,10 +191,11 @@ pub(super) fn tell(counts: &LeftOut) {
         .map(|(n, what)| format!("{} {what}", grouped(*n)))
         .collect();
     if !words.is_empty() {
-        tracing::warn!(
-            "left out: {} (root restores owners; --preserve-privileged what else may be restored)",
-            words.join(", ")
-        );
+        let why = match is_privileged {
+            true => "this user may not set them, or the file system takes none",
+            false => "root restores owners; --preserve-privileged what else may be restored",
+        };
+        tracing::warn!("left out: {} ({why})", words.join(", "));
     }
 }
 

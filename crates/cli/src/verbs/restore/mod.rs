@@ -178,7 +178,7 @@ fn write(
 }
 
 fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Failure> {
-    tell(&done.left_out);
+    tell(&done.left_out, options.preserve_privileged);
     if options.json {
         output::json(&json!({
             "snapshot": snapshot.id.to_string(),
