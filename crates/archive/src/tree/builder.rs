@@ -41,8 +41,8 @@ pub(super) const KNOWN_OF_ONE: usize = 1 << 17;
 /// its pages are written anew: a client may name the same pages at each level.
 const KNOWN_MAX: usize = 1 << 19;
 
-/// Bytes of pages that wait for more entries, in all directories that are open, at most. Beyond it all of
-/// these pages end: a page of a directory may be of any length.
+/// Bytes of pages that wait for more entries, in all directories that are open, at most. A directory that
+/// is entered beyond it is there in part, without its entries.
 const PENDING_BYTES: usize = 16 << 20;
 
 /// Bytes of memory of the attributes of all directories that are open, at most. One that is entered beyond
@@ -162,6 +162,8 @@ pub struct TreeBuilder {
     attributes_bytes: usize,
     /// Bytes of content and of events since the last checkpoint.
     fed: u64,
+    /// Directories that were entered, and are not stored: the first of them is open, without entries.
+    skipped: usize,
     content: FileMapWriter,
     /// Stored attributes of the next entry.
     attributes: Option<(u64, FileMap)>,
@@ -192,6 +194,7 @@ impl TreeBuilder {
             pending: 0,
             attributes_bytes: 0,
             fed: 0,
+            skipped: 0,
             content: FileMapWriter::default(),
             attributes: None,
             links: Links::default(),
@@ -243,8 +246,16 @@ impl TreeBuilder {
                 if let Some(why) = entry.flaw() {
                     return Err(refused(&entry, why));
                 }
-                if self.open.len() > LEVELS_MAX {
+                if self.open.len() + self.skipped > LEVELS_MAX {
                     return Err(refused(&entry, "it has too many directories above it"));
+                }
+                if self.skipped > 0 {
+                    self.skipped += 1;
+                    return Ok(());
+                }
+                if self.pending > PENDING_BYTES {
+                    (entry.is_in_part, self.skipped) = (true, 1);
+                    self.left_out += 1;
                 }
                 self.entries += u64::from(!self.open.is_empty());
                 let fits = self.held.saturating_add(known.len()) <= KNOWN_MAX;
@@ -259,7 +270,12 @@ impl TreeBuilder {
                 self.open.push(Open::new(entry, stat, known));
                 Ok(())
             }
+            Event::Leave(_) if self.skipped > 1 => {
+                self.skipped -= 1;
+                Ok(())
+            }
             Event::Leave(is_in_part) => {
+                self.skipped = 0;
                 // The root is left by the end.
                 let Some(open) = self.open.pop().filter(|_| !self.open.is_empty()) else {
                     return Err(misplaced("the root of a snapshot is left"));
@@ -286,7 +302,7 @@ impl TreeBuilder {
                     Some(taken) => taken,
                     None => self.end_content(write_piece)?,
                 };
-                self.bytes = self.bytes.saturating_add(content.0);
+                self.count(0, content.0);
                 entry.what = TreeWhat::File(content.0, content.1);
                 self.entry(entry, &stat, write_piece)
             }
@@ -298,7 +314,7 @@ impl TreeBuilder {
                     None => return Err(misplaced("a link comes before its file")),
                 };
                 if let TreeWhat::File(bytes, _) = &entry.what {
-                    self.bytes = self.bytes.saturating_add(*bytes);
+                    self.count(0, *bytes);
                 }
                 self.entry(entry, &stat, write_piece)
             }
@@ -317,8 +333,16 @@ impl TreeBuilder {
         if entry.link != 0 && !self.links.keep(entry.link, &entry.what) {
             entry.link = 0;
         }
-        self.entries += 1;
+        self.count(1, 0);
         self.push(&entry, stat, write_piece)
+    }
+
+    /// Counts what is stored.
+    fn count(&mut self, entries: u64, bytes: u64) {
+        if self.skipped == 0 {
+            self.entries += entries;
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
     }
 
     /// Leaves out a further name of a file whose first name is not remembered: the directory is there
@@ -353,19 +377,15 @@ impl TreeBuilder {
         stat: &Stat,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
+        if self.skipped > 0 {
+            return Ok(());
+        }
         let Some(mut open) = self.open.pop() else {
             return Err(misplaced("an entry comes before its directory"));
         };
         let pushed = self.push_to(&mut open, entry, stat, write_piece);
         self.open.push(open);
-        pushed?;
-        if self.pending <= PENDING_BYTES {
-            return Ok(());
-        }
-        let mut open = std::mem::take(&mut self.open);
-        let closed = open.iter_mut().try_for_each(|open| self.close_page(open, write_piece));
-        self.open = open;
-        closed
+        pushed
     }
 
     fn push_to(

@@ -726,9 +726,11 @@ mod tests {
         for one in &mut silent {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
+        std::thread::sleep(Duration::from_millis(300));
         let mut newcomers: Vec<_> = (0..3).map(|_| ask(&room, put)).collect();
         for one in &mut newcomers {
-            assert!(answer(one).contains("\"answer\":\"progress\""));
+            let said = answer(one);
+            assert!(said.contains("\"answer\":\"progress\""), "{said}");
         }
         let gave_way = silent.iter_mut().map(|one| {
             one.get_ref().set_read_timeout(Some(Duration::from_millis(50))).unwrap();
