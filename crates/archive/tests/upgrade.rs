@@ -18,7 +18,7 @@ use std::{
 use golden::{Form, forms, text};
 use onefold_archive::{
     Archive, Collection, CollectionOptions, Ingest, Reader, Settings, features_to_come, find_label,
-    renew_snapshot, upgrade,
+    renew_snapshot, upgrade, upgrade_telling,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -102,6 +102,21 @@ fn rot(at: &Path, byte: u64) {
 /// The place of the label that was written last.
 fn newest_place(desk: &Desk) -> u64 {
     find_label(&Directory::open(&desk.at(), false).unwrap()).unwrap().generation % 2 * PLACE
+}
+
+#[test]
+fn rule_17_an_upgrade_tells_how_far_it_is() {
+    let desk = Desk::new("form-first");
+    let archive = desk.open();
+    let containers = archive.tables().containers.len() as u64;
+    let mut told = Vec::new();
+    assert!(upgrade_telling(&archive, &mut |done, most| told.push((done, most))).unwrap());
+    // Both copies of each.
+    assert!(containers > 0 && told.last() == Some(&(2 * containers, 2 * containers)), "{told:?}");
+    assert!(told.is_sorted() && told.iter().all(|(_, most)| *most == 2 * containers), "{told:?}");
+    told.clear();
+    assert!(!upgrade_telling(&desk.open(), &mut |done, most| told.push((done, most))).unwrap());
+    assert!(told.is_empty());
 }
 
 #[test]
