@@ -98,6 +98,7 @@ pub use crate::{
         Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
         create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
         is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
+        upgrade_telling,
     },
     own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{

@@ -161,9 +161,9 @@ fn rule_09_a_file_with_more_pages_than_bytes_ends_a_comparison() {
     let mut reader = desk.reader();
     let tables = desk.archive.tables();
     let snapshot = |id| tables.snapshots.get(SnapshotId([id; 16])).unwrap();
-    let differ = diff(&mut reader, snapshot(1), snapshot(2), &mut |_, _| Ok(()));
+    let differ = diff(&mut reader, snapshot(1), snapshot(2), &mut |_, _| (), &mut |_, _| Ok(()));
     assert!(is_corrupt(differ));
-    diff(&mut reader, snapshot(3), snapshot(4), &mut |_, _| Ok(())).unwrap();
+    diff(&mut reader, snapshot(3), snapshot(4), &mut |_, _| (), &mut |_, _| Ok(())).unwrap();
     assert!(!check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
 }
 

@@ -3,16 +3,22 @@
 
 mod support;
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
 
 use onefold_archive::{
     Archive, BackupRequest, Collection, Compression, Content, CountsFound, Event, FileMap, Format,
-    Gauge, Known, Miscounted, Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat, Verify,
-    backup, check,
+    Gauge, Known, Miscounted, RestoreTarget, RestoreWindow, Settings, SnapshotId, Stat, TreeEntry,
+    TreeReader, TreeWhat, Verify, backup, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
-use support::{entry, noise, options};
+use support::{Call, Watch, Watched, entry, noise, options};
 
 struct Desk(tempfile::TempDir);
 
@@ -92,8 +98,41 @@ impl Desk {
         Ok(collection.recounted.unwrap())
     }
 
-    /// Flips a bit of the directory page that has this name.
-    fn flip(&self, name: &str) {
+    /// The archive, with each call to its files watched.
+    fn watched(&self, watch: Watch) -> Arc<Archive> {
+        let files = Arc::new(Directory::open(&self.0.path().join("a"), true).unwrap());
+        let files = Arc::new(Watched { files, watch });
+        Arc::new(Archive::open(files, true, Settings::default()).unwrap())
+    }
+
+    /// Collections fail while the disk can't read the directory page that has this name, and free
+    /// nothing.
+    fn collects_nothing_without(&self, name: &str) {
+        let (path, at, _) = self.page(name);
+        let segment = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let watch: Watch = Arc::new(move |file, call, does| match call {
+            Call::Read(from, bytes) if file == segment && (*from..from + bytes).contains(&at) => {
+                Err(Error::new(Kind::Io, "a sector can't be read"))
+            }
+            _ => does(),
+        });
+        let before = self.archive().tables().totals().bytes;
+        for _ in 0..3 {
+            let collection = Collection::begin(&self.watched(watch.clone()), options(2_000_000));
+            let failed = collection.and_then(|collection| collection.run(&mut |_| {}));
+            assert_eq!(failed.unwrap_err().kind(), Kind::Io);
+        }
+        assert_eq!(self.archive().tables().totals().bytes, before);
+    }
+
+    fn counts(&self) -> CountsFound {
+        let report = check(&self.archive(), false, &mut |_, _, _| {}).unwrap();
+        assert!(report.is_well(), "{:?}", report.problems);
+        report.counts.unwrap()
+    }
+
+    /// The segment and the byte in it where the directory page with this name has it, and that byte.
+    fn page(&self, name: &str) -> (PathBuf, u64, u8) {
         let names = fs::read_dir(self.0.path().join("a")).unwrap();
         let segments: Vec<PathBuf> = names
             .map(|entry| entry.unwrap().path())
@@ -102,12 +141,17 @@ impl Desk {
         let found = segments.iter().find_map(|path| {
             let bytes = fs::read(path).unwrap();
             let at = bytes.windows(name.len()).position(|part| part == name.as_bytes())?;
-            Some((path, at, bytes[at]))
+            Some((path.clone(), at as u64, bytes[at]))
         });
-        let (path, at, byte) = found.unwrap();
+        found.unwrap()
+    }
+
+    /// Flips a bit of the directory page that has this name.
+    fn flip(&self, name: &str) {
+        let (path, at, byte) = self.page(name);
         let file = fs::File::options().write(true).open(path).unwrap();
         // Upper case, and back.
-        file.write_all_at(&[byte ^ 0x20], at as u64).unwrap();
+        file.write_all_at(&[byte ^ 0x20], at).unwrap();
     }
 }
 
@@ -146,11 +190,7 @@ fn a_recount_frees_what_damage_left_counted() {
     desk.backup(1, &[("a-rather-long-name", &content)]).unwrap();
     desk.backup(2, &[("b", &content[..1_000_000])]).unwrap();
     desk.gc();
-    let counts = |desk: &Desk| {
-        let report = check(&desk.archive(), false, &mut |_, _, _| {}).unwrap();
-        assert!(report.is_well(), "{:?}", report.problems);
-        report.counts.unwrap()
-    };
+    let counts = Desk::counts;
     assert_eq!((counts(&desk).too_high.chunks, counts(&desk).unread), (0, None));
     // Damaged when it goes: its chunks stay counted.
     desk.flip("a-rather-long-name");
@@ -206,6 +246,156 @@ fn a_recount_refuses_when_a_page_can_t_be_read_and_changes_nothing() {
     assert!(told.contains("the recipe of stream 'stream'"), "{told}");
     file.write_all_at(&byte, container.place.at).unwrap();
     assert_eq!(desk.recount().unwrap().too_high.chunks, 0);
+}
+
+#[test]
+fn rule_07_an_error_of_the_disk_ends_a_count_which_goes_on_when_the_disk_is_well() {
+    let desk = Desk::new(true);
+    let content = noise(1, 3_000_000);
+    support::put(&desk.archive(), "stream", &content).unwrap();
+    desk.gc();
+    // A page that came: without it the chunks of the stream that went would be nobody's.
+    desk.backup(1, &[("a-rather-long-name", &content)]).unwrap();
+    desk.archive().remove("stream").unwrap();
+    desk.collects_nothing_without("a-rather-long-name");
+    desk.gc();
+    assert!(desk.read(1, "a-rather-long-name").unwrap() == content);
+    let are_right = |counts: &CountsFound| {
+        let none = Miscounted::default();
+        counts.too_high == none && counts.too_low == none && counts.unread.is_none()
+    };
+    let counts = desk.counts();
+    assert!(are_right(&counts) && counts.compared > 100, "{counts:?}");
+    // A page that goes: it is not taken for a damaged one, whose children stay counted for good.
+    desk.backup(2, &[("b", &content[..1_000_000])]).unwrap();
+    desk.gc();
+    onefold_archive::forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
+    desk.collects_nothing_without("a-rather-long-name");
+    let bytes = || desk.archive().tables().totals().bytes;
+    let before = bytes();
+    desk.gc();
+    assert!(bytes() + 1_500_000 < before, "{} of {before}", bytes());
+    let counts = desk.counts();
+    assert!(are_right(&counts), "{counts:?}");
+    assert!(desk.read(2, "b").unwrap() == content[..1_000_000]);
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+/// Files that are restored into memory.
+#[derive(Default)]
+struct InMemory(Mutex<BTreeMap<usize, Vec<u8>>>);
+
+impl RestoreTarget for InMemory {
+    fn read(&self, _file: usize, _at: u64, _into: &mut [u8]) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn stays(&self, _file: usize, _bytes: u64) {}
+
+    fn begin(&self, _file: usize, _is_written: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn begun(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, file: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        let mut all = self.0.lock().unwrap();
+        let content = all.entry(file).or_default();
+        let end = at as usize + bytes.len();
+        content.resize(content.len().max(end), 0);
+        content[at as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(&self, _file: usize, lost: Option<Error>) -> Result<()> {
+        lost.map_or(Ok(()), Err)
+    }
+}
+
+#[test]
+fn rule_19_a_window_of_a_restore_reads_each_group_once() {
+    const FILES: usize = 400;
+    let desk = Desk::new(true);
+    let contents: Vec<Vec<u8>> = (0..FILES).map(|n| noise(n as u64 + 1, 9_000)).collect();
+    let name = |n: usize| format!("{n:04}");
+    // The first snapshot places them in their order. In the second one, files beside each other lie far
+    // from each other, a hundred in each file, and each content in several of them.
+    let names: Vec<String> = (0..FILES).map(name).collect();
+    let first: Vec<(&str, &[u8])> =
+        names.iter().zip(&contents).map(|(name, content)| (&name[..], &content[..])).collect();
+    desk.backup(1, &first).unwrap();
+    let turned = |n: usize| (n * 7919) % FILES;
+    let second: Vec<(&str, &[u8])> =
+        (0..FILES).map(|n| (&names[n][..], &contents[turned(n)][..])).collect();
+    desk.backup(2, &second).unwrap();
+
+    type Reads = Arc<Mutex<Vec<(String, u64, u64)>>>;
+    let reads = Reads::default();
+    let watch: Watch = {
+        let reads = reads.clone();
+        Arc::new(move |file, call, does| {
+            if let Call::Read(at, bytes) = call
+                && file.starts_with("segment-")
+            {
+                reads.lock().unwrap().push((file.to_owned(), *at, *bytes));
+            }
+            does()
+        })
+    };
+    // Bytes of segments that are read to restore the second snapshot in windows of so many files, and how
+    // many of them had been read before.
+    let restored = |files_in_window: usize| {
+        let archive = desk.watched(watch.clone());
+        let mut reader = TreeReader::new(&archive).unwrap();
+        let tables = reader.tables().clone();
+        let snapshot = tables.snapshots.get(SnapshotId([2; 16])).unwrap();
+        let of = (&tables, &reader.domain());
+        let manner = (Verify::Chunks, false);
+        let mut window = RestoreWindow::new(&archive, of, manner, usize::MAX, 2);
+        let target = InMemory::default();
+        let mut all = Vec::new();
+        for (n, name) in names.iter().enumerate() {
+            let TreeWhat::File(bytes, map) = reader.find(snapshot, name.as_bytes()).unwrap().what
+            else {
+                panic!("{name} is no file");
+            };
+            assert_eq!((window.file(0), bytes), (n, 9_000));
+            let parts = &mut |_: &mut TreeReader, parts: Vec<_>| {
+                parts.into_iter().for_each(|(at, part)| window.part(at, part));
+                Ok(())
+            };
+            reader.map_pages(bytes, &map, parts).unwrap();
+            window.end_file();
+            if (n + 1) % files_in_window == 0 {
+                reads.lock().unwrap().clear();
+                window.write(&target).unwrap();
+                all.append(&mut reads.lock().unwrap());
+            }
+        }
+        let restored = target.0.into_inner().unwrap();
+        assert!(restored.iter().all(|(n, content)| *content == contents[turned(*n)]));
+        assert_eq!(restored.len(), FILES);
+        let (mut seen, mut again) = (BTreeMap::<&String, Vec<bool>>::new(), 0);
+        for (file, at, bytes) in &all {
+            let (seen, end) = (seen.entry(file).or_default(), (at + bytes) as usize);
+            seen.resize(seen.len().max(end), false);
+            seen[*at as usize..end].iter_mut().for_each(|byte| {
+                again += u64::from(std::mem::replace(byte, true));
+            });
+        }
+        (all.iter().map(|(_, _, bytes)| bytes).sum::<u64>(), again)
+    };
+    let bytes = (9_000 * FILES) as u64;
+    let (once, again) = restored(FILES);
+    assert!(
+        again == 0 && (bytes..bytes + bytes / 16).contains(&once),
+        "{once} of {bytes}, {again}"
+    );
+    // Windows of an eighth need nearly all groups each.
+    let (often, again) = restored(FILES / 8);
+    assert!(often > 4 * bytes && again == often - once, "{often} of {bytes}, {again}");
 }
 
 #[test]

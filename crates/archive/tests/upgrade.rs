@@ -18,7 +18,7 @@ use std::{
 use golden::{Form, forms, text};
 use onefold_archive::{
     Archive, Collection, CollectionOptions, Ingest, Label, Newer, Reader, Settings,
-    features_to_come, find_label, renew_snapshot, upgrade,
+    features_to_come, find_label, renew_snapshot, upgrade, upgrade_telling,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -139,6 +139,21 @@ fn rule_01_features_of_newer_programs_bar_changes_alone_or_nothing() {
     let refused = Archive::open(files(), true, Settings::default()).map(drop).unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported, "{refused}");
     assert!(refused.to_string().contains("feature 9 of those that are needed to change it"));
+}
+
+#[test]
+fn rule_17_an_upgrade_tells_how_far_it_is() {
+    let desk = Desk::new("form-first");
+    let archive = desk.open();
+    let containers = archive.tables().containers.len() as u64;
+    let mut told = Vec::new();
+    assert!(upgrade_telling(&archive, &mut |done, most| told.push((done, most))).unwrap());
+    // Both copies of each.
+    assert!(containers > 0 && told.last() == Some(&(2 * containers, 2 * containers)), "{told:?}");
+    assert!(told.is_sorted() && told.iter().all(|(_, most)| *most == 2 * containers), "{told:?}");
+    told.clear();
+    assert!(!upgrade_telling(&desk.open(), &mut |done, most| told.push((done, most))).unwrap());
+    assert!(told.is_empty());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
+    io::{BufRead, Write},
     os::unix::{
         ffi::OsStrExt,
         fs::{FileExt, MetadataExt, PermissionsExt, symlink},
@@ -190,6 +191,92 @@ fn single_files_and_patterns_come_back() {
     desk.ok(&format!("restore a t {} -C out --in-place", at("single")));
     desk.fails("backup a none --set t", 1, &["none"]);
     assert_eq!(snapshots(&desk, "").len(), 1);
+}
+
+#[test]
+fn rule_17_programs_hear_how_far_a_backup_is() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let content = noise(7, 3_000_000);
+    for is_first in [true, false] {
+        let mut backup = desk.command("backup a --set t --stdin data --json");
+        let piped = backup.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut backup = piped.spawn().unwrap();
+        let mut into = backup.stdin.take().unwrap();
+        let mut lines = std::io::BufReader::new(backup.stderr.take().unwrap());
+        // However long it takes, there is a line before the content ends.
+        into.write_all(&content[..1_000_000]).unwrap();
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        let told: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let told = &told["progress"];
+        assert!(told["doing"].as_str().unwrap().starts_with("reading"), "{told}");
+        assert!(told["done"].as_u64().unwrap() <= 1_000_000, "{told}");
+        assert_eq!(told["unit"], "bytes", "{told}");
+        // What is to come is known from the last snapshot.
+        let total = if is_first { None } else { Some(3_000_000) };
+        assert_eq!(told["total"].as_u64(), total, "{told}");
+        assert!(told["per_second"].is_u64(), "{told}");
+        assert!(is_first == told["seconds_left"].is_null(), "{told}");
+        into.write_all(&content[1_000_000..]).unwrap();
+        drop(into);
+        let said = backup.wait_with_output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+        let report: Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!(report["bytes"].as_u64(), Some(3_000_000), "{report}");
+    }
+}
+
+/// What a command shows on a terminal; `None` where there is no program that makes one.
+fn on_terminal(desk: &Desk, arguments: &str) -> Option<String> {
+    let command = desk.command(arguments);
+    let words = command.get_args().map(|word| word.to_str().unwrap());
+    let line =
+        format!("{} {}", command.get_program().display(), words.collect::<Vec<_>>().join(" "));
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).current_dir(desk.path(""));
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => script.env(name, value),
+            None => script.env_remove(name),
+        };
+    }
+    let Ok(said) = script.env("TERM", "xterm").stdin(Stdio::null()).output() else {
+        println!("NOT TESTED: there is no program 'script'");
+        return None;
+    };
+    assert!(said.status.success(), "{line}: {said:?}");
+    Some(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+#[test]
+fn rule_17_find_and_diff_show_how_far_they_are() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    fs::write(desk.path("tree/a"), b"other").unwrap();
+    backup(&desk, "tree --set t");
+    let found = desk.ok("find a a");
+    assert_eq!(found.lines().count(), 2, "{found}");
+    let Some(shown) = on_terminal(&desk, "find a a") else { return };
+    assert!(
+        shown.contains("looking through the snapshots") && shown.contains(" left"),
+        "{shown:?}"
+    );
+    // Each line of the answer is whole, and begins a line.
+    let lines = |shown: &str, answer: &str| {
+        let each = shown.split(['\n', '\r']).map(|line| line.trim_start_matches("\u{1b}[2K"));
+        let each: Vec<&str> = each.collect();
+        answer.lines().all(|line| each.contains(&line))
+    };
+    assert!(lines(&shown, &found), "{shown:?}");
+    let differ = desk.ok("diff a t~1 t");
+    let shown = on_terminal(&desk, "diff a t~1 t").unwrap();
+    assert!(shown.contains("comparing") && lines(&shown, &differ), "{shown:?}");
+    // A pager has the terminal for itself.
+    let shown = on_terminal(&desk, "find a a | cat").unwrap();
+    assert_eq!(shown.replace('\r', ""), found);
 }
 
 #[test]

@@ -527,11 +527,10 @@ fn rule_21_in_place_what_is_as_it_was_stored_keeps_its_bits_and_what_leads_there
     desk.ok(&format!("restore a t {}/way/deep/file -C / --in-place", tree.display()));
     assert_eq!((mode("tree/way"), mode("tree/way/deep/file")), (0o1770, 0o644));
     assert_eq!(fs::metadata(&tree).unwrap().modified().unwrap(), before);
-    // One that is not there is made as it was.
+    // One that is not there is made as it was, with its sticky bit.
     fs::remove_dir_all(desk.path("tree/way")).unwrap();
-    let again = format!("restore a t {}/way/deep/file -C / --in-place", tree.display());
-    assert!(desk.run(&again).status.success());
-    assert_eq!(mode("tree/way"), 0o777);
+    desk.ok(&format!("restore a t {}/way/deep/file -C / --in-place", tree.display()));
+    assert_eq!(mode("tree/way"), 0o1777);
 }
 
 /// Directories that a restore made aside.

@@ -2,7 +2,9 @@
 //! log, or a line of JSON each second for programs.
 
 use std::{
+    fs::File,
     io::{IsTerminal, Write},
+    os::{fd::AsFd, unix::fs::FileTypeExt},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -57,6 +59,7 @@ enum Shown {
     Bar(ProgressBar),
     Lines(Mutex<Instant>),
     Json(Mutex<Instant>),
+    Nothing,
 }
 
 /// The bar while the end is known, and while it is not.
@@ -80,6 +83,16 @@ impl Progress {
     /// The same in things of this name, like «requests».
     pub fn of(what: impl Into<String>, unit: &'static str) -> Progress {
         Progress::counting(what, Some(unit))
+    }
+
+    /// The same for a verb that answers line by line, by [`beside`](Self::beside). Where a program takes the
+    /// lines from a pipe, like a pager, it has the terminal, and there is no bar.
+    pub fn of_lines(what: impl Into<String>, unit: &'static str) -> Progress {
+        let mut progress = Progress::of(what, unit);
+        if matches!(progress.shown, Shown::Bar(_)) && is_pipe(&std::io::stdout()) {
+            progress.shown = Shown::Nothing;
+        }
+        progress
     }
 
     fn counting(what: impl Into<String>, unit: Option<&'static str>) -> Progress {
@@ -143,7 +156,15 @@ impl Progress {
             Shown::Json(said) if is_time(said, JSON_EVERY) => {
                 let _ = writeln!(std::io::stderr(), "{}", self.json(done, total));
             }
-            Shown::Lines(_) | Shown::Json(_) => {}
+            Shown::Lines(_) | Shown::Json(_) | Shown::Nothing => {}
+        }
+    }
+
+    /// Prints lines of a verb's answer while the work goes on. On a terminal the bar gives way to them.
+    pub fn beside(&self, print: impl FnOnce()) {
+        match &self.shown {
+            Shown::Bar(bar) if std::io::stdout().is_terminal() => bar.suspend(print),
+            _ => print(),
         }
     }
 
@@ -193,6 +214,11 @@ impl Progress {
             share(done, total)
         )
     }
+}
+
+fn is_pipe(output: &impl AsFd) -> bool {
+    let file = output.as_fd().try_clone_to_owned().map(File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|told| told.file_type().is_fifo())
 }
 
 /// True when so long has passed since the last line; the next one is counted from now.

@@ -42,7 +42,8 @@ pub fn allow_domains(archive: &Archive) -> Result<bool> {
     if archive.label.domains {
         return Ok(false);
     }
-    upgrade_to(archive, Kinds { domains: true, ..archive.label.kinds().upgraded() })
+    let kinds = Kinds { domains: true, ..archive.label.kinds().upgraded() };
+    upgrade_to(archive, kinds, &mut |_, _| ())
 }
 
 /// Makes a domain with a key of its own; gives its number. Durable on return.

@@ -64,5 +64,5 @@ pub use self::{
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_snapshot},
-    upgrade::{features_to_come, upgrade},
+    upgrade::{features_to_come, upgrade, upgrade_telling},
 };

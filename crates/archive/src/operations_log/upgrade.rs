@@ -29,7 +29,7 @@ use crate::{
     },
     leaf_file::LEAVES,
     rules::Rule,
-    tables::{Tables, write_leaves},
+    tables::{Tables, write_leaves_telling},
 };
 
 /// The locks of an archive, and who holds them.
@@ -69,11 +69,24 @@ pub fn features_to_come(label: &Label) -> Vec<&'static str> {
 /// the archive is as before. `InvalidInput` when it was opened for reading. Otherwise the errors of a
 /// change, and after these the archive is the old one or the new one.
 pub fn upgrade(archive: &Archive) -> Result<bool> {
-    upgrade_to(archive, archive.label.kinds().upgraded())
+    upgrade_telling(archive, &mut |_, _| ())
+}
+
+/// The same; `told` hears how many containers were written to new tables, of how many at most. Each
+/// counts twice, as its copies are written one after the other.
+///
+/// # Errors
+/// Those of [`upgrade`].
+pub fn upgrade_telling(archive: &Archive, told: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+    upgrade_to(archive, archive.label.kinds().upgraded(), told)
 }
 
 /// The same for these kinds of tables.
-pub(super) fn upgrade_to(archive: &Archive, kinds: Kinds) -> Result<bool> {
+pub(super) fn upgrade_to(
+    archive: &Archive,
+    kinds: Kinds,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<bool> {
     if !archive.writes {
         return Err(Error::new(Kind::InvalidInput, "the archive was opened for reading only"));
     }
@@ -91,7 +104,7 @@ pub(super) fn upgrade_to(archive: &Archive, kinds: Kinds) -> Result<bool> {
         return Ok(false);
     }
     let is_unknown = archive.await_unknown_snapshot(&mut position)?;
-    match write_tables(archive, &position, kinds) {
+    match write_tables(archive, &position, kinds, told) {
         Err(error) if error.kind() == Kind::NoSpace => {
             give_up(archive, &position, is_unknown)?;
             let why =
@@ -132,13 +145,18 @@ fn alone(archive: &Archive) -> Result<Vec<Box<dyn Lock>>> {
 
 /// Writes the next two snapshots, both with the tables of these kinds, and empty logs behind them.
 /// Durable on return, and named by nothing.
-fn write_tables(archive: &Archive, position: &LogPosition, kinds: Kinds) -> Result<()> {
+fn write_tables(
+    archive: &Archive,
+    position: &LogPosition,
+    kinds: Kinds,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
     let Kinds { trees, leaves, on_demand, clones, domains, late: _, counts_in_pages: _ } = kinds;
     let tables = Tables::clone(&position.tables);
     let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
     write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
-    write_leaves(files, identity, &archive.settings, number, &mut tables)?;
+    write_leaves_telling(files, identity, &archive.settings, number, &mut tables, told)?;
     for number in [number, number + 1] {
         write_snapshot(files, identity, number, &tables)?;
         let log = fresh(files, &log_name(number))?;

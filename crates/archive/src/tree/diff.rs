@@ -79,7 +79,8 @@ impl Level {
 }
 
 /// Tells of each difference between two snapshots, in the order of paths; a directory comes before
-/// what is in it.
+/// what is in it. `looked` hears how many entries were looked at, of how many at most: what is equal by
+/// whole pages and directories is passed over.
 ///
 /// # Errors
 /// `Corrupt` where a page is damaged, and those of `each` and of the system.
@@ -87,6 +88,7 @@ pub fn diff(
     reader: &mut TreeReader,
     one: &Snapshot,
     other: &Snapshot,
+    looked: &mut dyn FnMut(u64, u64),
     each: &mut dyn FnMut(&[u8], Change) -> Result<()>,
 ) -> Result<()> {
     if one.domain != other.domain {
@@ -98,7 +100,7 @@ pub fn diff(
     let mut open = vec![Level { path: 0, sides: roots.map(|root| Side::new(top(&root))) }];
     let mut path = Vec::new();
     // A tree that doubles at each level has more entries than its root says.
-    let (mut seen, most) = (0, one.entries.saturating_add(other.entries));
+    let (mut seen, mut both, most) = (0, 0, one.entries.saturating_add(other.entries));
     while let Some(level) = open.last_mut() {
         let Some((before, after)) = level.next(reader)? else {
             open.pop();
@@ -108,6 +110,8 @@ pub fn diff(
         if seen > most || open.len() > LEVELS_MAX {
             return Err(Error::new(Kind::Corrupt, "a snapshot has more than its root says"));
         }
+        both += u64::from(before.is_some()) + u64::from(after.is_some());
+        looked(both, most);
         let Some(level) = open.last() else { break };
         let Some(name) = before.as_ref().or(after.as_ref()).map(|entry| &entry.name) else {
             continue;

@@ -10,6 +10,7 @@ use super::{archive_at, named, snapshots};
 use onefold_console::{
     failure::Failure,
     output,
+    progress::Progress,
     size::{Size, grouped},
 };
 
@@ -61,20 +62,28 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let before = snapshots::named(&tables, &options.before)?;
     let after = snapshots::named(&tables, &options.after)?;
     let mut sums = Sums::default();
-    diff(&mut reader, before, after, &mut |path, change| {
-        let (mark, word) = sums.add(&change);
-        match options.json {
-            true => {
-                let mut line = json!({ "change": word, "path": String::from_utf8_lossy(path) });
-                if let Some(path) = named::escaped(path) {
-                    line["escaped"] = path.into();
+    let bar = Progress::of_lines("comparing", "entries");
+    diff(
+        &mut reader,
+        before,
+        after,
+        &mut |done, most| bar.set(done, most),
+        &mut |path, change| {
+            let (mark, word) = sums.add(&change);
+            bar.beside(|| match options.json {
+                true => {
+                    let mut line = json!({ "change": word, "path": String::from_utf8_lossy(path) });
+                    if let Some(path) = named::escaped(path) {
+                        line["escaped"] = path.into();
+                    }
+                    output::json_line(&line);
                 }
-                output::json_line(&line);
-            }
-            false => output::line(format_args!("{mark} /{}", named::shown(path))),
-        }
-        Ok(())
-    })?;
+                false => output::line(format_args!("{mark} /{}", named::shown(path))),
+            });
+            Ok(())
+        },
+    )?;
+    drop(bar);
     if options.json {
         output::json_line(&json!({
             "added": sums.added,

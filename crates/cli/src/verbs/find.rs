@@ -21,6 +21,7 @@ use super::{archive_at, get::listing::changed, named, snapshots};
 use onefold_console::{
     failure::Failure,
     output,
+    progress::Progress,
     size::{Size, counted},
 };
 
@@ -82,6 +83,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
     let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
+    let wanted = |snapshot: &Snapshot| {
+        is(&options.set, &snapshot.set)
+            && is(&options.host, &snapshot.host)
+            && !is_domain_erased(&archive, snapshot.domain)
+    };
+    let listed = || tables.snapshots.listed().rev().filter(|snapshot| wanted(snapshot));
+    let entries = listed().map(|snapshot| snapshot.entries).fold(0, u64::saturating_add);
     let mut finding = Finding {
         all,
         directories,
@@ -93,15 +101,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         without: HashSet::new(),
         shown: HashSet::new(),
         json: options.json,
+        bar: Progress::of_lines("looking through the snapshots", "entries"),
+        passed: 0,
+        entries,
     };
     let mut unread = 0;
-    for snapshot in tables.snapshots.listed().rev() {
-        if !is(&options.set, &snapshot.set) || !is(&options.host, &snapshot.host) {
-            continue;
-        }
-        if is_domain_erased(&archive, snapshot.domain) {
-            continue;
-        }
+    for snapshot in listed() {
         match finding.look(&mut reader, snapshot) {
             // A damaged or hostile one hides nothing that others have.
             Err(error) if error.kind() == Kind::Corrupt => {
@@ -111,12 +116,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             }
             looked => looked?,
         }
+        finding.passed = finding.passed.saturating_add(snapshot.entries);
     }
+    finding.bar.set(finding.passed, finding.entries);
+    let is_found = !finding.shown.is_empty();
+    drop(finding);
     if unread > 0 {
         let some = counted(unread, "snapshot");
         return Err(Failure::in_part(format!("{some} could not be looked through to the end")));
     }
-    if finding.shown.is_empty() {
+    if !is_found {
         return Err(Failure::new("no snapshot has it"));
     }
     Ok(())
@@ -222,6 +231,10 @@ struct Finding {
     /// Versions of entries that were shown.
     shown: HashSet<u64>,
     json: bool,
+    bar: Progress,
+    /// Entries of the snapshots that were looked through, and of all.
+    passed: u64,
+    entries: u64,
 }
 
 /// A directory on the way to where the search is.
@@ -307,6 +320,8 @@ impl Finding {
                     Error::new(Kind::Corrupt, "a snapshot has more than its root says")
                 })?;
                 directory.entries = self.wanted(&path, entries);
+                let looked_at = snapshot.entries.saturating_sub(left);
+                self.bar.set(self.passed.saturating_add(looked_at), self.entries);
                 continue;
             };
             go_into(&mut path, &entry.name);
@@ -400,7 +415,7 @@ impl Finding {
             if let Some(path) = named::escaped(path) {
                 line["escaped"] = path.into();
             }
-            output::json_line(&line);
+            self.bar.beside(|| output::json_line(&line));
             return;
         }
         let changed = changed(entry.seconds);
@@ -408,12 +423,13 @@ impl Finding {
             TreeWhat::File(..) => Size(bytes).to_string(),
             _ => String::new(),
         };
-        output::line(format_args!(
+        let line = format!(
             "{}  {}  {}  {changed}  {size:>9}  /{}",
             snapshots::short(snapshot.id),
             snapshots::shown(snapshot.ended),
             snapshot.set.escape_debug(),
             named::shown(path),
-        ));
+        );
+        self.bar.beside(|| output::line(line));
     }
 }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{READER_BYTES, Settings, features_to_come, upgrade};
+use onefold_archive::{READER_BYTES, Settings, features_to_come, upgrade_telling};
 use serde_json::json;
 
 use super::archive_at;
 use onefold::parts::archive_dir::name_archive;
-use onefold_console::{failure::Failure, output::Answer};
+use onefold_console::{failure::Failure, output::Answer, progress::Progress};
 
 /// Gives an archive that an older program made the features of a new one, without writing data again
 ///
@@ -55,7 +55,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                  first"
             )));
         }
-        upgrade(&archive).map_err(|error| name_archive(store, error))?;
+        let bar = Progress::of("writing tables", "containers");
+        upgrade_telling(&archive, &mut |done, most| bar.set(done, most))
+            .map_err(|error| name_archive(store, error))?;
     }
     let report = json!({
         "store": shown.to_string(), "features": features,

@@ -122,15 +122,22 @@ pub(crate) fn write_leaves_ahead(
     STREAMS.write_some(&mut tables.streams, &mut writer, &mut left)?;
     SNAPSHOTS.write_some(&mut tables.snapshots.all, &mut writer, &mut left)?;
     writer.sync()?;
-    write_second_copies(tables, &writer)
+    write_second_copies(tables, &writer, &mut |_| ())
 }
 
 /// Writes the second copies of what was written, and makes them durable.
-fn write_second_copies(tables: &Tables, writer: &LeafWriter<'_>) -> Result<()> {
+fn write_second_copies(
+    tables: &Tables,
+    writer: &LeafWriter<'_>,
+    wrote: &mut dyn FnMut(usize),
+) -> Result<()> {
     STREAMS.write_again(&tables.streams, writer)?;
     let form = containers(tables.late);
     let mut placed = tables.containers.placed();
-    placed.try_for_each(|(place, entries)| second_copy(&form, place, entries, writer))?;
+    placed.try_for_each(|(place, entries)| {
+        wrote(entries.len());
+        second_copy(&form, place, entries, writer)
+    })?;
     SNAPSHOTS.write_again(&tables.snapshots.all, writer)?;
     writer.sync()
 }
@@ -178,9 +185,26 @@ pub(crate) fn write_leaves(
     number: u64,
     tables: &mut Tables,
 ) -> Result<()> {
+    write_leaves_telling(files, identity, settings, number, tables, &mut |_, _| ())
+}
+
+/// The same; `told` hears how many copies of containers were written, of how many at most.
+pub(crate) fn write_leaves_telling(
+    files: &dyn Files,
+    identity: &Identity,
+    settings: &Settings,
+    number: u64,
+    tables: &mut Tables,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     if !tables.leaves {
         return Ok(());
     }
+    let (mut done, most) = (0, 2 * tables.containers.len() as u64);
+    let mut wrote = |containers: usize| {
+        done += containers as u64;
+        told(done, most);
+    };
     if settings.keeps(Rule::LeavesAheadLookedAt) {
         forget_lost_leaves(files, identity, settings, tables)?;
     }
@@ -194,11 +218,12 @@ pub(crate) fn write_leaves(
     STREAMS.write(&mut tables.streams, &mut writer, settings)?;
     let mut is_written = all_or_first(settings);
     tables.containers.place_changed(|entries| {
+        wrote(entries.len());
         is_written().then(|| first_copy(&form, entries, &mut writer)).transpose()
     })?;
     SNAPSHOTS.write(&mut tables.snapshots.all, &mut writer, settings)?;
     writer.sync()?;
-    write_second_copies(tables, &writer)?;
+    write_second_copies(tables, &writer, &mut wrote)?;
     tables.containers.let_go(number);
     let (all, in_table) = (leaf_places(tables), container_places(tables));
     let on_demand = if tables.on_demand { &in_table[..] } else { &[] };

@@ -23,6 +23,7 @@ use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
 use onefold_console::{
     failure::Failure,
     output::Answer,
+    progress::Progress,
     size::{Size, counted},
 };
 
@@ -176,7 +177,10 @@ fn holds(tables: &Tables) -> onefold_core::Result<BTreeMap<u32, Holds>> {
     for stream in tables.streams.values() {
         all.entry(stream.domain).or_default().streams += 1;
     }
-    for container in &tables.containers {
+    let (bar, most) =
+        (Progress::of("looking through the archive", "containers"), tables.containers.len());
+    for (done, container) in tables.containers.iter().enumerate() {
+        bar.set(done as u64, most as u64);
         let stored = container?.stored;
         all.entry(stored.domain).or_default().bytes += tables.taken(&stored.place);
     }
