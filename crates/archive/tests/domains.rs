@@ -224,7 +224,7 @@ fn rule_25_nothing_is_shared_between_domains_and_all_within_one() {
     // Snapshots of two domains are not compared: what they have in common can't be told.
     let mut reader = TreeReader::new(&archive).unwrap();
     let [one, other] = [10, 11].map(|id| tables.snapshots.get(SnapshotId([id; 16])).unwrap());
-    let error = diff(&mut reader, one, other, &mut |_, _| Ok(())).unwrap_err();
+    let error = diff(&mut reader, one, other, &mut |_, _| (), &mut |_, _| Ok(())).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidInput);
 }
 
