@@ -29,7 +29,7 @@ use onefold_console::{
 };
 use onefold_core::Error;
 
-use patterns::{Builder, Patterns, letters, shown};
+use patterns::{Builder, Patterns, letters, shown, too_long, weight};
 
 /// The name of files with patterns for their directory.
 const RULES: &str = ".onefoldignore";
@@ -287,7 +287,8 @@ impl Selection for Exclude {
         };
         self.found.retain(|rules| below(&rules.directory, directory).is_some());
         let nested: usize = self.found.iter().map(|rules| rules.bytes).sum();
-        if nested + text.len() > NESTED_BYTES {
+        let bytes = weight(&text);
+        if nested + bytes > NESTED_BYTES {
             tracing::warn!(
                 "{}: it and those above it have more than {NESTED_BYTES} bytes, and it is not taken \
                  account of",
@@ -300,7 +301,7 @@ impl Selection for Exclude {
             return;
         }
         let before = spent.bytes;
-        spent.bytes = before.saturating_add(text.len());
+        spent.bytes = before.saturating_add(bytes);
         if user != 0 && spent.bytes > USERS_BYTES {
             if before <= USERS_BYTES {
                 tracing::warn!(
@@ -317,7 +318,7 @@ impl Selection for Exclude {
             // Who wrote the file is not who runs the backup: a mistake costs that line alone, and the log
             // one line for all of them.
             let line = letters(line);
-            let added = match line_never(&line) {
+            let added = match line_never(&line).or_else(|| too_long(&line)) {
                 Some(why) => Err(why),
                 None => builder.add_line(&line),
             };
@@ -336,8 +337,7 @@ impl Selection for Exclude {
         match builder.build() {
             Ok(patterns) if patterns.is_empty() => {}
             Ok(patterns) => {
-                let (directory, bytes) = (directory.to_vec(), text.len());
-                self.found.push(Rules { directory, patterns, bytes, user });
+                self.found.push(Rules { directory: directory.to_vec(), patterns, bytes, user });
             }
             Err(why) => {
                 tracing::warn!("{}: it is not taken account of: {why}", told().display());
@@ -443,8 +443,8 @@ mod tests {
     #[test]
     fn rule_14_patterns_and_paths_are_bytes() {
         let pattern = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
-        let mut options = Options::default();
-        options.exclude = vec![pattern(b"a\xffb"), pattern(b"/only\xfe"), pattern(b"x/y")];
+        let all = vec![pattern(b"a\xffb"), pattern(b"/only\xfe"), pattern(b"x/y")];
+        let mut options = Options { exclude: all, ..Options::default() };
         let root = pattern(b"/home/\xff*[1]");
         let mut one = Exclude::new(Path::new(&root), &options).unwrap();
         let mut takes = |path: &[u8]| one.takes(path, &FILE);
@@ -518,6 +518,23 @@ mod tests {
         assert!(!takes("sub/a/b"));
         // The walk left `sub`.
         assert!(takes("keep.log") && takes("subs/keep.log"));
+    }
+
+    #[test]
+    fn rule_07_patterns_with_bytes_count_for_more_as_each_is_looked_at_by_itself() {
+        let mut one = exclude(&[]);
+        one.add_rules(b"", 7, Some(b"\xff\n".repeat(60)));
+        assert!(one.takes(b"\xff", &FILE));
+        // With those above it there would be too many.
+        one.add_rules(b"d", 7, Some(b"\xfe\n".repeat(10)));
+        assert!(one.takes(b"d/\xff", &FILE) && !one.takes(b"d/\xfe", &FILE));
+        let mut one = exclude(&[]);
+        one.add_rules(b"", 7, Some(b"\xff\n".repeat(30_000)));
+        assert!(one.found.is_empty());
+        // A long line counts for nothing, and others do.
+        let line = [b"\xff*".repeat(600), b"\n\xff\n".to_vec()].concat();
+        one.add_rules(b"", 7, Some(line));
+        assert!(one.takes(b"\xff", &FILE) && !one.takes(&b"\xff".repeat(700), &FILE));
     }
 
     #[test]

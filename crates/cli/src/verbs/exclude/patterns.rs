@@ -1,9 +1,10 @@
 //! Patterns of gitignore that match bytes.
 //!
 //! The crate `ignore` takes patterns as text, and matches paths by their bytes. Bytes that are no UTF-8
-//! stand in the text of a pattern as letters of their own ([`letters`]). Where a list of patterns has such
-//! a letter, its patterns are made as that crate makes them, and their letters become the bytes again
-//! before they are compiled. So a `?` is one byte, and a range of bytes is one, in all of them.
+//! stand in the text of a pattern as letters of their own ([`letters`]). A pattern with such a letter is
+//! made as that crate makes it, and its letters become the bytes again before it is compiled. So a `?` is
+//! one byte, and a range of bytes is one, in all of them. The patterns before and behind it are left to
+//! the crate, which looks at thousands of them at once; each of the others is looked at by itself.
 
 use std::{os::unix::ffi::OsStrExt, path::Path};
 
@@ -12,7 +13,7 @@ use ignore::{
     Match,
     gitignore::{Gitignore, GitignoreBuilder},
 };
-use regex_automata::{Input, MatchKind, PatternSet, meta::Regex, util::syntax};
+use regex_automata::{meta::Regex, util::syntax};
 
 use crate::verbs::named;
 
@@ -23,8 +24,15 @@ const FIRST: u32 = 0x10_ff80;
 /// How these letters, and others, begin in an expression.
 const LETTERS: &str = "\\xf4\\x8f";
 
-/// Memory of the patterns of one list, compiled.
-const COMPILED_BYTES: usize = 32 << 20;
+/// Memory of such a pattern, compiled, and for looking at a path.
+const COMPILED_BYTES: usize = 1 << 20;
+const LOOKING_BYTES: usize = 256 << 10;
+
+/// Bytes as which a line of a file with such a pattern counts beside its own.
+const LINE_BYTES: usize = 2 << 10;
+
+/// Longest line of a file with such a pattern.
+const LINE_MOST: usize = 1 << 10;
 
 /// Bytes as text.
 pub(super) fn letters(bytes: &[u8]) -> String {
@@ -62,18 +70,33 @@ pub(super) fn shown(text: &str) -> String {
     all
 }
 
-/// Patterns of which the last that matches decides.
-#[derive(Clone, Debug)]
-pub(super) enum Patterns {
-    Text(Gitignore),
-    Bytes(Bytes),
+/// True for a text with such letters.
+fn has_bytes(text: &str) -> bool {
+    text.chars().any(|letter| byte_of(letter).is_some())
 }
 
-/// See the head of the module.
+/// Why a line of a file takes too much time at each path, if it does.
+pub(super) fn too_long(line: &str) -> Option<String> {
+    (line.len() > LINE_MOST && has_bytes(line))
+        .then(|| format!("a line with bytes that are no UTF-8 has more than {LINE_MOST}"))
+}
+
+/// Bytes as which a file of patterns counts.
+pub(super) fn weight(text: &[u8]) -> usize {
+    let heavy = text.split(|&byte| byte == b'\n').filter(|line| has_bytes(&letters(line)));
+    text.len() + LINE_BYTES * heavy.count()
+}
+
+/// Patterns of which the last that matches decides.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Patterns(Vec<Part>);
+
+/// Some of them, one behind the other.
 #[derive(Clone, Debug)]
-pub(super) struct Bytes {
-    regex: Regex,
-    lines: Vec<Line>,
+enum Part {
+    Text(Gitignore),
+    /// See the head of the module.
+    Bytes(Line, Regex),
 }
 
 /// What a line of gitignore says.
@@ -86,77 +109,86 @@ struct Line {
 
 impl Patterns {
     pub(super) fn is_empty(&self) -> bool {
-        match self {
-            Patterns::Text(patterns) => patterns.is_empty(),
-            Patterns::Bytes(bytes) => bytes.lines.is_empty(),
-        }
+        self.0.is_empty()
     }
 
     /// True when what is at a path is left out, false when it is not; `None` when no pattern matches.
     pub(super) fn leave_out(&self, path: &Path, is_directory: bool) -> Option<bool> {
+        self.0.iter().rev().find_map(|part| part.leave_out(path, is_directory))
+    }
+}
+
+impl Part {
+    /// A line with bytes; nothing for a comment.
+    fn of_bytes(line: &str) -> Result<Option<Part>, String> {
+        let Some((line, pattern)) = parsed(line) else { return Ok(None) };
+        let mut glob = GlobBuilder::new(&pattern);
+        glob.literal_separator(true).backslash_escape(true).allow_unclosed_class(true);
+        let glob = glob.build().map_err(|e| shown(&e.to_string()))?;
+        let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
+        let config = Regex::config()
+            .utf8_empty(false)
+            .nfa_size_limit(Some(COMPILED_BYTES))
+            .hybrid_cache_capacity(LOOKING_BYTES);
+        let built =
+            Regex::builder().syntax(syntax).configure(config).build(&with_bytes(glob.regex()));
+        built.map(|regex| Some(Part::Bytes(line, regex))).map_err(|e| e.to_string())
+    }
+
+    fn leave_out(&self, path: &Path, is_directory: bool) -> Option<bool> {
         match self {
-            Patterns::Text(patterns) => match patterns.matched(path, is_directory) {
+            Part::Text(patterns) => match patterns.matched(path, is_directory) {
                 Match::None => None,
                 Match::Ignore(_) => Some(true),
                 Match::Whitelist(_) => Some(false),
             },
-            Patterns::Bytes(bytes) => bytes.leave_out(path.as_os_str().as_bytes(), is_directory),
+            Part::Bytes(line, regex) => {
+                let counts = is_directory || !line.of_directories;
+                (counts && regex.is_match(path.as_os_str().as_bytes())).then_some(!line.keeps)
+            }
         }
-    }
-}
-
-impl Bytes {
-    fn leave_out(&self, path: &[u8], is_directory: bool) -> Option<bool> {
-        let mut matched = PatternSet::new(self.regex.pattern_len());
-        self.regex.which_overlapping_matches(&Input::new(path), &mut matched);
-        let lines = matched.iter().filter_map(|one| self.lines.get(one.as_usize()));
-        let counted = lines.filter(|line| is_directory || !line.of_directories);
-        counted.last().map(|line| !line.keeps)
     }
 }
 
 /// Gathers the lines of one list.
 pub(super) struct Builder {
+    parts: Vec<Part>,
+    /// What is behind the last part.
     text: GitignoreBuilder,
-    /// Those lines that are patterns.
-    lines: Vec<String>,
 }
 
 impl Builder {
     pub(super) fn new() -> Builder {
-        Builder { text: GitignoreBuilder::new(""), lines: Vec::new() }
+        Builder { parts: Vec::new(), text: GitignoreBuilder::new("") }
     }
 
     /// # Errors
     /// Why the line can't be used; it counts for nothing then.
     pub(super) fn add_line(&mut self, line: &str) -> Result<(), String> {
-        self.text.add_line(None, line).map_err(|e| shown(&e.to_string()))?;
-        self.lines.push(line.to_owned());
+        if !has_bytes(line) {
+            return self.text.add_line(None, line).map(drop).map_err(|e| e.to_string());
+        }
+        if let Some(part) = Part::of_bytes(line)? {
+            self.end_text()?;
+            self.parts.push(part);
+        }
+        Ok(())
+    }
+
+    fn end_text(&mut self) -> Result<(), String> {
+        let text = std::mem::replace(&mut self.text, GitignoreBuilder::new(""));
+        let text = text.build().map_err(|e| e.to_string())?;
+        if !text.is_empty() {
+            self.parts.push(Part::Text(text));
+        }
         Ok(())
     }
 
     /// # Errors
     /// Why the patterns can't be used.
-    pub(super) fn build(self) -> Result<Patterns, String> {
-        if !self.lines.iter().any(|line| line.chars().any(|letter| byte_of(letter).is_some())) {
-            return self.text.build().map(Patterns::Text).map_err(|e| e.to_string());
-        }
-        let (mut lines, mut expressions) = (Vec::new(), Vec::new());
-        for line in &self.lines {
-            let Some((line, pattern)) = parsed(line) else { continue };
-            let mut glob = GlobBuilder::new(&pattern);
-            glob.literal_separator(true).backslash_escape(true).allow_unclosed_class(true);
-            let glob = glob.build().map_err(|e| shown(&e.to_string()))?;
-            expressions.push(with_bytes(glob.regex()));
-            lines.push(line);
-        }
-        let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
-        let config = Regex::config()
-            .match_kind(MatchKind::All)
-            .utf8_empty(false)
-            .nfa_size_limit(Some(COMPILED_BYTES));
-        let built = Regex::builder().syntax(syntax).configure(config).build_many(&expressions);
-        built.map(|regex| Patterns::Bytes(Bytes { regex, lines })).map_err(|e| e.to_string())
+    pub(super) fn build(mut self) -> Result<Patterns, String> {
+        self.end_text()?;
+        Ok(Patterns(self.parts))
     }
 }
 
@@ -263,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_with_such_bytes_match_all_else_as_those_without() {
+    fn patterns_with_such_bytes_mean_the_same_as_those_without() {
         let lines: [&[u8]; 22] = [
             b"name",
             b"*.o",
@@ -322,8 +354,8 @@ mod tests {
         }
         let same = |lines: &[&[u8]]| {
             let text = built(lines);
-            let bytes = built(&[lines, &[b"\xff"]].concat());
-            assert!(matches!((&text, &bytes), (Patterns::Text(_), Patterns::Bytes(_))));
+            let each = lines.iter().filter_map(|line| Part::of_bytes(&letters(line)).unwrap());
+            let bytes = Patterns(each.collect());
             for (path, is_directory) in paths.iter().flat_map(|path| [(path, false), (path, true)])
             {
                 let both = [&text, &bytes].map(|one| leave_out(one, path.as_bytes(), is_directory));
