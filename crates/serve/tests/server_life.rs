@@ -220,10 +220,10 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
     let dir = tempfile::tempdir().unwrap();
     let (server, _, socket) = started(Limits { connections: 4, ..Limits::default() }, dir.path());
     let mut guests: Vec<Raw> = (0..3).map(|_| Raw::go(&socket, Mode::Simple)).collect();
-    let (mut stalled, mut again) = (Vec::new(), 0);
-    while stalled.len() < 20 {
+    let mut again = 0;
+    let mut connect = || loop {
         match Raw::connect(&socket) {
-            Ok(raw) => stalled.push(raw),
+            Ok(raw) => break raw,
             // On a busy machine those that gave way have not left yet.
             Err(_) => {
                 again += 1;
@@ -231,19 +231,11 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-    }
-    guests.push(Raw::go(&socket, Mode::Simple));
-    assert!(stalled[0].closed(), "the oldest handshake gave way");
-    let mut late = loop {
-        match Raw::connect(&socket) {
-            Ok(raw) => break raw,
-            Err(_) => {
-                again += 1;
-                assert!(again < 1000, "nobody is let in any more");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
     };
+    let mut stalled: Vec<Raw> = (0..20).map(|_| connect()).collect();
+    guests.push(connect().goes_to(Mode::Simple, "disk"));
+    assert!(stalled[0].closed(), "the oldest handshake gave way");
+    let mut late = connect();
     late.send(&[&3u32.to_be_bytes()[..], &option_bytes(7, &info_data("disk", &[]))].concat());
     assert!(late.closed(), "all four are at work");
     for guest in &mut guests {

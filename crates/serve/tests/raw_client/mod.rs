@@ -152,7 +152,12 @@ impl Raw {
 
     /// As [`go`](Raw::go), for a volume of another name.
     pub(crate) fn go_to(socket: &Path, mode: Mode, volume: &str) -> Raw {
-        let mut raw = Raw::connect(socket).unwrap();
+        Raw::connect(socket).unwrap().goes_to(mode, volume)
+    }
+
+    /// A connection that goes for a volume.
+    pub(crate) fn goes_to(self, mode: Mode, volume: &str) -> Raw {
+        let mut raw = self;
         raw.send(&3u32.to_be_bytes());
         raw.negotiate(mode);
         if mode != Mode::Simple {
