@@ -318,8 +318,8 @@ fn rule_00_a_page_that_is_named_as_often_as_counts_go_is_never_freed_by_its_coun
         assert!(desk.read(1, "00000/file").unwrap() == content);
         forget(1);
         if times + 1 >= MOST {
-            // The count of the page does not tell that nothing names it, until all is counted anew: it
-            // stays, and so does its content. That is told, as it takes space.
+            // The count of the page does not tell that nothing names it, until all is counted
+            // anew: it stays, and so does its content. That is told, as it takes space.
             assert!((40_000..100_000).contains(&bytes()), "{times}: {}", bytes());
             let (told, found) = (desk.counts(), desk.recount().unwrap());
             assert!((1..=20).contains(&told.too_high.chunks), "{told:?}");

@@ -572,7 +572,7 @@ fn rule_62_a_clone_that_is_written_with_what_its_source_has_stores_nothing() {
         );
         counts.page_reads
     };
-    // The block index answers for the blocks of a clone, and not for those of a volume that has none.
+    // The block index answers for the blocks of a clone. It has nothing of the other volume.
     let (clone, other) = (written("clone"), written("other"));
     assert!(clone * 5 <= other && other > 200, "{clone} pages of the index, and {other}");
     let archive = open(&place, Settings::default());

@@ -222,7 +222,8 @@ mod tests {
         let counted = requests.clone();
         let activity = Activity::new(move || counted.load(SeqCst));
         let gate = Gate::new(activity.clone(), Duration::from_millis(10), 0);
-        // Steps of the work until it has to wait, so many at most. Each takes as long as between two looks.
+        // Steps of the work until it has to wait, so many at most. Each takes as long as between
+        // two looks.
         let steps = |most: usize| {
             let step = || {
                 std::thread::sleep(LOOK);
