@@ -5,7 +5,10 @@ mod support;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
-use onefold_archive::{Archive, Collection, Compression, Format, Settings, check, survey, upgrade};
+use onefold_archive::{
+    Archive, Chunking, Collection, Compression, ContainerKind, Format, Settings, check, survey,
+    upgrade,
+};
 use onefold_backend::Directory;
 use support::{get, noise, options, put};
 
@@ -14,11 +17,17 @@ struct Desk(tempfile::TempDir, Settings);
 
 impl Desk {
     fn new(in_pages: bool) -> Desk {
+        Desk::cut(in_pages, Chunking::FastCdc(8 << 10))
+    }
+
+    /// One whose streams are cut so.
+    fn cut(in_pages: bool, chunking: Chunking) -> Desk {
         let dir = tempfile::Builder::new().prefix("counts").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let dir = dir.unwrap();
         let format = Format {
             reserve_bytes: 1 << 20,
             compression: Compression::None,
+            chunking,
             counts_in_pages: in_pages,
             ..Format::new([1; 16], [2; 32], [3; 16])
         };
@@ -47,6 +56,22 @@ impl Desk {
 
     fn gc(&self) {
         Collection::begin(&self.archive(), options(2_000_000)).unwrap().run(&mut |_| {}).unwrap();
+    }
+
+    /// Counts all references anew, and collects.
+    fn recount(&self) {
+        let mut collection = Collection::begin(&self.archive(), options(2_000_000)).unwrap();
+        collection.recount();
+        while collection.step().unwrap() {}
+        let found = collection.recounted.clone().unwrap();
+        assert_eq!((found.too_low.chunks, found.too_high.chunks), (0, 0), "{found:?}");
+    }
+
+    /// The chunks that there are of content, dead ones too.
+    fn chunks(&self) -> u32 {
+        let tables = self.archive().tables();
+        let all = tables.containers.iter().map(|one| one.unwrap().stored);
+        all.filter(|one| one.kind == ContainerKind::Data).map(|one| one.chunks).sum()
     }
 
     /// The files of counts, with their bytes.
@@ -100,10 +125,7 @@ fn rule_29_files_stay_few_and_most_of_their_pages_count() {
     }
     desk.is_well();
     let bytes: u64 = desk.files().values().sum();
-    let mut collection = Collection::begin(&desk.archive(), options(2_000_000)).unwrap();
-    collection.recount();
-    while collection.step().unwrap() {}
-    drop(collection);
+    desk.recount();
     desk.gc();
     desk.is_well();
     let anew: u64 = desk.files().values().sum();
@@ -191,4 +213,91 @@ fn rule_01_a_list_of_counts_becomes_pages_after_an_upgrade() {
     desk.gc();
     desk.is_well();
     assert!(get(&desk.archive(), "b").unwrap() == noise(1, 3 << 20));
+}
+
+#[test]
+fn rule_00_a_chunk_that_is_named_as_often_as_counts_go_is_never_freed_by_its_count() {
+    const MOST: usize = 65_535;
+    for in_pages in [false, true] {
+        let desk = Desk::cut(in_pages, Chunking::Static(1 << 10));
+        let chunk = noise(9, 1 << 10);
+        // A stream that names the chunk so often.
+        let put = |name: &str, times: usize| {
+            put(&desk.archive(), name, &chunk.repeat(times)).unwrap();
+        };
+        let remove = |name: &str| desk.archive().remove(name).map(drop).unwrap();
+        let is_there = |name: &str, times: usize| {
+            desk.is_well();
+            assert!(get(&desk.archive(), name).unwrap() == chunk.repeat(times));
+        };
+
+        // One less than counts go: the count is exact, and the chunk goes with the last name.
+        put("one", 1);
+        put("many", MOST - 2);
+        desk.gc();
+        is_there("one", 1);
+        remove("many");
+        desk.gc();
+        is_there("one", 1);
+        remove("one");
+        desk.gc();
+        assert_eq!(desk.chunks(), 0);
+
+        // As often as counts go, and not more: nobody knows, so the chunk stays until a recount.
+        put("many", MOST - 1);
+        put("one", 1);
+        desk.gc();
+        is_there("one", 1);
+        remove("many");
+        remove("one");
+        (0..3).for_each(|_| desk.gc());
+        desk.is_well();
+        assert_eq!(desk.chunks(), 1);
+        desk.recount();
+        desk.gc();
+        assert_eq!(desk.chunks(), 0);
+
+        // More often: as many go as counts go, and then more, and what is left is read.
+        put("first", MOST);
+        put("some", 40_000);
+        put("one", 1);
+        desk.gc();
+        remove("first");
+        (0..3).for_each(|_| desk.gc());
+        is_there("some", 40_000);
+        remove("some");
+        (0..3).for_each(|_| desk.gc());
+        is_there("one", 1);
+        // A recount makes the count exact again, so that it follows what goes.
+        desk.recount();
+        is_there("one", 1);
+        remove("one");
+        desk.gc();
+        assert_eq!(desk.chunks(), 0);
+
+        // What came and went is counted together: first what came, beyond the most.
+        put("first", 40_000);
+        put("one", 1);
+        desk.gc();
+        put("second", 40_000);
+        remove("first");
+        remove("second");
+        (0..3).for_each(|_| desk.gc());
+        is_there("one", 1);
+        // A recount that finds more names than counts go leaves the most.
+        put("first", MOST);
+        put("second", 10);
+        desk.recount();
+        remove("first");
+        remove("one");
+        (0..3).for_each(|_| desk.gc());
+        is_there("second", 10);
+        remove("second");
+        (0..3).for_each(|_| desk.gc());
+        desk.is_well();
+        assert_eq!(desk.chunks(), 1);
+        desk.recount();
+        desk.gc();
+        assert_eq!(desk.chunks(), 0);
+    }
 }

@@ -292,6 +292,56 @@ fn counting_in_the_background_asks_before_each_read_and_can_be_ended() {
     assert_eq!(desk.archive().tables().care.collected, NOW);
 }
 
+#[test]
+fn rule_31_a_collection_asks_again_before_more_than_a_container_is_read_or_written() {
+    const CONTAINER: u64 = 256 << 10;
+    let desk = Desk::new();
+    let archive = desk.archive();
+    let (one, other) = (noise(1, 4 << 20), noise(2, 4 << 20));
+    put(&archive, "one", &one).unwrap();
+    put(&archive, "other", &other).unwrap();
+    desk.backup(1, &noise(3, 1 << 20));
+    desk.gc(options(NOW, 0));
+    // Containers die whole, and of others a few chunks stay.
+    let some: Vec<u8> = other.chunks(256 << 10).flat_map(|part| &part[..40_000]).copied().collect();
+    put(&archive, "some", &some).unwrap();
+    archive.remove("one").unwrap();
+    archive.remove("other").unwrap();
+    desk.backup(2, &one[..1 << 20]);
+    drop(archive);
+    // What a client that begins waits for: reads and writes of containers since somebody was asked.
+    let since = Arc::new(AtomicU64::new(0));
+    let (asked, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (sum, top) = (since.clone(), most.clone());
+    let watch: support::Watch = Arc::new(move |name, call, does| {
+        if name.starts_with("segment-") {
+            let bytes = match call {
+                Call::Read(_, bytes) => *bytes,
+                Call::Change => 1,
+            };
+            let now = sum.fetch_add(bytes, Relaxed) + bytes;
+            top.fetch_max(now, Relaxed);
+        }
+        does()
+    });
+    let (count, sum) = (asked.clone(), since.clone());
+    let pace = Pace::new(move |_| {
+        count.fetch_add(1, Relaxed);
+        sum.store(0, Relaxed);
+        Ok(())
+    });
+    let files = Arc::new(Directory::open(&desk.0.path().join("a"), true).unwrap());
+    let settings = Settings { container_bytes: CONTAINER as usize, ..Settings::default() };
+    let archive =
+        Arc::new(Archive::open(Arc::new(Watched { files, watch }), true, settings).unwrap());
+    let collection = Collection::begin_paced(&archive, options(NOW, 0), pace).unwrap();
+    let done = collection.run(&mut |_| {}).unwrap();
+    assert!(done.dropped > 5 && done.copied_chunks > 20 && done.merged > 5, "{done:?}");
+    let (asked, most) = (asked.load(Relaxed), most.load(Relaxed));
+    assert!(asked > 50 && most <= CONTAINER, "asked {asked} times, {most} bytes between");
+    assert!(get(&desk.archive(), "some").unwrap() == some);
+}
+
 /// A process dies with the frame of its counts on the way, and the medium shows that frame only when
 /// another process, which counted more, has died before its own.
 #[test]

@@ -81,6 +81,17 @@ impl Desk {
         Ok(content)
     }
 
+    /// The length and the content of a file of a snapshot.
+    fn map_of(&self, id: u8, path: &str) -> (u64, FileMap) {
+        let mut reader = TreeReader::new(&self.archive()).unwrap();
+        let tables = reader.tables().clone();
+        let snapshot = tables.snapshots.get(SnapshotId([id; 16])).unwrap();
+        match reader.find(snapshot, path.as_bytes()).unwrap().what {
+            TreeWhat::File(bytes, map) => (bytes, map),
+            _ => panic!("{path} is no file"),
+        }
+    }
+
     fn gc(&self) {
         for _ in 0..2 {
             Collection::begin(&self.archive(), options(2_000_000))
@@ -246,6 +257,77 @@ fn a_recount_refuses_when_a_page_can_t_be_read_and_changes_nothing() {
     assert!(told.contains("the recipe of stream 'stream'"), "{told}");
     file.write_all_at(&byte, container.place.at).unwrap();
     assert_eq!(desk.recount().unwrap().too_high.chunks, 0);
+}
+
+#[test]
+fn rule_00_a_page_that_is_named_as_often_as_counts_go_is_never_freed_by_its_count() {
+    const MOST: usize = 65_535;
+    let desk = Desk::new(true);
+    let content = noise(3, 40_000);
+    // A snapshot with so many directories that have the same content: one page, that of the parent.
+    let backup = |id: u8, times: usize| {
+        let request = BackupRequest {
+            id: SnapshotId([id; 16]),
+            set: "s".into(),
+            now: 1_000,
+            parent: (id > 1).then_some(SnapshotId([1; 16])),
+            ..BackupRequest::default()
+        };
+        let taken = (id > 1).then(|| desk.map_of(1, "00000/file"));
+        let told = backup(&desk.archive(), &request, false, &Gauge::default(), |feeder| {
+            let directory = |name: &str, known| {
+                let directory = entry(name, TreeWhat::Directory(None));
+                Event::Enter(directory, Stat::default(), known)
+            };
+            let (root, _) = feeder.parents.take_root();
+            feeder.parents.enter(&root)?;
+            let found = feeder.parents.find(b"00000")?;
+            let known = feeder.parents.enter(&found)?;
+            feeder.event(directory("", Known::new()))?;
+            for n in 0..times {
+                feeder.event(directory(&format!("{n:05}"), known.clone()))?;
+                if taken.is_none() {
+                    feeder.bytes(&content)?;
+                }
+                let file = entry("file", TreeWhat::File(0, FileMap::default()));
+                feeder.event(Event::File(file, Stat::default(), taken.clone()))?;
+                feeder.event(Event::Leave(false))?;
+            }
+            feeder.event(Event::End(0))
+        });
+        let (_, pages_taken) = told.unwrap().pages;
+        assert!(taken.is_none() || pages_taken >= 2 * times as u64, "{pages_taken}");
+    };
+    let forget = |id: u8| {
+        onefold_archive::forget(&desk.archive(), &[SnapshotId([id; 16])], 5).unwrap();
+        desk.gc();
+    };
+    let bytes = || desk.archive().tables().totals().bytes;
+    let is_right = |counts: &CountsFound| {
+        counts.too_low.chunks == 0 && counts.too_high.chunks == 0 && counts.unread.is_none()
+    };
+    // The first snapshot names the page once.
+    for times in [MOST - 2, MOST - 1, MOST + 100] {
+        backup(1, 1);
+        backup(2, times);
+        desk.gc();
+        assert!(is_right(&desk.counts()), "{times}");
+        assert!(desk.read(2, &format!("{:05}/file", times - 1)).unwrap() == content);
+        forget(2);
+        assert!(is_right(&desk.counts()), "{times}");
+        assert!(desk.read(1, "00000/file").unwrap() == content);
+        forget(1);
+        if times + 1 >= MOST {
+            // The count of the page does not tell that nothing names it, until all is counted
+            // anew: it stays, and so does its content. That is told, as it takes space.
+            assert!((40_000..100_000).contains(&bytes()), "{times}: {}", bytes());
+            let (told, found) = (desk.counts(), desk.recount().unwrap());
+            assert!((1..=20).contains(&told.too_high.chunks), "{told:?}");
+            assert_eq!((told.too_low.chunks, &told.too_high), (0, &found.too_high));
+            desk.gc();
+        }
+        assert_eq!(bytes(), 0, "{times}");
+    }
 }
 
 #[test]

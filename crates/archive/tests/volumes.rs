@@ -5,7 +5,7 @@ mod support;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
         mpsc,
     },
@@ -13,8 +13,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, ArchiveExports, Chunking, Collection, Compression, FilterName, Format, Ingest,
-    Settings, Volumes, check,
+    Archive, ArchiveExports, Chunking, Collection, Compression, ContainerKind, FilterName, Format,
+    Ingest, Settings, Volumes, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{
@@ -535,6 +535,116 @@ fn a_clone_has_what_was_written_and_shares_it_until_one_of_both_is_written_to() 
     assert_eq!(of("clone")[BLOCK..], content[BLOCK..]);
     assert!(served.exports.open("monday").unwrap().is_read_only());
     served.volumes.close().unwrap();
+}
+
+#[test]
+fn rule_62_a_clone_that_is_written_with_what_its_source_has_stores_nothing() {
+    let dir = with_clones();
+    let place = dir.path().join("a");
+    let image = noise(9, 4 << 20);
+    let settings = || Settings {
+        filters: vec![FilterName::BlockIndex, FilterName::ChunkIndex],
+        page_cache_bytes: 0,
+        auxiliary_entries: 64,
+        ..Settings::default()
+    };
+    let served = serve(&place, settings());
+    served.archive.create_volume("disk", image.len() as u64, 1).unwrap();
+    served.exports.open("disk").unwrap().write(0, &image).unwrap();
+    served.volumes.clone_volume("disk", "clone", false).unwrap();
+    served.archive.create_volume("other", image.len() as u64, 1).unwrap();
+    // The end of a server imports what it stored.
+    served.volumes.close().unwrap();
+    drop(served);
+    // What the source's content costs when it is written again.
+    let written = |name: &str| {
+        let served = serve(&place, settings());
+        let volume = served.exports.open(name).unwrap();
+        volume.write(0, &image).unwrap();
+        volume.flush().unwrap();
+        assert_eq!(read(&*volume, 0, image.len()).unwrap(), image);
+        drop(volume);
+        served.volumes.close().unwrap();
+        let counts = served.volumes.counts();
+        assert!(
+            counts.duplicates == counts.chunks && counts.chunks > 400 && counts.new_bytes == 0,
+            "{counts:?}"
+        );
+        counts.page_reads
+    };
+    // The block index answers for the blocks of a clone. It has nothing of the other volume.
+    let (clone, other) = (written("clone"), written("other"));
+    assert!(clone * 5 <= other && other > 200, "{clone} pages of the index, and {other}");
+    let archive = open(&place, Settings::default());
+    collect(&archive);
+    let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well() && report.volumes == 3, "{report:?}");
+}
+
+#[test]
+fn rule_62_a_clone_reads_no_data_when_it_is_made_and_when_it_is_counted() {
+    let dir = with_clones();
+    let place = dir.path().join("a");
+    let content = noise(5, 40 * BLOCK);
+    let served = serve(&place, Settings::default());
+    served.archive.create_volume("disk", 100 * BLOCK as u64, 1).unwrap();
+    served.exports.open("disk").unwrap().write(0, &content).unwrap();
+    served.volumes.close().unwrap();
+    collect(&served.archive);
+    drop(served);
+
+    // Reads of segments, each with its first byte and its end.
+    type Reads = Arc<Mutex<Vec<(String, u64, u64)>>>;
+    let reads = Reads::default();
+    let watch: Watch = {
+        let reads = reads.clone();
+        Arc::new(move |name, call, does| {
+            if let Call::Read(at, bytes) = call
+                && name.starts_with("segment-")
+            {
+                reads.lock().unwrap().push((name.to_owned(), *at, at + bytes));
+            }
+            does()
+        })
+    };
+    let files = Arc::new(Directory::open(&place, true).unwrap());
+    let watched = Arc::new(Watched { files, watch });
+    let archive = Arc::new(Archive::open(watched, true, Settings::default()).unwrap());
+    let volumes = Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100);
+    reads.lock().unwrap().clear();
+    for n in 0..10 {
+        volumes.clone_volume("disk", &format!("clone{n}"), n % 2 == 0).unwrap();
+    }
+    assert_eq!(*reads.lock().unwrap(), []);
+    volumes.close().unwrap();
+    drop(volumes);
+
+    // Its mappings are counted once more: recipes are read, and no content.
+    collect(&archive);
+    let tables = archive.tables();
+    let stored = tables.containers.iter().map(|one| one.unwrap().stored);
+    let data: Vec<(String, u64, u64)> = stored
+        .filter(|one| one.kind == ContainerKind::Data)
+        .map(|one| {
+            let groups = one.place.at + u64::from(one.place.meta_bytes);
+            let end = one.place.at + u64::from(one.place.bytes);
+            (format!("segment-{:08}", one.place.segment), groups, end)
+        })
+        .collect();
+    let of_data = |reads: &Reads| {
+        let reads = reads.lock().unwrap();
+        let is_data = |(name, at, end): &&(String, u64, u64)| {
+            data.iter().any(|(of, from, to)| of == name && at < to && from < end)
+        };
+        (reads.len(), reads.iter().filter(is_data).count())
+    };
+    let (all, content_reads) = of_data(&reads);
+    assert!(all > 0 && content_reads == 0, "{content_reads} of {all} reads");
+    // Who reads a clone reads data, so it is seen.
+    let exports = ArchiveExports(Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100));
+    let clone = exports.open("clone1").unwrap();
+    assert_eq!(read(&*clone, 0, content.len()).unwrap(), content);
+    assert!(of_data(&reads).1 > 0);
 }
 
 #[test]

@@ -637,6 +637,64 @@ fn a_served_archive_takes_snapshots() {
     desk.ok("check a");
 }
 
+/// Names of the large directory: with their letters they take more memory than the limit leaves.
+const MANY_NAMES: u32 = 300_000;
+
+#[test]
+fn rule_18_a_directory_with_more_names_than_memory_has_room_for_is_walked() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // In memory, if there is such a place: the tree's own disk has no part in this.
+    let place = tempfile::Builder::new().prefix("o").tempdir_in("/dev/shm");
+    let place = place.or_else(|_| tempfile::tempdir_in(desk.path(""))).unwrap();
+    let at = |name: &str| place.path().join(name);
+    for name in ["few", "many"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    fs::write(at("few/file"), b"").unwrap();
+    let mut first = at("many/first");
+    fs::write(&first, b"").unwrap();
+    for n in 1..MANY_NAMES {
+        // In no order. A name has 250 letters.
+        let name = at("many").join(format!("{:08x}-{:x<241}", n.wrapping_mul(0x9e37_79b1), ""));
+        if n % 1000 == 0 {
+            // File systems bound the names of a file.
+            fs::write(&name, b"").unwrap();
+            first = name;
+        } else {
+            fs::hard_link(&first, name).unwrap();
+        }
+    }
+    // A walk with so much address space, in MiB.
+    let walk = |name: &str, room: u64| {
+        let walks = desk.command("backup a --set s --dry-run --json");
+        let mut command = desk.command("");
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", "ulimit -v $0 && exec \"$@\"", &(room << 10).to_string()]);
+        limited.arg(walks.get_program()).args(walks.get_args()).arg(at(name));
+        limited.current_dir(desk.path(""));
+        for (name, value) in command.env("TMPDIR", desk.path("")).get_envs() {
+            match value {
+                Some(value) => limited.env(name, value),
+                None => limited.env_remove(name),
+            };
+        }
+        let output = limited.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(serde_json::from_slice::<Value>(&output.stdout).unwrap()),
+            false => Err(text(&output.stderr)),
+        }
+    };
+    // What the program, its threads and a small directory need, and 56 MiB.
+    let least = (24..1024).step_by(8).find(|&room| walk("few", room).is_ok()).unwrap();
+    let few = walk("few", least + 56).unwrap()["entries"].as_u64().unwrap();
+    let many = walk("many", least + 56).unwrap();
+    assert_eq!(many["entries"].as_u64().unwrap(), few - 1 + u64::from(MANY_NAMES), "{many}");
+    assert_eq!(many["left_out"], 0, "{many}");
+    assert_eq!(many["files_to_read"].as_u64().unwrap(), u64::from(MANY_NAMES).div_ceil(1000));
+}
+
 #[test]
 fn a_dry_run_tells_what_would_be_read_and_stores_nothing() {
     let desk = Desk::new();

@@ -215,6 +215,46 @@ mod tests {
     }
 
     #[test]
+    fn rule_31_work_that_has_begun_gives_way_at_its_next_step_after_a_look() {
+        // A step that comes right behind a look is the last one that a client waits for.
+        const { assert!(2 * LOOK.as_millis() <= 100) };
+        let requests = Arc::new(AtomicU64::new(0));
+        let counted = requests.clone();
+        let activity = Activity::new(move || counted.load(SeqCst));
+        let gate = Gate::new(activity.clone(), Duration::from_millis(10), 0);
+        // Steps of the work until it has to wait, so many at most. Each takes as long as between
+        // two looks.
+        let steps = |most: usize| {
+            let step = || {
+                std::thread::sleep(LOOK);
+                gate.pass_within(1, Duration::ZERO)
+            };
+            (0..most).map(|_| step()).take_while(Result::is_ok).count()
+        };
+        for _ in 0..3 {
+            gate.pass(1).unwrap();
+            assert_eq!(steps(4), 4);
+            let client = activity.work();
+            assert_eq!(steps(4), 0);
+            // However long the client is at work.
+            assert_eq!(steps(4), 0);
+            drop(client);
+            gate.pass(1).unwrap();
+            assert_eq!(steps(4), 4);
+            // A request of a volume's client is over when it is seen.
+            requests.fetch_add(1, SeqCst);
+            assert_eq!(steps(4), 0);
+        }
+        // Steps that take no time are let through until the next look, and no longer.
+        gate.pass(1).unwrap();
+        let _client = activity.work();
+        let begun = gate.looked.lock().0.unwrap();
+        while gate.pass_within(1, Duration::ZERO).is_ok() {
+            assert_eq!(gate.looked.lock().0, Some(begun), "it looked, and went on");
+        }
+    }
+
+    #[test]
     fn a_limit_is_kept_and_the_end_ends_who_waits() {
         let gate = Gate::new(Activity::new(|| 0), Duration::ZERO, 10 << 20);
         let begun = Instant::now();
