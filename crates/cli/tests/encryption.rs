@@ -98,7 +98,7 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
     let (opens, said) = with_words(&desk, "key test a", "correct horse");
     assert!(opens && said.contains("slot 0"), "{said}");
     let (opens, said) = with_words(&desk, "ls a", "correct mule");
-    assert!(!opens && said.contains("the passphrase opens no slot"), "{said}");
+    assert!(!opens && said.contains("wrong passphrase: it opens no slot"), "{said}");
     let (opens, said) = with_words(&desk, "key test a --key recovery", &words);
     assert!(opens && said.contains("slot 1"), "{said}");
     let (opens, said) = with_words(&desk, "key add a --new key --name second", "correct horse");

@@ -173,10 +173,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.dry_run && !gone.is_empty() {
         onefold_archive::forget(&archive, &gone, now())?;
     }
-    match judged.guarded.first() {
-        None => Ok(()),
-        Some(first) => Err(Failure::new(first.clone())),
-    }
+    all_done(&judged)
 }
 
 fn named(tables: &Tables, texts: &[String]) -> Result<Judged, Failure> {
@@ -233,10 +230,14 @@ fn forget_clones(
     let shown =
         all.iter().map(|clone| Shown { snapshot: &clone.snapshot, name: Some(&clone.name) });
     tell(options, shown.filter(|one| !kept_open.contains(&one.snapshot.id)), &judged)?;
-    match (failed, judged.guarded.first()) {
-        (Some(error), _) => Err(error),
-        (None, Some(first)) => Err(Failure::new(first.clone())),
-        (None, None) => Ok(()),
+    failed.map_or_else(|| all_done(&judged), Err)
+}
+
+/// Errors when sets stay as they are although the policy would take something of them; each is named.
+fn all_done(judged: &Judged) -> Result<(), Failure> {
+    match judged.guarded.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(judged.guarded.join("; "))),
     }
 }
 

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use onefold_backend::{signals::StopSignals, tree::Place};
+use onefold_core::{Error, Kind};
 use onefold_mount::{Choices, Mounted};
 
 use super::{archive_at, snapshots};
@@ -54,7 +55,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut signals = StopSignals::install_with_hangup()?;
     let choices = Choices { only, allow_other: options.allow_other };
     let at = &options.directory;
-    let mut mounted = Mounted::new(&archive, Place::of(at, true)??.into(), at, choices)?;
+    let place = Place::of(at, true).map_err(|error| match error.kind() {
+        Kind::NotFound => {
+            let at = at.display();
+            Error::new(Kind::NotFound, format!("there is no directory {at}: `mkdir {at}` makes it"))
+        }
+        _ => error,
+    });
+    let mut mounted = Mounted::new(&archive, place??.into(), at, choices)?;
     let mut ender = mounted.ender();
     std::thread::spawn(move || {
         loop {

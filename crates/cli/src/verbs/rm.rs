@@ -39,9 +39,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = directory.open(Settings::default())?;
     for name in &options.names {
         archive.remove(name).map_err(|error| {
-            let (store, name_shown) = (options.store.display(), name.escape_debug());
-            let forget = format!("`onefold forget {store} {name_shown}` forgets that");
-            snapshots::hinted(error, &archive.tables(), name, &forget)
+            let (store, shown, tables) =
+                (options.store.display(), name.escape_debug(), archive.tables());
+            // A set's name alone would be taken for all of the set.
+            let is_set = tables.snapshots.listed().any(|snapshot| snapshot.set == *name);
+            let newest = if is_set { "~0" } else { "" };
+            let forget = format!("`onefold forget {store} {shown}{newest}` forgets that");
+            snapshots::hinted(error, &tables, name, &forget)
         })?;
         if !options.answer.json {
             output::line(format_args!("removed '{}'", name.escape_debug()));

@@ -211,8 +211,8 @@ impl Asker {
         };
         found?.ok_or_else(|| {
             let what = match whence {
-                Whence::Passphrase => "the passphrase",
-                _ => "the key",
+                Whence::Passphrase => "wrong passphrase: it",
+                _ => "wrong key: it",
             };
             Error::new(
                 Kind::Denied,

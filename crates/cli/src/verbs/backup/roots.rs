@@ -123,7 +123,14 @@ fn is_mount_point(path: &Path) -> bool {
 
 /// The system says nothing of a path.
 pub(super) fn unseen(path: &Path, error: std::io::Error) -> Error {
-    Error::from_io(format_args!("{} can't be looked at", path.display()), error)
+    let path = path.display();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            let what = format!("there is nothing at {path}");
+            Error::new(Kind::NotFound, what).caused_by(error)
+        }
+        _ => Error::from_io(format_args!("{path} can't be looked at"), error),
+    }
 }
 
 /// A path from the root of the system, without `.` and `..`.

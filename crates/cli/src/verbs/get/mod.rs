@@ -28,7 +28,7 @@ use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, counted, grouped},
+    size::{Size, counted},
 };
 
 /// Writes a stream to standard output or a file, or a directory below another one
@@ -179,21 +179,21 @@ pub(super) fn left_out(counts: &LeftOut) -> serde_json::Value {
 /// Says in one line what was not restored, and what would restore it beyond what was asked for.
 pub(super) fn tell(counts: &LeftOut, is_privileged: bool) {
     let all = [
-        (counts.owners, "owners"),
-        (counts.special_bits, "set-id bits, or sticky bits of files"),
-        (counts.devices, "devices"),
-        (counts.sockets, "sockets"),
-        (counts.attributes, "attributes"),
+        (counts.owners, "owner"),
+        (counts.special_bits, "set-id or sticky bit"),
+        (counts.devices, "device"),
+        (counts.sockets, "socket"),
+        (counts.attributes, "attribute"),
     ];
-    let words: Vec<String> = all
-        .iter()
-        .filter(|(n, _)| *n > 0)
-        .map(|(n, what)| format!("{} {what}", grouped(*n)))
-        .collect();
+    let words: Vec<String> =
+        all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| counted(*n, what)).collect();
     if !words.is_empty() {
-        let why = match is_privileged {
-            true => "this user may not set them, or the file system takes none",
-            false => "root restores owners; --preserve-privileged what else may be restored",
+        let why = match (is_privileged, rustix::process::geteuid().is_root()) {
+            (true, _) => "this user may not set them, or the file system takes none",
+            (false, true) => "--preserve-privileged restores them, with --in-place also now",
+            (false, false) => {
+                "root restores owners; --preserve-privileged what else may be restored"
+            }
         };
         tracing::warn!("left out: {} ({why})", words.join(", "));
     }

@@ -577,7 +577,11 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         let began = ended(Some(began));
         format!("; {:.0} % of a round that began {began}", (done * 100.0).min(100.0))
     });
-    row("scrub", format!("had read all data {}{round}", ended(stats.care.scrub_ended)));
+    let read = match stats.care.scrub_ended {
+        None => "has not read all data yet".to_owned(),
+        at => format!("had read all data {}", ended(at)),
+    };
+    row("scrub", format!("{read}{round}"));
     if stats.damaged_chunks > 0 {
         row("DAMAGED", counted(stats.damaged_chunks, "chunk"));
     }
