@@ -788,6 +788,8 @@ fn differences_and_versions_are_found() {
             let path = line["path"].as_str().unwrap();
             (line["change"].as_str().unwrap().into(), path.replace(tree, "T"))
         })
+        // Other tests make and remove what lies above.
+        .filter(|(_, path): &(String, String)| path.starts_with('T'))
         .collect();
     let has = |change: &str, path: &str| {
         assert!(found.contains(&(change.into(), path.into())), "{change} {path}: {found:?}");
