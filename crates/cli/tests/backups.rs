@@ -447,6 +447,8 @@ fn a_snapshot_that_is_much_smaller_is_marked() {
         (said[0]["verdict"].as_str(), said[1]["verdict"].as_str()),
         (Some("kept"), Some("left_alone"))
     );
+    let checked = desk.run("status a --check");
+    assert!(!checked.status.success() && checked.out.contains("marked as shrunk"), "{checked:?}");
     // The whole one is young, and for how long is the operator's word.
     desk.ok("status a --check --max-age 1h");
     std::thread::sleep(Duration::from_millis(2100));

@@ -448,6 +448,27 @@ fn too_little(path: &str, free: u64, least: u64) -> Option<String> {
     })
 }
 
+/// A sentence for each set whose newest snapshot is marked as shrunk.
+fn shrunk(tables: &Tables) -> impl Iterator<Item = String> {
+    let mut newest = BTreeMap::new();
+    for snapshot in tables.snapshots.listed() {
+        let last = newest.entry((&snapshot.host, &snapshot.set)).or_insert(snapshot);
+        if snapshot.ended >= last.ended {
+            *last = snapshot;
+        }
+    }
+    newest.into_iter().filter(|(_, last)| last.completeness == Completeness::Shrunk).map(
+        |((host, set), _)| {
+            format!(
+                "the newest snapshot of set '{}' of {} is marked as shrunk: look for what is missing, or say by \
+                 `onefold backup --accept` that all is well",
+                set.escape_debug(),
+                host.escape_debug()
+            )
+        },
+    )
+}
+
 /// What needs an operator, a sentence each; with policies also the sets from which they would take
 /// too much.
 pub(super) fn problems(
@@ -464,6 +485,10 @@ pub(super) fn problems(
     let least = limits.free.unwrap_or(Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes);
     for (path, free) in free_of_each(directory, &stats)? {
         all.extend(too_little(&path, free, least));
+    }
+    // For how long one whole snapshot is enough is the operator's word.
+    if limits.snapshot.is_none() {
+        all.extend(shrunk(&tables));
     }
     if let Some(policies) = policies {
         let append_only =
