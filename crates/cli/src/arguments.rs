@@ -7,7 +7,8 @@ use clap::{Parser, Subcommand};
 use onefold_console::{completions, manual};
 
 use crate::{
-    key, operator,
+    key,
+    operator::{self, EVERY_VERB},
     verbs::{
         accept, audit, backup, cat, check, create, diff, domain, estimate, find, forget, gc, get,
         grow, image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate,
@@ -34,23 +35,23 @@ use crate::{
                   onefold volume create disk.onefold vm1 --size 1T\n  \
                   onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
                   onefold create archive backups\n  \
-                  onefold put backups monday -r /home\n\n\
+                  onefold backup backups /home --set home\n\n\
                   Each verb shows examples of its own: onefold VERB --help")]
 pub(crate) struct Arguments {
     /// Reads more options from a TOML file: a section for each verb, like [serve] or
     /// [volume.create], has the options by their names. An option on the command line wins
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = EVERY_VERB)]
     pub(crate) config: Option<PathBuf>,
 
     /// Level of the log on standard error: off, error, warn, info, debug or trace, also by module
     /// [default: RUST_LOG, or info]
-    #[arg(long, global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL", help_heading = EVERY_VERB)]
     pub(crate) log: Option<String>,
 
     /// Directory of the control sockets, by which verbs ask the server of a store. Server and verb
     /// need the same one. Other users may not enter it (mode 0700); a server makes it when it is
     /// missing [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, value_name = "DIR", help_heading = EVERY_VERB)]
     pub(crate) control: Option<PathBuf>,
 
     #[command(flatten)]

@@ -19,6 +19,8 @@ use zeroize::Zeroizing;
 
 use onefold::parts::keys::{self, Asker, Whence};
 
+use crate::operator::EVERY_VERB;
+
 /// Options that go with each verb.
 #[derive(Clone, Debug, Default, Args)]
 #[group(skip)]
@@ -26,16 +28,16 @@ pub(crate) struct Options {
     /// Where the key of an encrypted store is: `passphrase`, `recovery` (both are asked for), a key
     /// file's path, `command:PROGRAM`, or `credential` of a service. With it, stores that are not
     /// encrypted are refused. Encryption is experimental
-    #[arg(long, global = true, value_name = "WHERE", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "WHERE", hide_short_help = true, help_heading = EVERY_VERB)]
     key: Option<KeyFrom>,
 
     /// Reads the passphrase or the recovery key from this open descriptor, up to the end of a line
-    #[arg(long, global = true, value_name = "N", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "N", hide_short_help = true, help_heading = EVERY_VERB)]
     passphrase_fd: Option<RawFd>,
 
     /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost.
     /// Keys that were removed since open it again
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true, hide_short_help = true, help_heading = EVERY_VERB)]
     accept_older: bool,
 }
 

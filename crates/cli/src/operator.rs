@@ -5,17 +5,20 @@ use std::io::Write;
 use clap::Args;
 use onefold_backend::Word;
 
+/// The heading of options that each verb takes.
+pub(crate) const EVERY_VERB: &str = "Options of every verb";
+
 /// Options that go with each verb.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Options {
     /// Changes archives and cluster folders that belong to this user too. A file server may show
     /// root's files as those of another user
-    #[arg(long, global = true, value_name = "UID", hide_short_help = true, value_parser = user)]
+    #[arg(long, global = true, value_name = "UID", hide_short_help = true, value_parser = user, help_heading = EVERY_VERB)]
     owner: Option<u32>,
 
     /// Promises that no other machine writes to the store. Needed where its file system may be
     /// shared, and locks or direct I/O do not show who else uses it
-    #[arg(long, global = true, hide_short_help = true)]
+    #[arg(long, global = true, hide_short_help = true, help_heading = EVERY_VERB)]
     one_host: bool,
 }
 
