@@ -243,7 +243,7 @@ fn rule_00_a_chunk_that_is_named_as_often_as_counts_go_is_never_freed_by_its_cou
         desk.gc();
         assert_eq!(desk.chunks(), 0);
 
-        // As often as counts go, and not more: nobody knows, so the chunk stays until a recount.
+        // A count at the most may stand for more names, so the chunk stays until a recount.
         put("many", MOST - 1);
         put("one", 1);
         desk.gc();
@@ -275,7 +275,7 @@ fn rule_00_a_chunk_that_is_named_as_often_as_counts_go_is_never_freed_by_its_cou
         desk.gc();
         assert_eq!(desk.chunks(), 0);
 
-        // What came and went is counted together: first what came, beyond the most.
+        // Names that came and went are counted together: first those that came, beyond the most.
         put("first", 40_000);
         put("one", 1);
         desk.gc();

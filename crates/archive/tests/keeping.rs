@@ -309,7 +309,7 @@ fn rule_31_a_collection_asks_again_before_more_than_a_container_is_read_or_writt
     archive.remove("other").unwrap();
     desk.backup(2, &one[..1 << 20]);
     drop(archive);
-    // What a client that begins waits for: reads and writes of containers since somebody was asked.
+    // A client that begins waits for these: reads and writes of containers since somebody was asked.
     let since = Arc::new(AtomicU64::new(0));
     let (asked, most) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (sum, top) = (since.clone(), most.clone());

@@ -556,7 +556,7 @@ fn rule_62_a_clone_that_is_written_with_what_its_source_has_stores_nothing() {
     // The end of a server imports what it stored.
     served.volumes.close().unwrap();
     drop(served);
-    // What the source's content costs when it is written again.
+    // The cost of the source's content when it is written again.
     let written = |name: &str| {
         let served = serve(&place, settings());
         let volume = served.exports.open(name).unwrap();
@@ -640,7 +640,7 @@ fn rule_62_a_clone_reads_no_data_when_it_is_made_and_when_it_is_counted() {
     };
     let (all, content_reads) = of_data(&reads);
     assert!(all > 0 && content_reads == 0, "{content_reads} of {all} reads");
-    // Who reads a clone reads data, so it is seen.
+    // Reading a clone reads data, and the watch sees it.
     let exports = ArchiveExports(Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100));
     let clone = exports.open("clone1").unwrap();
     assert_eq!(read(&*clone, 0, content.len()).unwrap(), content);

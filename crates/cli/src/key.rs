@@ -28,7 +28,13 @@ pub(crate) struct Options {
     /// Where the key of an encrypted store is: `passphrase`, `recovery` (both are asked for), a key
     /// file's path, `command:PROGRAM`, or `credential` of a service. With it, stores that are not
     /// encrypted are refused. Encryption is experimental
-    #[arg(long, global = true, value_name = "WHERE", hide_short_help = true, help_heading = EVERY_VERB)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHERE",
+        hide_short_help = true,
+        help_heading = EVERY_VERB,
+    )]
     key: Option<KeyFrom>,
 
     /// Reads the passphrase or the recovery key from this open descriptor, up to the end of a line

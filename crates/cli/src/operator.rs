@@ -13,7 +13,14 @@ pub(crate) const EVERY_VERB: &str = "Options of every verb";
 pub(crate) struct Options {
     /// Changes archives and cluster folders that belong to this user too. A file server may show
     /// root's files as those of another user
-    #[arg(long, global = true, value_name = "UID", hide_short_help = true, value_parser = user, help_heading = EVERY_VERB)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "UID",
+        hide_short_help = true,
+        value_parser = user,
+        help_heading = EVERY_VERB,
+    )]
     owner: Option<u32>,
 
     /// Promises that no other machine writes to the store. Needed where its file system may be

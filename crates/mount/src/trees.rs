@@ -6,10 +6,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Address, Archive, Attributes, Content, FileMap, IndexEntry, Key, Part, Snapshot, Tables, Top,
-    TreeEntry, TreeNode, TreeNodeRef, TreeReader, Verify,
+    Address, Archive, Content, FileMap, IndexEntry, Key, Part, Snapshot, Tables, Top, TreeEntry,
+    TreeNode, TreeNodeRef, TreeReader, Verify,
 };
-use onefold_core::{Error, Kind, Result, tree::memory_of};
+use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 use quick_cache::{Weighter, sync::Cache};
 
@@ -45,11 +45,7 @@ impl Weighter<TreeNodeRef, Arc<TreeNode>> for Pages {
 }
 
 fn entry_bytes(entry: &TreeEntry) -> u64 {
-    let attributes = match &entry.attributes {
-        Attributes::Inline(all) => memory_of(all),
-        Attributes::Stored(..) => 0,
-    };
-    400 + attributes as u64
+    400 + entry.attributes.memory() as u64
 }
 
 fn part_bytes(part: &Part) -> u64 {
@@ -381,5 +377,37 @@ impl Walk {
             return Ok(true);
         }
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_archive::{Attributes, ContainerId, TreeWhat};
+    use onefold_core::Fingerprint;
+
+    use super::*;
+
+    #[test]
+    fn rule_09_a_cached_page_weighs_what_its_attributes_take() {
+        let weight = |attributes: usize| {
+            let attributes = vec![(Vec::new(), Vec::new()); attributes];
+            let entry = TreeEntry {
+                name: b"name".to_vec(),
+                what: TreeWhat::Fifo,
+                mode: 0,
+                uid: 0,
+                gid: 0,
+                seconds: 0,
+                nanoseconds: 0,
+                link: 0,
+                is_in_part: false,
+                attributes: Attributes::Inline(attributes),
+            };
+            let address = Address { container: ContainerId(1), slot: 0 };
+            let node = TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) };
+            Pages.weight(&node, &Arc::new(TreeNode::Directory(vec![entry])))
+        };
+        let taken = size_of::<(Vec<u8>, Vec<u8>)>() as u64;
+        assert!(weight(10_000) - weight(0) >= 10_000 * taken);
     }
 }

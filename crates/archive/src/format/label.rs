@@ -200,7 +200,7 @@ impl Label {
     /// Errors when the archive has a feature that is needed to change it, and that this program does not
     /// know.
     pub(crate) fn may_be_changed(&self) -> Result<()> {
-        is_known(self.newer.to_write, "to change it")
+        refuse_unknown(self.newer.to_write, "to change it")
     }
 
     /// The bytes, as the archive with this identity writes them.
@@ -409,21 +409,21 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_CLONES
         | FEATURE_ON_DEMAND
         | FEATURE_DOMAINS;
-    is_known(read & !known, "to read it")?;
+    refuse_unknown(read & !known, "to read it")?;
     let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES);
     Ok((read, write, Newer { to_write, ignored }))
 }
 
-/// Errors when there is a bit that this program does not know.
-fn is_known(unknown: u64, what: &str) -> Result<()> {
-    match unknown {
+/// Errors when there are bits that this program does not know; names the first.
+fn refuse_unknown(bits: u64, what: &str) -> Result<()> {
+    match bits {
         0 => Ok(()),
         _ => Err(Error::new(
             Kind::Unsupported,
             format!(
                 "the archive has feature {} of those that are needed {what}, which this program \
                  does not know: use a newer one",
-                unknown.trailing_zeros()
+                bits.trailing_zeros()
             ),
         )),
     }

@@ -9,7 +9,7 @@
 //! | index page | pages below it, or index pages, each with what comes first in it |
 //! | root | the root directory, and totals |
 
-use onefold_core::{Fingerprint, Result};
+use onefold_core::{Fingerprint, Result, tree::memory_of};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
@@ -142,6 +142,17 @@ pub enum Attributes {
     Inline(Vec<(Vec<u8>, Vec<u8>)>),
     /// Many: so many bytes, which are stored as those of a file are.
     Stored(u64, FileMap),
+}
+
+impl Attributes {
+    /// About how many bytes of memory they take, beside the pages of those that are stored.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        match self {
+            Attributes::Inline(all) => memory_of(all),
+            Attributes::Stored(..) => 0,
+        }
+    }
 }
 
 impl Default for Attributes {

@@ -283,7 +283,14 @@ impl Archive {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, &self.settings)?;
-        write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
+        write_leaves(
+            &*self.files,
+            &self.identity,
+            &self.settings,
+            number,
+            &mut tables,
+            &mut |_, _| (),
+        )?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
         tables.forget_moved();
         let log = fresh(&*self.files, &log_name(number))?;
@@ -392,7 +399,7 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
 fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     let one_is_enough = archive.keeps(Rule::OneLabelPlaceEnough);
     let (label, is_damaged) = look_for_proven(&*archive.files, &archive.identity, one_is_enough)?;
-    // Who changes the archive writes the label that it knows.
+    // A process that changes the archive writes labels with the bits of the one that it opened.
     let is_newer = archive.writes && label.newer != archive.label.newer;
     if (is_newer || label.kinds() != archive.label.kinds()) && archive.keeps(Rule::KindsCompared) {
         return Err(upgraded_meanwhile());

@@ -29,7 +29,7 @@ use crate::{
     },
     leaf_file::LEAVES,
     rules::Rule,
-    tables::{Tables, write_leaves_telling},
+    tables::{Tables, write_leaves},
 };
 
 /// The locks of an archive, and who holds them.
@@ -76,7 +76,7 @@ pub fn upgrade(archive: &Archive) -> Result<bool> {
 /// counts twice, as its copies are written one after the other.
 ///
 /// # Errors
-/// Those of [`upgrade`].
+/// As [`upgrade`].
 pub fn upgrade_telling(archive: &Archive, told: &mut dyn FnMut(u64, u64)) -> Result<bool> {
     upgrade_to(archive, archive.label.kinds().upgraded(), told)
 }
@@ -156,7 +156,7 @@ fn write_tables(
     let tables = Tables::clone(&position.tables);
     let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
     write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
-    write_leaves_telling(files, identity, &archive.settings, number, &mut tables, told)?;
+    write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
     for number in [number, number + 1] {
         write_snapshot(files, identity, number, &tables)?;
         let log = fresh(files, &log_name(number))?;

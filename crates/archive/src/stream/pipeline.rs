@@ -109,7 +109,7 @@ pub struct Feeder<'a> {
     gauge: &'a Gauge,
     /// Recipes that may still be ended.
     recipes_left: usize,
-    /// It was told.
+    /// The stream is marked already.
     is_incomplete: bool,
 }
 

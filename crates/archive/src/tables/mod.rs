@@ -51,8 +51,7 @@ pub(crate) use self::{
     containers::LeafStore,
     damage::is_damaged,
     leaves::{
-        Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves,
-        write_leaves_ahead, write_leaves_telling,
+        Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
     },
     persistent::Map,
     snapshots::roots,

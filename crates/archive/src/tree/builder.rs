@@ -85,7 +85,7 @@ impl Event {
     /// About how many bytes of memory it takes while it waits for its mark.
     pub(super) fn memory(&self) -> u64 {
         let pages = |known: &Known| known.len() * 2 * size_of::<(Fingerprint, Address)>();
-        let entry = |entry: &TreeEntry| memory_of(&entry.attributes);
+        let entry = |entry: &TreeEntry| entry.attributes.memory();
         let more = match self {
             Event::Enter(of, _, known) => of.name.len() + entry(of) + pages(known),
             Event::Known(known) => pages(known),
@@ -103,12 +103,6 @@ impl Event {
         };
         (size_of::<Event>() + more) as u64
     }
-}
-
-/// About how many bytes of memory attributes take.
-fn memory_of(attributes: &Attributes) -> usize {
-    let Attributes::Inline(all) = attributes else { return 0 };
-    onefold_core::tree::memory_of(all)
 }
 
 /// A finished tree.
@@ -261,12 +255,12 @@ impl TreeBuilder {
                 let fits = self.held.saturating_add(known.len()) <= KNOWN_MAX;
                 let known = if fits { known } else { Known::new() };
                 self.held += known.len();
-                let attributes = memory_of(&entry.attributes);
+                let attributes = entry.attributes.memory();
                 if self.attributes_bytes.saturating_add(attributes) > ATTRIBUTES_BYTES {
                     (entry.attributes, entry.is_in_part) = (Attributes::default(), true);
                     self.left_out += 1;
                 }
-                self.attributes_bytes += memory_of(&entry.attributes);
+                self.attributes_bytes += entry.attributes.memory();
                 self.open.push(Open::new(entry, stat, known));
                 Ok(())
             }
@@ -281,7 +275,7 @@ impl TreeBuilder {
                     return Err(misplaced("the root of a snapshot is left"));
                 };
                 self.held -= open.known.len();
-                self.attributes_bytes -= memory_of(&open.entry.attributes);
+                self.attributes_bytes -= open.entry.attributes.memory();
                 let (entry, stat) = self.close(open, is_in_part, write_piece)?;
                 self.push(&entry, &stat, write_piece)
             }
@@ -473,7 +467,7 @@ impl TreeBuilder {
         let pending = self.pending;
         let may = self.fed.saturating_mul(CHECKPOINT_SHARE).saturating_add(CHECKPOINT_BYTES);
         if pending as u64 > may {
-            // The next one does.
+            // It would write too much: the next one counts.
             return Ok(());
         }
         self.fed = 0;

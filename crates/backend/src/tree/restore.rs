@@ -54,7 +54,7 @@ struct Place {
     device: u64,
 }
 
-/// What a pipe, socket or device gets when it is made.
+/// The mode that a pipe, socket or device gets when it is made.
 struct Later {
     /// Its mode.
     mode: Mode,
@@ -302,8 +302,9 @@ impl Restorer {
         Ok(is_new)
     }
 
-    /// A pipe, a socket or a device, with its mode: without `/proc` it can't be changed later. Where its directory hands a list of rights down, or another user may have it do so at
-    /// any moment, it is made closed to all, and gets its mode when that list is gone.
+    /// A pipe, a socket or a device, with its mode: without `/proc` it can't be changed later. Where its
+    /// directory hands a list of rights down, or another user may have it do so at any moment, it is
+    /// made closed to all, and gets its mode when that list is gone.
     fn make_node(&mut self, entry: &Entry, kind: FileType, device: u64) -> Result<()> {
         let shared = self.shared.clone();
         let (at, name) = (self.at(entry)?, last_part(&entry.path));
@@ -421,7 +422,8 @@ impl Restorer {
             entry.attributes = lists;
         }
         if self.held + entry.attributes_memory() > HELD_BYTES {
-            // It does without, and lets its group do nothing, which a list might have kept out.
+            // This one does without its lists, and lets its group do nothing, which a list might have
+            // kept out.
             self.shared.left_out.lock().attributes += entry.attributes.len() as u64;
             entry.mode &= !0o070;
             entry.attributes = Vec::new();

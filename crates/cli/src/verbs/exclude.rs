@@ -125,7 +125,7 @@ struct Rules {
     user: u32,
 }
 
-/// What the patterns of a user cost so far.
+/// The costs of a user's patterns so far.
 #[derive(Clone, Debug, Default)]
 struct Spent {
     bytes: usize,
@@ -578,5 +578,22 @@ mod tests {
         assert!(one.takes(&path("x.of_root"), &FILE) && one.takes(&path("x.of_another"), &FILE));
         one.add_rules(b"a/a/a", 7, Some(b"*.later\n".to_vec()));
         assert!(!one.takes(&path("x.later"), &FILE));
+    }
+
+    #[test]
+    fn rule_07_a_file_of_patterns_has_a_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("patterns");
+        let mut options = Options { exclude_from: vec![file.clone()], ..Options::default() };
+        let mut built = |bytes: u64| {
+            std::fs::write(&file, vec![b'#'; bytes as usize]).unwrap();
+            Exclude::new(Path::new("/"), &options).map(drop)
+        };
+        assert!(built(GIVEN_BYTES).is_ok());
+        let refused = built(GIVEN_BYTES + 1).unwrap_err().to_string();
+        assert!(refused.contains("262144 bytes of patterns"), "{refused}");
+        // A device that never ends is not read to its end.
+        options.exclude_from = vec!["/dev/zero".into()];
+        assert!(Exclude::new(Path::new("/"), &options).is_err());
     }
 }

@@ -58,7 +58,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let place = Place::of(at, true).map_err(|error| match error.kind() {
         Kind::NotFound => {
             let at = at.display();
-            Error::new(Kind::NotFound, format!("there is no directory {at}: `mkdir {at}` makes it"))
+            Error::new(
+                Kind::NotFound,
+                format!("there is no directory {at}: `mkdir -p {at}` makes it"),
+            )
         }
         _ => error,
     });

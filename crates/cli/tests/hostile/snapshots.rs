@@ -332,6 +332,31 @@ fn rule_09_full_pages_of_a_deep_tree_are_not_all_held() {
     }
 }
 
+/// An attribute without a value takes a few bytes in an archive, and a hundred in memory.
+#[test]
+fn rule_09_attributes_without_content_are_not_all_held() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let files = Directory::open(&desk.path("a"), true).unwrap();
+    let archive =
+        Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap());
+    let attributes: Vec<_> = (0..6000_u32).map(|n| (format!("{n:x}").into(), vec![])).collect();
+    let files = (0..1000).map(|n| {
+        let mut file = entry(&format!("{n:04}"), TreeWhat::File(0, FileMap::default()));
+        file.attributes = Attributes::Inline(attributes.clone());
+        (b"content".to_vec(), Event::File(file, Stat::default(), None))
+    });
+    store(&archive, 1, "evil", files.collect());
+    drop(archive);
+    let words = "ulimit -d 300000; exec \"$0\" restore a evil -C out";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", words]).arg(env!("CARGO_BIN_EXE_onefold"));
+    let said = command.current_dir(desk.path(".")).output().unwrap();
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    assert_eq!(fs::read_dir(desk.path("out")).unwrap().count(), 1000);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("6,000,000 attributes"), "{said:?}");
+}
+
 #[test]
 fn rule_09_find_goes_on_behind_a_snapshot_that_cannot_be_read_and_says_so() {
     let desk = Desk::new();

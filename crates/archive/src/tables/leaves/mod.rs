@@ -17,6 +17,5 @@ pub(crate) use self::{
     directory::Source,
     writing::{
         changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
-        write_leaves_telling,
     },
 };

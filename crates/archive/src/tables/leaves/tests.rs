@@ -64,7 +64,15 @@ impl Desk {
 
     fn write(&mut self, tables: &mut Tables) {
         self.number += 1;
-        write_leaves(&self.files, &self.identity, &self.settings, self.number, tables).unwrap();
+        write_leaves(
+            &self.files,
+            &self.identity,
+            &self.settings,
+            self.number,
+            tables,
+            &mut |_, _| (),
+        )
+        .unwrap();
         self.snapshot = tables.encode();
     }
 

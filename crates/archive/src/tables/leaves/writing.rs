@@ -184,17 +184,6 @@ pub(crate) fn write_leaves(
     settings: &Settings,
     number: u64,
     tables: &mut Tables,
-) -> Result<()> {
-    write_leaves_telling(files, identity, settings, number, tables, &mut |_, _| ())
-}
-
-/// The same; `told` hears how many copies of containers were written, of how many at most.
-pub(crate) fn write_leaves_telling(
-    files: &dyn Files,
-    identity: &Identity,
-    settings: &Settings,
-    number: u64,
-    tables: &mut Tables,
     told: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     if !tables.leaves {

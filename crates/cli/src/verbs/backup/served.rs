@@ -51,3 +51,16 @@ fn id(text: &str) -> Result<SnapshotId> {
         _ => Err(Error::new(Kind::InvalidInput, "the id of a snapshot has 32 digits")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_21_the_id_of_a_snapshot_is_32_digits() {
+        assert!(id(&"0f".repeat(16)).is_ok());
+        for wrong in ["", "1", &format!("+{}", "1".repeat(31)), &"g".repeat(32)] {
+            assert_eq!(id(wrong).map_err(|error| error.kind()), Err(Kind::InvalidInput), "{wrong}");
+        }
+    }
+}

@@ -99,7 +99,7 @@ enum Part {
     Bytes(Line, Regex),
 }
 
-/// What a line of gitignore says.
+/// The meaning of a line of gitignore, beside its pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line {
     /// It takes out of what patterns before it name.

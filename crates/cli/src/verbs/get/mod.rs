@@ -190,7 +190,7 @@ pub(super) fn tell(counts: &LeftOut, is_privileged: bool) {
     if !words.is_empty() {
         let why = match (is_privileged, rustix::process::geteuid().is_root()) {
             (true, _) => "this user may not set them, or the file system takes none",
-            (false, true) => "--preserve-privileged restores them, with --in-place also now",
+            (false, true) => "--preserve-privileged restores what can be restored of them",
             (false, false) => {
                 "root restores owners; --preserve-privileged what else may be restored"
             }

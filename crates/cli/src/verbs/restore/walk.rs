@@ -5,7 +5,7 @@ use onefold_archive::{
 };
 use onefold_core::{
     Error, Kind, Result,
-    tree::{Entry, IN_PART, What, memory_of},
+    tree::{Entry, IN_PART, What},
 };
 
 use super::wanted::{Takes, Wanted};
@@ -133,13 +133,6 @@ pub(super) struct Pending {
 /// Memory for the attributes of directories that wait, at most.
 const WAITING_BYTES: usize = 32 << 20;
 
-fn memory(entry: &TreeEntry) -> usize {
-    match &entry.attributes {
-        Attributes::Inline(all) => memory_of(all),
-        Attributes::Stored(..) => 0,
-    }
-}
-
 impl Pending {
     /// Adds a directory.
     pub(super) fn push(&mut self, path: &[u8], entry: &TreeEntry) {
@@ -148,12 +141,12 @@ impl Pending {
             self.path.clear();
             self.path.extend_from_slice(path);
             let mut entry = entry.clone();
-            if self.held + memory(&entry) > WAITING_BYTES {
+            if self.held + entry.attributes.memory() > WAITING_BYTES {
                 // As where directories that are filled have too many: without its list of rights, its
                 // group may do nothing.
                 (entry.attributes, entry.mode) = (Attributes::default(), entry.mode & !0o070);
             }
-            self.held += memory(&entry);
+            self.held += entry.attributes.memory();
             self.all.push((path.len(), entry));
         }
     }
@@ -171,7 +164,7 @@ impl Pending {
         let leads = |length: usize| length <= same && path.get(length) == Some(&b'/');
         while self.all.last().is_some_and(|(length, _)| !leads(*length)) {
             let gone = self.all.pop();
-            self.held -= gone.map_or(0, |(_, entry)| memory(&entry));
+            self.held -= gone.map_or(0, |(_, entry)| entry.attributes.memory());
         }
         self.path.truncate(self.all.last().map_or(0, |(length, _)| *length));
     }

@@ -8,6 +8,7 @@ mod client;
 pub mod places;
 mod server;
 pub mod stream;
+mod streams;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 

@@ -11,7 +11,7 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -24,36 +24,21 @@ use parking_lot::Mutex;
 use super::{
     Answer, REQUEST_MAX, Request, Tell, places,
     stream::{Outlet, Pieces},
+    streams::{GIVES_WAY, LOOK_EVERY, SILENT_MOST, StreamPlace, Streams},
 };
 
-/// Commands at once; people and scripts need few.
+/// Commands at once, streams among them; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
 
 /// Connections whose commands have not come to their ends yet. One more cuts off the oldest of them, so
 /// that none who says nothing, or one byte after the other, keeps others out.
 const UNSAID_MAX: usize = 16;
 
-/// Of these, streams in and out, which may take hours: the others are for looks and changes.
-const STREAMS_MAX: usize = 12;
-
-/// How long the other end of a stream may be silent. A backup that nobody goes on with would keep
-/// collections from freeing space.
-const SILENT_MOST: Duration = Duration::from_secs(3600);
-
-/// A stream that was silent for so long gives way to a new one when all places are taken.
-const GIVES_WAY: Duration = Duration::from_secs(60);
-
-/// How long a new stream waits for a place that another one gives.
-const PLACE_WAIT: Duration = Duration::from_secs(5);
-
 /// Time to send a whole request, and to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause after the system refused a connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Time between two looks whether the server is stopping, while a stream is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Bytes of a stream read at once.
 const STREAM_BYTES: usize = 256 << 10;
@@ -121,10 +106,6 @@ pub struct Server {
 struct Hall {
     served: Box<dyn Served>,
     heard: Option<Heard>,
-    /// How long the other end of a stream may be silent, and after which time it gives way to others.
-    silent_most: Duration,
-    gives_way: Duration,
-    begun: Instant,
     stopping: AtomicBool,
     /// Connections that have a thread.
     connections: AtomicUsize,
@@ -132,17 +113,8 @@ struct Hall {
     unsaid: Mutex<VecDeque<Arc<UnixStream>>>,
     /// Commands under way.
     commands: AtomicUsize,
-    /// Streams among them.
-    streams: Mutex<Vec<Arc<Silence>>>,
-}
-
-/// How long the other end of a stream has been silent.
-#[derive(Default)]
-struct Silence {
-    /// When something moved last, in milliseconds since the server began.
-    heard: AtomicU64,
-    /// Another stream needs its place.
-    is_over: AtomicBool,
+    /// Streams among them: the other places are for looks and changes.
+    streams: Streams,
 }
 
 impl Server {
@@ -155,9 +127,10 @@ impl Server {
     pub fn start(name: &str, served: impl Served, heard: Option<Heard>) -> Result<Server> {
         let place = places::own().inspect(|place| places::prepare(place));
         match place.and_then(|place| ControlListener::bind(&place, name)) {
-            Ok(listener) => {
-                Server::listen(listener, Hall::new(served, heard, (SILENT_MOST, GIVES_WAY)))
-            }
+            Ok(listener) => Server::listen(
+                listener,
+                Hall::new(served, heard, Streams::new(SILENT_MOST, GIVES_WAY)),
+            ),
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
                 tracing::warn!(
@@ -165,7 +138,7 @@ impl Server {
                      place)"
                 );
                 Ok(Server {
-                    hall: Hall::new(served, heard, (SILENT_MOST, GIVES_WAY)),
+                    hall: Hall::new(served, heard, Streams::new(SILENT_MOST, GIVES_WAY)),
                     at_work: None,
                 })
             }
@@ -195,6 +168,10 @@ impl Server {
             // Its panic, if any, was printed.
             let _ = acceptor.join();
         }
+        // Connections that have not said their commands are not waited for.
+        for unsaid in self.hall.unsaid.lock().drain(..) {
+            let _ = unsaid.shutdown(Shutdown::Both);
+        }
         let begun = Instant::now();
         while self.hall.connections.load(Ordering::SeqCst) > 0 {
             if begun.elapsed() > END_WAIT {
@@ -213,22 +190,15 @@ impl Drop for Server {
 }
 
 impl Hall {
-    fn new(
-        served: impl Served,
-        heard: Option<Heard>,
-        (silent_most, gives_way): (Duration, Duration),
-    ) -> Arc<Hall> {
+    fn new(served: impl Served, heard: Option<Heard>, streams: Streams) -> Arc<Hall> {
         Arc::new(Hall {
             served: Box::new(served),
             heard,
-            silent_most,
-            gives_way,
-            begun: Instant::now(),
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             unsaid: Mutex::default(),
             commands: AtomicUsize::new(0),
-            streams: Mutex::default(),
+            streams,
         })
     }
 
@@ -284,25 +254,17 @@ impl Hall {
         at.and_then(|at| unsaid.remove(at)).is_some()
     }
 
-    fn patient<S>(&self, stream: S, silence: &Arc<Silence>) -> Patient<'_, S> {
-        Patient { stream, hall: self, silence: silence.clone() }
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
     /// A stream, and its end; the answer follows.
     fn give(
         &self,
         request: Request,
         stream: &UnixStream,
-        silence: &Arc<Silence>,
+        place: &StreamPlace<'_>,
     ) -> Result<serde_json::Value> {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // Who takes it may take its time between two pieces.
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut pieces = Outlet::new(self.patient(stream, silence));
+        let mut pieces = Outlet::new(place.patient(stream));
         let answer = self.served.give(request, &mut pieces);
         let ended = pieces.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -315,14 +277,14 @@ impl Hall {
         request: Request,
         input: BufReader<&UnixStream>,
         stream: &UnixStream,
-        silence: &Arc<Silence>,
+        place: &StreamPlace<'_>,
     ) -> Result<serde_json::Value> {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // The other end of either may take its time.
         let _ = stream.set_read_timeout(Some(LOOK_EVERY));
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut input = Pieces::new(self.patient(input, silence));
-        let mut output = Outlet::new(self.patient(stream, silence));
+        let mut input = Pieces::new(place.patient(input));
+        let mut output = Outlet::new(place.patient(stream));
         let answer = self.served.talk(request, &mut input, &mut output);
         let ended = output.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -367,9 +329,11 @@ impl Hall {
         });
         let asked = request.as_ref().ok().filter(|_| self.heard.is_some()).cloned();
         let answered = request.and_then(|request| {
-            let place = self.place_for(&request)?;
-            let silence = place.as_ref().map(|place| place.silence.clone()).unwrap_or_default();
-            self.answer(request, input, (stream, &silence), &mut progress)
+            if !is_stream(&request) {
+                return self.served.answer(request, &mut progress);
+            }
+            let place = self.streams.place(&self.stopping)?;
+            self.stream(request, input, (stream, &place), &mut progress)
         });
         if let (Some(heard), Some(asked)) = (&self.heard, &asked) {
             heard(uid_of(stream).ok(), asked, &answered);
@@ -381,73 +345,41 @@ impl Hall {
         let _ = tell(stream, &answer);
     }
 
-    /// A place among the streams, for a request that is one.
-    fn place_for(&self, request: &Request) -> Result<Option<StreamPlace<'_>>> {
-        let is_stream = matches!(
-            request,
-            Request::Send { .. }
-                | Request::Receive { .. }
-                | Request::Export { .. }
-                | Request::Import { .. }
-                | Request::Put { .. }
-                | Request::Backup(_)
-        );
-        if !is_stream {
-            return Ok(None);
-        }
-        let silence = Arc::new(Silence::default());
-        let begun = Instant::now();
-        loop {
-            let mut streams = self.streams.lock();
-            let now = self.now();
-            if streams.len() < STREAMS_MAX {
-                silence.heard.store(now, Ordering::SeqCst);
-                streams.push(silence.clone());
-                return Ok(Some(StreamPlace { hall: self, silence }));
-            }
-            let heard = |one: &Arc<Silence>| one.heard.load(Ordering::SeqCst);
-            let is_silent = |one: &&Arc<Silence>| {
-                Duration::from_millis(now.saturating_sub(heard(one))) >= self.gives_way
-            };
-            let silent = streams.iter().filter(is_silent).min_by_key(|one| heard(one));
-            let is_busy = silent.is_none_or(|_| begun.elapsed() > PLACE_WAIT);
-            if is_busy || self.stopping.load(Ordering::SeqCst) {
-                let message =
-                    format!("the server takes and gives {STREAMS_MAX} streams already; try again");
-                return Err(Error::new(Kind::Busy, message));
-            }
-            silent.into_iter().for_each(|one| one.is_over.store(true, Ordering::SeqCst));
-            drop(streams);
-            std::thread::sleep(LOOK_EVERY / 10);
-        }
-    }
-
-    fn answer(
+    /// A request that a stream goes with.
+    fn stream(
         &self,
         request: Request,
         input: BufReader<&UnixStream>,
-        (stream, silence): (&UnixStream, &Arc<Silence>),
+        (stream, place): (&UnixStream, &StreamPlace<'_>),
         progress: &mut Tell<'_>,
     ) -> Result<serde_json::Value> {
         match request {
             request @ (Request::Send { negotiates: true, .. }
             | Request::Receive { negotiates: true, .. }) => {
-                self.talk(request, input, stream, silence)
+                self.talk(request, input, stream, place)
             }
             request @ (Request::Export { .. } | Request::Send { .. }) => {
-                self.give(request, stream, silence)
+                self.give(request, stream, place)
             }
-            Request::Put { .. }
-            | Request::Backup(_)
-            | Request::Import { .. }
-            | Request::Receive { .. } => {
+            request => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
-                self.served.take(request, &mut self.patient(input, silence), progress)
+                self.served.take(request, &mut place.patient(input), progress)
             }
-            request => self.served.answer(request, progress),
         }
     }
+}
+
+fn is_stream(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Send { .. }
+            | Request::Receive { .. }
+            | Request::Export { .. }
+            | Request::Import { .. }
+            | Request::Put { .. }
+            | Request::Backup(_)
+    )
 }
 
 /// The line of a request, or as much of it as may be read. `None` when it does not come in time, and when
@@ -481,75 +413,6 @@ impl Drop for CommandPlace<'_> {
     }
 }
 
-/// A place among the streams, given back when it is dropped.
-struct StreamPlace<'a> {
-    hall: &'a Hall,
-    silence: Arc<Silence>,
-}
-
-impl Drop for StreamPlace<'_> {
-    fn drop(&mut self) {
-        self.hall.streams.lock().retain(|one| !Arc::ptr_eq(one, &self.silence));
-    }
-}
-
-/// Waits for a client as long as the server runs, and as it is not silent for too long.
-struct Patient<'a, S> {
-    stream: S,
-    hall: &'a Hall,
-    silence: Arc<Silence>,
-}
-
-impl<S> Patient<'_, S> {
-    fn wait(
-        &mut self,
-        mut step: impl FnMut(&mut S) -> std::io::Result<usize>,
-    ) -> std::io::Result<usize> {
-        use std::io::ErrorKind::{TimedOut, WouldBlock};
-        let begun = Instant::now();
-        loop {
-            match step(&mut self.stream) {
-                Err(e) if matches!(e.kind(), WouldBlock | TimedOut) => {
-                    if self.hall.stopping.load(Ordering::SeqCst) {
-                        return Err(std::io::Error::other("the server is stopping"));
-                    }
-                    let why = match self.silence.is_over.load(Ordering::SeqCst) {
-                        true => "the other side was silent, and another stream needed its place",
-                        false if begun.elapsed() >= self.hall.silent_most => {
-                            "the other side was silent for an hour"
-                        }
-                        false => continue,
-                    };
-                    return Err(std::io::Error::other(why));
-                }
-                done => {
-                    self.silence.heard.store(self.hall.now(), Ordering::SeqCst);
-                    return done;
-                }
-            }
-        }
-    }
-}
-
-impl<S: Read> Read for Patient<'_, S> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.wait(|stream| stream.read(into))
-    }
-}
-
-impl<S: Write> Write for Patient<'_, S> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.hall.stopping.load(Ordering::SeqCst) {
-            return Err(std::io::Error::other("the server is stopping"));
-        }
-        self.wait(|stream| stream.write(bytes))
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.stream.flush()
-    }
-}
-
 /// A connection's place, given back also when its thread panics.
 struct Place(Arc<Hall>);
 
@@ -570,7 +433,7 @@ fn tell(mut stream: &UnixStream, answer: &Answer) -> Result<()> {
 mod tests {
     use onefold_backend::peer;
 
-    use super::*;
+    use super::{super::streams::STREAMS_MAX, *};
 
     /// Answers `pid` at once, and anything else only when it is told to stop.
     struct Slow;
@@ -614,7 +477,11 @@ mod tests {
     fn server_for(silent_most: Duration, gives_way: Duration) -> (tempfile::TempDir, Server) {
         let room = tempfile::tempdir().unwrap();
         let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
-        (room, Server::listen(listener, Hall::new(Slow, None, (silent_most, gives_way))).unwrap())
+        (
+            room,
+            Server::listen(listener, Hall::new(Slow, None, Streams::new(silent_most, gives_way)))
+                .unwrap(),
+        )
     }
 
     fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {
@@ -687,8 +554,9 @@ mod tests {
         let last = unsaid.last_mut().unwrap();
         last.get_mut().write_all(b"\"ask\":\"pid\"}\n").unwrap();
         assert!(answer(last).contains("\"value\":7"));
-        drop(unsaid);
-        assert!(server.stop());
+        // Nor does the end wait for those that say nothing.
+        let begun = Instant::now();
+        assert!(server.stop() && begun.elapsed() < END_WAIT / 2);
     }
 
     #[test]
@@ -710,7 +578,7 @@ mod tests {
             assert!(answer(one).contains("was silent"));
         }
         let begun = Instant::now();
-        while !server.hall.streams.lock().is_empty() {
+        while server.hall.streams.count() > 0 {
             assert!(begun.elapsed() < Duration::from_secs(30), "places are kept");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -726,7 +594,7 @@ mod tests {
         for one in &mut silent {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(2 * LOOK_EVERY);
         let mut newcomers: Vec<_> = (0..3).map(|_| ask(&room, put)).collect();
         for one in &mut newcomers {
             let said = answer(one);
