@@ -6,11 +6,11 @@ mod support;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Address, Archive, Attributes, BackupReport, BackupRequest, Collection, Compression,
-    ContainerId, Content, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge,
-    IndexEntry, Key, Known, Parents, Part, PutRequest, Settings, Shape, SnapshotId, Stat, Top,
-    TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup, check,
-    diff, forget, put,
+    Address, Archive, Attributes, BackupReport, BackupRequest, Collection, Completeness,
+    Compression, ContainerId, Content, DirectoryPages, Entries, Event, FileMap, Format,
+    FoundInParent, Gauge, IndexEntry, Key, Known, Parents, Part, PutRequest, Settings, Shape,
+    SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
+    Verify, backup, check, diff, forget, put,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Fingerprint, Kind, Result};
@@ -535,6 +535,15 @@ fn rule_09_no_stream_and_no_file_is_longer_than_files_can_be() {
         feeder.end_recipe()
     });
     assert_eq!(twice.unwrap_err().kind(), Kind::InvalidInput);
+    // A client that says nothing but ends of recipes is stopped at the first that is too many.
+    let mut said = 0;
+    let ends = onefold_archive::put(&desk.archive, request("b"), &gauge, |feeder| {
+        loop {
+            feeder.end_recipe()?;
+            said += 1;
+        }
+    });
+    assert_eq!((ends.unwrap_err().kind(), said), (Kind::InvalidInput, 1));
     let file = || {
         let file = entry("f", TreeWhat::File(0, FileMap::default()));
         Event::File(file, Stat::default(), None)
@@ -574,6 +583,7 @@ fn rule_09_directories_in_each_other_hold_little_and_are_whole() {
     let depth = report.snapshot.entries as usize / 26;
     assert!(DEPTH / 2 < depth && depth < DEPTH, "{:?}", report.snapshot);
     assert_eq!(report.snapshot.entries, 1 + 26 * depth as u64);
+    assert_eq!(report.snapshot.completeness, Completeness::Partial);
     let pages = 2 * depth as u64;
     assert!((2 * pages..3 * pages).contains(&report.pages.0), "{:?}", report.pages);
     // Where attributes were too many, the directory says so.

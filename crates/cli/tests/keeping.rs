@@ -67,6 +67,8 @@ fn gc_says_what_it_would_free_and_what_it_leaves() {
         backup(&desk, n);
     }
     desk.fails("forget a t", 1, &["'t' is a set", "'t~0' names its newest snapshot"]);
+    desk.fails("rm a t", 1, &["`onefold forget a t~0` forgets that"]);
+    desk.fails("mount a nowhere", 1, &["there is no directory nowhere: `mkdir -p nowhere`"]);
     let host = json(&desk, "snapshots a")[0]["host"].as_str().unwrap().to_owned();
     let says = format!("`--host '{host}' --set 't' --keep-");
     desk.fails(&format!("forget a {host}:t"), 1, &[&says]);
@@ -93,6 +95,18 @@ fn gc_says_what_it_would_free_and_what_it_leaves() {
     assert_eq!(done["left"]["trash_bytes"], plan["trash_bytes"], "{done} {plan}");
     assert!(desk.ok("gc a").contains("in the trash"));
     desk.fails("gc a --dry-run --for 5m", 2, &["--dry-run"]);
+}
+
+#[test]
+fn forget_names_each_set_that_a_policy_would_take_too_much_of() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    for n in 0..4 {
+        backup(&desk, n);
+        desk.ok("backup a tree --set s --json");
+    }
+    desk.fails("forget a --keep-last 1", 1, &["set 's' of", "set 't' of", "3 of its 4"]);
+    assert_eq!(snapshots(&desk), 8);
 }
 
 #[test]

@@ -338,8 +338,7 @@ fn rule_09_attributes_without_content_are_not_all_held() {
     let desk = Desk::new();
     desk.ok("create archive a");
     let files = Directory::open(&desk.path("a"), true).unwrap();
-    let archive =
-        Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap());
+    let archive = Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap());
     let attributes: Vec<_> = (0..6000_u32).map(|n| (format!("{n:x}").into(), vec![])).collect();
     let files = (0..1000).map(|n| {
         let mut file = entry(&format!("{n:04}"), TreeWhat::File(0, FileMap::default()));
