@@ -201,6 +201,12 @@ pub enum Rule {
     /// A forgotten snapshot is kept for a time from when a collection saw it. Otherwise the clock of
     /// the process that forgot it empties the trash.
     TrashFromCollection,
+    /// A snapshot that a collection removed can't be undeleted. Otherwise its user is told that it is
+    /// there again.
+    GoneNotUndeleted,
+    /// A collection that looks at condemned chunks again spares those of what went since the counts
+    /// were made. Otherwise it drops the recipe of a removed stream that the next count reads.
+    RemovedSpared,
     /// A checkpoint of a backup is no snapshot. Otherwise a list shows, and a restore takes, half of
     /// one for all of it.
     CheckpointsUnlisted,
@@ -297,7 +303,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 87] = [
+    pub const BUGS: [(&'static str, Rule); 89] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -347,6 +353,8 @@ impl Rule {
         ("recounted-twice", Rule::RecountedOnce),
         ("condemned-before-recount", Rule::CondemnedSparedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
+        ("gone-undeleted", Rule::GoneNotUndeleted),
+        ("removals-in-recheck", Rule::RemovedSpared),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),
         ("border-by-page", Rule::PagesEndByContent),

@@ -173,9 +173,10 @@ fn times(a: u8, b: u8) -> u8 {
     })
 }
 
-/// The inverse: the 254th power; 0 of 0.
+/// The inverse: the 254th power, which is the product of the powers 2, 4, … 128; 0 of 0.
 fn inverse(a: u8) -> u8 {
-    (0..254).fold(1, |product, _| times(product, a))
+    let squares = std::iter::successors(Some(times(a, a)), |&square| Some(times(square, square)));
+    squares.take(7).fold(1, times)
 }
 
 #[cfg(test)]

@@ -131,7 +131,10 @@ impl Collection {
             // A stream that was removed since the counts on the disk were made was subtracted in
             // memory only. The next counting reads its recipe again, so the chunks that hold the
             // recipe are spared.
-            for difference in tables.differences.iter().filter(|difference| !difference.added) {
+            let spares_removed = self.archive.keeps(Rule::RemovedSpared);
+            for difference in
+                tables.differences.iter().filter(|difference| !difference.added && spares_removed)
+            {
                 if is_gone(&self.archive, &tables, &difference.recipe)? {
                     continue;
                 }

@@ -26,7 +26,12 @@ pub fn forget(archive: &Archive, ids: &[SnapshotId], now: u64) -> Result<()> {
 /// # Errors
 /// `NotFound`: a collection has removed it, or there never was one. As for every change.
 pub fn undelete(archive: &Archive, ids: &[SnapshotId]) -> Result<()> {
-    change_snapshots(archive, ids, |ids| Record::Undeleted { ids })
+    match change_snapshots(archive, ids, |ids| Record::Undeleted { ids }) {
+        Err(error) if error.kind() == Kind::NotFound && !archive.keeps(Rule::GoneNotUndeleted) => {
+            Ok(())
+        }
+        done => done,
+    }
 }
 
 /// Takes note that a collection saw forgotten snapshots, and checkpoints, and removes those whose

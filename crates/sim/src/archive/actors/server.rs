@@ -149,20 +149,23 @@ impl Sim {
                 .filter(|(block, _)| !disk.unknown.contains(block));
             known.map(|(_, pair)| pair).collect()
         };
-        let cells = || self.disks.iter().flat_map(of_disk);
+        let cells: Vec<_> = self.disks.iter().flat_map(of_disk).collect();
         let mut stamps: Vec<u64> =
-            cells().flat_map(|(cell, _)| cell.iter().map(|version| version.0)).collect();
+            cells.iter().flat_map(|(cell, _)| cell.iter().map(|version| version.0)).collect();
         stamps.sort_unstable();
         stamps.dedup();
         let as_of = |cell: &Cell, stamp: u64| {
             cell.iter().rposition(|version| version.0 <= stamp).unwrap_or(0)
         };
-        let whole = |stamp: &&u64| {
-            cells().all(|(cell, read)| {
-                read.as_ref().is_none_or(|read| matches(&cell[as_of(cell, **stamp)].1, read))
-            })
+        // Of each cell that was read, which of its versions it is.
+        let read_as = |(cell, read): &(&Cell, &Option<Vec<u8>>)| {
+            let read = read.as_ref()?;
+            Some(cell.iter().map(|version| matches(&version.1, read)).collect::<Vec<bool>>())
         };
-        let pending = cells().any(|(cell, _)| cell.len() > 1);
+        let read_as: Vec<_> =
+            cells.iter().filter_map(|pair| Some((pair.0, read_as(pair)?))).collect();
+        let whole = |stamp: &&u64| read_as.iter().all(|(cell, is)| is[as_of(cell, **stamp)]);
+        let pending = cells.iter().any(|(cell, _)| cell.len() > 1);
         let one = stamps.iter().rev().find(whole).copied();
         if one.is_none() && !stamps.is_empty() && self.params.profile == Profile::Crashes {
             return Err(Failure::new(
