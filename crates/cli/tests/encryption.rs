@@ -221,6 +221,77 @@ fn rule_23_a_block_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
     assert!(desk.ok("status plain").contains("not encrypted"));
 }
 
+/// A command whose answer goes to a disk that is full, or to nobody.
+fn unheard(desk: &Desk, arguments: &str) -> String {
+    let mut command = desk.command(arguments);
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ended = command.stdout(full).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{arguments}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let ended = desk.command(arguments).stdout(writer).output().unwrap();
+    assert_ne!(ended.status.code(), Some(0), "{arguments}");
+    said
+}
+
+#[test]
+fn rule_23_no_secret_goes_before_its_successor_was_shown() {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    desk.ok("key remove a 1 --key key");
+    let said = unheard(&desk, "key change a 0 --new recovery --key key");
+    assert!(said.contains("slot 0 is still there, and slot 1 is new"), "{said}");
+    desk.ok("ls a --key key");
+    // Each of the two calls left the slot that nobody knows.
+    desk.ok("key remove a 1 --key key");
+    desk.ok("key remove a 2 --key key");
+    let words = recovery(&desk.ok("key change a 0 --new recovery --key key"));
+    desk.fails("ls a --key key", 1, &["opens no slot"]);
+    let (opens, said) = with_words(&desk, "key change a 1 --new key2 --key recovery", &words);
+    assert!(opens, "{said}");
+    let (opens, _) = with_words(&desk, "ls a --key recovery", &words);
+    assert!(!opens, "a replaced recovery key opens it");
+    let said = unheard(&desk, "create block s --size 64M --key key");
+    assert!(said.contains("nobody has its recovery key"), "{said}");
+    desk.ok("status s --key key");
+}
+
+#[test]
+fn a_change_of_keys_that_was_cut_off_is_no_damage_of_a_block_store() {
+    let desk = Desk::new();
+    desk.ok("create block s --size 64M --key key");
+    let before = fs::read(desk.path("s")).unwrap();
+    desk.ok("key add s --new second --key key");
+    let after = fs::read(desk.path("s")).unwrap();
+    // One of the two superblocks is as before: that which was to be written second, or the first.
+    let whole = [0, 8].map(|block| {
+        let bytes = block * 4096..(block + 1) * 4096;
+        let mut cut = after.clone();
+        cut[bytes.clone()].copy_from_slice(&before[bytes]);
+        fs::write(desk.path("s"), cut).unwrap();
+        // This user saw the whole change.
+        let _ = fs::remove_dir_all(desk.path("state"));
+        let checked = desk.run("check s --key second");
+        let said = checked.out.contains("from before the last change of keys");
+        assert_eq!(said, checked.status.success(), "{checked:?}");
+        said
+    });
+    assert_eq!(whole.iter().filter(|whole| **whole).count(), 1);
+}
+
+#[test]
+fn rule_22_a_list_with_a_key_refuses_an_older_key_area() {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    let before = fs::read(desk.path("a/keys")).unwrap();
+    desk.ok("key remove a 1 --key key");
+    assert_eq!(desk.ok("key list a --key key").matches("recovery").count(), 0);
+    fs::write(desk.path("a/keys"), &before).unwrap();
+    desk.fails("key list a --key key", 1, &["older"]);
+    assert!(desk.ok("key list a").contains("not proven"));
+}
+
 #[test]
 fn rule_31_block_stores_that_can_not_be_encrypted_say_so() {
     let desk = Desk::new();

@@ -1,6 +1,6 @@
 //! The sentence that a person reads when something fails, and an exit status for scripts.
 
-use std::{borrow::Cow, io::Write, process::ExitCode};
+use std::{borrow::Cow, fmt::Display, io::Write, process::ExitCode};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use onefold_core::Error;
@@ -41,6 +41,17 @@ impl Failure {
     /// A command line that makes no sense.
     pub fn usage(sentence: impl Into<String>) -> Failure {
         Failure::Sentence(sentence.into(), USAGE)
+    }
+
+    /// Says more behind it.
+    #[must_use]
+    pub fn and(self, more: impl Display) -> Failure {
+        match self {
+            Failure::Sentence(sentence, status) => {
+                Failure::Sentence(format!("{sentence}; {more}"), status)
+            }
+            text @ Failure::Text(_) => text,
+        }
     }
 
     /// Tells it as this command, and gives the exit status.

@@ -93,6 +93,15 @@ pub fn finish() -> Result<(), Failure> {
     }
 }
 
+/// As [`finish`], behind what is shown this once: it is a failure, too, that nobody reads it any more.
+pub fn shown_once() -> Result<(), Failure> {
+    finish()?;
+    match FAILED.get() {
+        Some(_) => Err(Failure::new("the output can't be written: nobody reads it")),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

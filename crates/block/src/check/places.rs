@@ -90,7 +90,12 @@ fn judge_whole(report: &mut Report, place: u32, found: &Superblock, best: &Super
         );
         report.problem(Place::Superblock(place), what);
     }
-    if best.state.clean && !found.is_twin_of(best) && found.fixed == best.fixed {
+    if found.has_keys_before(best) {
+        report.note(format!(
+            "{}: it is from before the last change of keys, which was cut off; the next opening writes it anew",
+            Place::Superblock(place)
+        ));
+    } else if best.state.clean && !found.is_twin_of(best) && found.fixed == best.fixed {
         report.problem(
             Place::Superblock(place),
             "it is of another checkpoint than the other one: a write was lost",

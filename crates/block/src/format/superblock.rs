@@ -525,6 +525,18 @@ impl Superblock {
             && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
     }
 
+    /// True for the version before `newer` when only the keys changed between the two: a change of keys
+    /// that was killed leaves such a pair.
+    #[must_use]
+    pub(crate) fn has_keys_before(&self, newer: &Superblock) -> bool {
+        let mut with_them = self.clone();
+        with_them.state.keys = newer.state.keys;
+        with_them.state.saw_domains(newer.state.next_domain);
+        self.state.keys < newer.state.keys
+            && self.state.sequence.wrapping_add(1) == newer.state.sequence
+            && with_them.is_twin_of(newer)
+    }
+
     /// True when a block that is no superblock may be a mixture of the sectors of two of this
     /// store, as a torn write leaves it: what never changes is there, and nothing is behind the
     /// end.

@@ -26,7 +26,11 @@ use onefold::parts::{
     keys::{Asker, asker},
     store_file::StoreFile,
 };
-use onefold_console::{failure::Failure, output::Answer, size::counted};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::counted,
+};
 
 /// Shows and changes the keys of an encrypted store
 ///
@@ -264,6 +268,9 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     let words: Vec<String> = area.slots().map(|(number, slot)| words_of(number, slot)).collect();
     let asker = the_asker()?;
     let proven = asker.named().is_some();
+    if proven {
+        opens(store)?;
+    }
     if proven && !area.is_of(&asker.root(&area).map_err(|error| error.context(store.display()))?) {
         let why =
             "the key area was changed by somebody without its key; nothing that it says counts";
@@ -276,13 +283,18 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     answer.tell(&report, format_args!("slot  kind        made\n{}{said}", words.join("\n")))
 }
 
-fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
-    // All of it opens, not only the slot.
+/// Fails unless the key opens all of the store, and not only a slot: an older key area opens nothing.
+fn opens(store: &Path) -> std::result::Result<(), Failure> {
     match at(store)? {
         Store::Archive(directory) => drop(directory.open_to_read(READER_BYTES)?),
         Store::Block(file) => drop(file.open_unchanged()?),
         Store::Cluster(url) => drop(Opened::look(&url)?),
     }
+    Ok(())
+}
+
+fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
+    opens(store)?;
     let area = area(store)?;
     let (slot, _) = the_asker()?.open(&area).map_err(|error| error.context(store.display()))?;
     let words = format_args!("the key opens slot {slot} of {}", store.display());
@@ -353,16 +365,30 @@ fn exchange(
     let given = new.given()?;
     let made = new_secret(&new.new.0, given.as_ref(), area(store)?.id())?;
     let kind = new.new.0.kind();
-    let mut number = slot;
+    let (mut number, mut replaced) = (slot, None);
     change(store, &mut |keys, random| {
-        let old = keys.slots().find(|(number, _)| *number == slot);
-        let (_, old) =
-            old.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no slot {slot}")))?;
-        let name = old.name().to_owned();
-        number = with_new(keys, (kind, &name), &made, random)?;
-        keys.remove_slot(slot)
+        let old = slot_of(keys, slot)?;
+        number = with_new(keys, (kind, old.name()), &made, random)?;
+        replaced = Some(old);
+        Ok(())
     })?;
-    tell_new(store, number, &made, answer)
+    // The old secret opens the store until somebody has the new one.
+    tell_new(store, number, &made, answer).map_err(|failure| {
+        failure.and(format!(
+            "slot {slot} is still there, and slot {number} is new: remove one of them"
+        ))
+    })?;
+    change(store, &mut |keys, _| match replaced.as_ref() == Some(&slot_of(keys, slot)?) {
+        true => keys.remove_slot(slot),
+        false => {
+            Err(Error::new(Kind::Busy, format!("somebody else changed slot {slot} meanwhile")))
+        }
+    })
+}
+
+fn slot_of(keys: &Keys, slot: usize) -> Result<Slot> {
+    let found = keys.slots().find(|(number, _)| *number == slot).map(|(_, found)| found.clone());
+    found.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no slot {slot}")))
 }
 
 fn tell_new(
@@ -378,7 +404,8 @@ fn tell_new(
     let words = made.words.as_ref().map_or_else(String::new, |words| {
         format!("\nrecovery key, which is shown this once:\n{}", words.as_str())
     });
-    answer.tell(&report, format_args!("{} opens by slot {slot}{words}", store.display()))
+    answer.tell(&report, format_args!("{} opens by slot {slot}{words}", store.display()))?;
+    if made.words.is_some() { output::shown_once() } else { Ok(()) }
 }
 
 fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Result<(), Failure> {

@@ -137,7 +137,8 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         "created {shown}: chunks by {chunking}, compressed by {compression}, fingerprints by \
          {fingerprint}{made}\n{encryption}"
     );
-    options.answer.tell(&report, words)
+    options.answer.tell(&report, words)?;
+    NewKeys::arrived(keys.as_ref())
 }
 
 /// Makes it; says where, if that is not one directory.

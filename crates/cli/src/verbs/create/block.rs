@@ -261,7 +261,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     });
     let encryption = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);
     let words = format_args!("created store {} of {}\n{encryption}", path.display(), Size(bytes));
-    options.answer.tell(&report, words)
+    options.answer.tell(&report, words)?;
+    NewKeys::arrived(keys.as_ref())
 }
 
 /// Why a store of these choices can't be encrypted.

@@ -106,7 +106,8 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             "recovery_key": keys.as_ref().map(|keys| keys.recovery.as_str()),
         }),
         format_args!("created {}\n{told}", options.store),
-    )
+    )?;
+    NewKeys::arrived(keys.as_ref())
 }
 
 /// Writes the catalogue of a new store, and its keys if it is encrypted.

@@ -9,7 +9,7 @@ use onefold::parts::{
     archive_dir::now,
     keys::{self, Whence},
 };
-use onefold_console::failure::Failure;
+use onefold_console::{failure::Failure, output};
 
 /// What is said of every store that is not encrypted.
 pub(super) const NOT_ENCRYPTED: &str =
@@ -32,6 +32,17 @@ impl NewKeys {
             self.by,
             self.recovery.as_str()
         )
+    }
+
+    /// Fails when nobody can have read the recovery key.
+    pub(super) fn arrived(keys: Option<&NewKeys>) -> Result<(), Failure> {
+        let Some(keys) = keys else { return Ok(()) };
+        let more = format!(
+            "the store is there and opens by its {}, but nobody has its recovery key, slot 1: \
+             `onefold key change STORE 1 --new recovery` makes another",
+            keys.by
+        );
+        output::shown_once().map_err(|failure| failure.and(more))
     }
 }
 
