@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::FileExt, path::Path, process::Stdio, sync::Arc};
 use onefold_archive::{
     Archive, Attributes, BackupRequest, Event, FileMap, Gauge, IndexEntry, Key, Known, Part,
     Record, Settings, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeReader,
-    TreeWhat, backup,
+    TreeWhat, backup, encode_attributes,
 };
 use onefold_backend::Directory;
 
@@ -354,6 +354,39 @@ fn rule_09_attributes_without_content_are_not_all_held() {
     assert_eq!(said.status.code(), Some(0), "{said:?}");
     assert_eq!(fs::read_dir(desk.path("out")).unwrap().count(), 1000);
     assert!(String::from_utf8_lossy(&said.stderr).contains("6,000,000 attributes"), "{said:?}");
+}
+
+/// Attributes of directories wait for the end of what is in them: those of deep ones that have a great many
+/// do not wait.
+#[test]
+fn rule_09_directories_in_each_other_with_many_attributes_get_their_own() {
+    const LEVELS: usize = 160;
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let files = Directory::open(&desk.path("a"), true).unwrap();
+    let archive = Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap());
+    let mut attributes: Vec<_> = (0..6000_u32).map(|n| (format!("{n:x}").into(), vec![])).collect();
+    attributes.push((b"user.note".to_vec(), b"mine".to_vec()));
+    let down = (0..LEVELS).flat_map(|_| {
+        let directory = entry("d", TreeWhat::Directory(None));
+        let stored = encode_attributes(&attributes);
+        let enter = Event::Enter(directory, Stat::default(), Known::new());
+        [(stored, Event::Attributes), (Vec::new(), enter)]
+    });
+    let up = (0..LEVELS).map(|_| (Vec::new(), Event::Leave(false)));
+    store(&archive, 1, "evil", down.chain(up).collect());
+    drop(archive);
+    let words = "ulimit -d 300000; exec \"$0\" restore a evil -C out";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", words]).arg(env!("CARGO_BIN_EXE_onefold"));
+    let said = command.current_dir(desk.path(".")).output().unwrap();
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    for levels in [1, LEVELS / 2, LEVELS] {
+        let place = desk.path("out").join("d/".repeat(levels));
+        let mut value = [0; 8];
+        let bytes = rustix::fs::getxattr(&place, "user.note", &mut value[..]).unwrap();
+        assert_eq!(&value[..bytes], b"mine", "{levels}");
+    }
 }
 
 #[test]
