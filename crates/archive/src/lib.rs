@@ -72,7 +72,7 @@ pub use crate::{
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,
-        backup::{Completeness, Snapshot, SnapshotId},
+        backup::{Completeness, Snapshot, SnapshotId, TEXTS_MAX},
         care::CareNote,
         class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, GroupSeal, Metadata, Packer},

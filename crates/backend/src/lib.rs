@@ -21,6 +21,7 @@
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`secrets`] | key files, programs that give keys, and no core dumps |
 //! | [`locked`] | memory for keys, which is neither swapped nor dumped |
+//! | [`last_act`] | what a process does before a signal ends it |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -44,6 +45,7 @@ pub mod counters;
 pub mod directory;
 pub mod embedded;
 pub mod file_disk;
+pub mod last_act;
 pub mod locality;
 pub mod lock;
 pub mod locked;

@@ -5,118 +5,14 @@
 
 use std::{ffi::OsString, path::Path};
 
-use clap::{
-    Arg, ArgMatches, Command, CommandFactory, FromArgMatches,
-    error::{ContextKind, ContextValue, ErrorKind},
-    parser::ValueSource,
-};
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, parser::ValueSource};
 use toml::{Table, Value};
 
-use crate::arguments::Arguments;
+use crate::{arguments::Arguments, foreign::wrong_line};
 use onefold_console::failure::{Failure, sentence_of};
 
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
-
-/// Verbs of earlier versions, and those that people know from restic and borg; and what to do instead.
-const GONE: [(&str, &str); 15] = [
-    (
-        "archive",
-        "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all \
-         other verbs find out what a store is",
-    ),
-    (
-        "cluster",
-        "`onefold create cluster` makes a store of the cluster engine, and all other verbs find \
-         out what a store is",
-    ),
-    ("init", "`onefold create archive DIR` makes an archive, which `backup` stores into"),
-    ("prune", "`onefold gc` frees the space of what `forget` took out of the lists"),
-    ("compact", "`onefold gc` frees the space of what `forget` took out of the lists"),
-    ("extract", "`onefold restore ARCHIVE SNAPSHOT [PATH…] -C DIR` brings files back"),
-    ("dump", "`onefold cat ARCHIVE SNAPSHOT PATH` writes a file of a snapshot to standard output"),
-    ("list", "`onefold snapshots` lists snapshots, and `onefold ls` what is in one"),
-    ("delete", "`onefold forget ARCHIVE SNAPSHOT` takes a snapshot out of the lists"),
-    ("umount", "`umount DIR` of the system ends a mount, as Ctrl-C does"),
-    ("unlock", "locks end with their processes: there is none to remove"),
-    ("tag", "`onefold backup --tag WORD` gives a tag to the snapshot that it makes"),
-    ("info", "`onefold status` shows what a store of any engine holds"),
-    ("stats", "`onefold status` shows what a store of any engine holds"),
-    ("stop", "a server ends by SIGTERM or Ctrl-C, and closes its store in order"),
-];
-
-/// Options that people know from restic, and what is said here instead. Those that a verb has are its own.
-const FOREIGN: [(&[&str], &str); 9] = [
-    (&["-r", "--repo"], "the archive is the first word after the verb, without an option"),
-    (
-        &["--target", "-t"],
-        "`onefold restore ARCHIVE SNAPSHOT -C DIR` says where files are restored",
-    ),
-    (
-        &["--include", "-i", "--iinclude"],
-        "paths and patterns after the snapshot say what is restored: `onefold restore ARCHIVE SNAPSHOT \
-         PATH… -C DIR`",
-    ),
-    (&["--prune"], "`onefold gc ARCHIVE` frees the space of what `forget` took out of the lists"),
-    (
-        &["--read-data", "--read-data-subset"],
-        "`onefold scrub ARCHIVE` reads all data, and `onefold check` metadata only",
-    ),
-    (&["--exclude-file"], "`--exclude-from FILE` of `backup` reads patterns from a file"),
-    (
-        &["--stdin-filename", "--stdin-from-command"],
-        "`onefold backup ARCHIVE --stdin NAME -- COMMAND` stores what a command writes under that name",
-    ),
-    (&["-H"], "`--host NAME` says which host is meant"),
-    (
-        &["-p", "--password-file", "--password-command"],
-        "`--key PATH` names a key file, `--key command:PROGRAM` a program, and `--key passphrase \
-         --passphrase-fd N` reads a passphrase from an open descriptor",
-    ),
-];
-
-/// What is said here instead of a foreign option.
-fn instead_of(error: &clap::Error) -> Option<Failure> {
-    if error.kind() != ErrorKind::UnknownArgument {
-        return None;
-    }
-    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
-    let typed = typed.split('=').next().unwrap_or_default();
-    let (_, instead) = FOREIGN.iter().find(|(options, _)| options.contains(&typed))?;
-    Some(Failure::usage(format!("there is no option '{typed}' here: {instead}")))
-}
-
-/// `backup` with one word, which may be the archive or what is to be stored.
-fn half_a_backup(error: &clap::Error) -> Option<Failure> {
-    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
-        return None;
-    };
-    let of_backup = error.kind() == ErrorKind::MissingRequiredArgument
-        && missing.iter().any(|name| name.starts_with("<PATHS>"))
-        && error.render().to_string().contains("Usage: onefold backup ");
-    of_backup.then(|| {
-        Failure::usage(
-            "the archive or the paths are missing: `onefold backup ARCHIVE PATH…` stores the paths into \
-             the archive",
-        )
-    })
-}
-
-/// An error of the command line; a verb or an option that is gone, or foreign, is answered with the one that
-/// is in its place.
-fn wrong_line(error: clap::Error) -> Failure {
-    if let Some(failure) = instead_of(&error).or_else(|| half_a_backup(&error)) {
-        return failure;
-    }
-    let typed = match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(typed)) => typed.clone(),
-        _ => return error.into(),
-    };
-    match GONE.iter().find(|(verb, _)| *verb == typed) {
-        Some((verb, instead)) => Failure::usage(format!("there is no verb '{verb}': {instead}")),
-        None => error.into(),
-    }
-}
 
 /// The arguments of the command line `given` and of the file that it names.
 pub(crate) fn read(given: Vec<OsString>) -> Result<Arguments, Failure> {
@@ -300,28 +196,6 @@ mod tests {
             with_file("[volume.create]\nsize = 4096\n", "onefold volume create store name")
                 .unwrap();
         assert!(format!("{arguments:?}").contains("Size(4096)"));
-    }
-
-    #[test]
-    fn a_verb_that_is_gone_is_answered_with_the_one_to_type() {
-        for (line, says) in [
-            ("onefold archive create a", "onefold create archive"),
-            ("onefold cluster status a", "onefold create cluster"),
-            ("onefold stats a", "onefold status"),
-            ("onefold backup -r a tree", "first word after the verb"),
-            ("onefold restore a web1 --target /new", "-C DIR"),
-            ("onefold restore a web1 --include=/etc -C x", "paths and patterns"),
-            ("onefold forget a --keep-last 1 --prune", "onefold gc"),
-            ("onefold check a --read-data", "onefold scrub"),
-            ("onefold backup a tree --exclude-file x", "--exclude-from"),
-            ("onefold backup a --stdin-filename x", "--stdin NAME"),
-            ("onefold snapshots a -H web1", "--host NAME"),
-            ("onefold ls a --password-file x", "--passphrase-fd"),
-            ("onefold backup tree", "the archive or the paths are missing"),
-        ] {
-            let words = line.split_whitespace().map(OsString::from).collect();
-            assert!(format!("{:?}", read(words).unwrap_err()).contains(says), "{line}");
-        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io::IsTerminal,
     os::fd::RawFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
@@ -12,7 +12,11 @@ use clap::{
     Args,
     builder::{TypedValueParser, ValueParserFactory},
 };
-use onefold_backend::secrets::{GivenWords, SystemRandom, new_key_file};
+use onefold_backend::{
+    last_act::LastAct,
+    secrets::{GivenWords, SystemRandom, new_key_file},
+};
+use onefold_console::failure::one_line;
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Secret, SlotSecret, key_file_text, to_words};
 use zeroize::Zeroizing;
@@ -125,17 +129,21 @@ pub(crate) fn has_terminal() -> bool {
 
 /// Asks the person at the terminal, who does not see what is typed.
 pub(crate) fn asked(what: &str) -> Result<Zeroizing<Vec<u8>>> {
+    // Names of stores may be anything.
+    let what = one_line(what);
+    let last = LastAct::of_terminal();
     let typed = rpassword::prompt_password(format!("{what}: ")).map_err(|e| {
         let why =
             format!("there is no terminal to ask for the {what} ({e}); --passphrase-fd reads it");
         Error::new(Kind::Denied, why)
     })?;
+    drop(last);
     Ok(Zeroizing::new(typed.into_bytes()))
 }
 
-/// Asks for a new passphrase, twice; `None` when it is empty.
-pub(crate) fn asked_anew() -> Result<Option<Zeroizing<Vec<u8>>>> {
-    let first = asked("new passphrase (empty for none)")?;
+/// Asks for a new passphrase of a store, twice; `None` when it is empty.
+pub(crate) fn asked_anew(store: &Path) -> Result<Option<Zeroizing<Vec<u8>>>> {
+    let first = asked(&format!("new passphrase of {} (empty for none)", store.display()))?;
     if first.is_empty() {
         return Ok(None);
     }
@@ -162,11 +170,12 @@ impl New {
     }
 }
 
-/// A new secret of this kind for the store with this id. A key file that is not there is made.
+/// A new secret of this kind for the store with this id at this path. A key file that is not there is made.
 pub(crate) fn new_secret(
     whence: &Whence,
     given: Option<&GivenWords>,
     id: &[u8; 16],
+    store: &Path,
 ) -> Result<New> {
     keys::guard()?;
     let secret = match (whence, given) {
@@ -174,7 +183,7 @@ pub(crate) fn new_secret(
         (Whence::Passphrase, Some(given)) => SlotSecret::Passphrase(given.words()?),
         (Whence::Passphrase, None) => {
             let empty = || Error::new(Kind::InvalidInput, "a passphrase is empty");
-            SlotSecret::Passphrase(asked_anew()?.ok_or_else(empty)?)
+            SlotSecret::Passphrase(asked_anew(store)?.ok_or_else(empty)?)
         }
         (Whence::File(path), _) if !path.exists() => {
             let key = Secret::drawn(&SystemRandom)?;
@@ -184,7 +193,7 @@ pub(crate) fn new_secret(
         _ => {
             let asker = keys::asker();
             let asker = asker.ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked"))?;
-            asker.secret(whence, id)?
+            asker.secret(whence, id, store)?
         }
     };
     Ok(New { secret, words: None })

@@ -3,6 +3,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
+//! | [`foreign`] | words of other tools, answered with ours |
 //! | [`verbs`] | one file for each verb |
 //! | [`key`] | where the keys of encrypted stores are |
 //! | [`operator`] | what the operator says for the whole command, and warnings |
@@ -17,6 +18,7 @@
 
 mod arguments;
 mod configuration;
+mod foreign;
 mod key;
 mod operator;
 mod report;

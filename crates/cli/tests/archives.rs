@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use support::{Desk, leaves_nothing_on_a_full_disk, noise, overwrite};
+use support::{Desk, Serving, leaves_nothing_on_a_full_disk, noise, overwrite};
 
 /// A put of `bytes` from standard input, which has all of them but is not closed.
 fn start_put(desk: &Desk, arguments: &str, bytes: &[u8]) -> (Child, std::process::ChildStdin) {
@@ -602,5 +602,79 @@ fn rule_08_an_archive_that_a_full_disk_ended_leaves_nothing() {
     for create in ["create archive a", "create archive a --nodes n0,n1,n2 --code 3,2"] {
         let err = leaves_nothing_on_a_full_disk(env!("CARGO_BIN_EXE_onefold"), create);
         assert_eq!(err.lines().filter(|line| line.contains("No space left")).count(), 1, "{err}");
+    }
+}
+
+#[test]
+fn a_signal_ends_whoever_waits_for_another_put_and_says_so() {
+    use std::os::unix::process::ExitStatusExt;
+
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    let (mut put, input) = start_put(&desk, "put a slow", b"some");
+    while desk.run("put a probe /dev/null --no-wait").status.success() {}
+    for (verb, signal) in [
+        ("put a other /dev/null", rustix::process::Signal::TERM),
+        ("backup a tree --set t", rustix::process::Signal::INT),
+        ("backup a tree --set t --wait 1h", rustix::process::Signal::HUP),
+    ] {
+        let waits = Serving::start_saying(&mut desk.command(verb), "waiting for it");
+        waits.signal(signal);
+        let (status, said) = waits.end();
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{verb}: {said}");
+        assert!(
+            said.ends_with("while it waited for another process: nothing is stored\n"),
+            "{said}"
+        );
+    }
+    drop(input);
+    assert!(put.wait().unwrap().success());
+    // Who waited to the end is not told so later.
+    let (mut put, input) = start_put(&desk, "put a slow", b"more");
+    while desk.run("put a probe /dev/null --no-wait").status.success() {}
+    let waits = Serving::start_saying(&mut desk.command("backup a tree --set t"), "waiting for it");
+    drop(input);
+    assert!(put.wait().unwrap().success());
+    let (status, said) = waits.end();
+    assert!(status.success() && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_full_disk_is_named_with_what_is_kept_and_what_makes_room() {
+    let desk = Desk::new();
+    for name in ["small", "tree"] {
+        fs::create_dir(desk.path(name)).unwrap();
+    }
+    fs::write(desk.path("tree/large"), noise(1, 40 << 20)).unwrap();
+    fs::write(desk.path("tree/small"), b"small").unwrap();
+    // In a mount namespace of its own.
+    let script = format!(
+        "mount -t tmpfs -o size=8m none small || exit 9
+         {0} create archive small/a && exit 8
+         mount -o remount,size=40m small && {0} create archive small/a --no-encryption >/dev/null
+         {0} put small/a kept tree/small --json >/dev/null || exit 7
+         {0} put small/a large tree/large && exit 6
+         {0} backup small/a tree --set t && exit 5
+         {0} get small/a kept && {0} check small/a --json >/dev/null",
+        env!("CARGO_BIN_EXE_onefold")
+    );
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let said = command.current_dir(desk.path("")).output().unwrap();
+    assert_eq!((said.status.code(), &said.stdout[..]), (Some(0), &b"small"[..]), "{said:?}");
+    let err = String::from_utf8(said.stderr).unwrap();
+    let [create, put, backup] = err.lines().collect::<Vec<_>>()[..] else { panic!("{err}") };
+    assert!(create.contains("a new archive takes 12 MiB, and 16 MiB more for its log"), "{create}");
+    for line in [put, backup] {
+        for says in [
+            "the disk of small/a is full",
+            "has all that it had before",
+            "`onefold gc small/a --trash 0`",
+            "16 MiB ahead for its log",
+        ] {
+            assert!(line.contains(says), "{line}");
+        }
     }
 }

@@ -364,10 +364,7 @@ fn patterns_and_marks_leave_things_out() {
         let tree = desk.path("tree").display().to_string();
         // The line of the link ends with what it leads to.
         let paths = lines.lines().map(|line| line.split_whitespace().last().unwrap());
-        paths
-            .filter_map(|path| path.strip_prefix(&format!("{}/", &tree[1..])))
-            .map(str::to_owned)
-            .collect()
+        paths.filter_map(|path| path.strip_prefix(&format!("{tree}/"))).map(str::to_owned).collect()
     };
     let all = stored(
         "--exclude *.o --exclude !/keep.o --exclude-if-present .nobackup --exclude-larger 4K",
@@ -783,7 +780,7 @@ fn differences_and_versions_are_found() {
     let mut said = lines(&desk.ok("diff a t~1 t --json"));
     let sums = said.pop().unwrap();
     let tree = desk.path("tree");
-    let tree = tree.strip_prefix("/").unwrap().to_str().unwrap();
+    let tree = tree.to_str().unwrap();
     let found: Vec<(String, String)> = said
         .iter()
         .map(|line| {

@@ -537,9 +537,10 @@ fn rule_35_somebody_at_a_terminal_is_asked_for_a_passphrase() {
     let Some((is_made, shown)) = at_terminal(&desk, "create archive a", &typed) else { return };
     assert!(is_made && shown.contains("it is encrypted") && shown.contains("onefold1"), "{shown}");
     assert!(!shown.contains("correct horse"), "nobody sees what is typed");
-    let (opens, shown) = at_terminal(&desk, "ls a", &[("passphrase: ", "correct horse")]).unwrap();
+    let (opens, shown) =
+        at_terminal(&desk, "ls a", &[("passphrase of a: ", "correct horse")]).unwrap();
     assert!(opens && !shown.contains("horse"), "{shown}");
-    let (opens, shown) = at_terminal(&desk, "ls a", &[("passphrase: ", "wrong")]).unwrap();
+    let (opens, shown) = at_terminal(&desk, "ls a", &[("passphrase of a: ", "wrong")]).unwrap();
     assert!(
         !opens && shown.contains("opens no slot") && shown.contains("--key recovery"),
         "{shown}"
@@ -767,4 +768,82 @@ fn rule_43_an_image_from_before_a_change_of_keys_or_a_repair_is_noticed() {
     desk.ok("repair disk --key key");
     fs::write(desk.path("disk"), before).unwrap();
     desk.fails("volume list disk --key key", 1, &["older", "--accept-older"]);
+}
+
+/// A terminal, and who asks for a passphrase on it.
+struct Asking {
+    terminal: fs::File,
+    /// The end of the program, which keeps the terminal in being.
+    inner: fs::File,
+    child: std::process::Child,
+    said: String,
+}
+
+impl Asking {
+    /// Runs a verb on a terminal of its own until it has asked.
+    fn by(desk: &Desk, arguments: &str) -> Asking {
+        let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
+        let terminal = rustix::pty::openpt(flags).unwrap();
+        rustix::pty::grantpt(&terminal).unwrap();
+        rustix::pty::unlockpt(&terminal).unwrap();
+        let name = rustix::pty::ptsname(&terminal, Vec::new()).unwrap().into_string().unwrap();
+        let inner = fs::File::options().read(true).write(true).open(name).unwrap();
+        let verb = desk.command(arguments);
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").arg(verb.get_program()).args(verb.get_args());
+        command.current_dir(desk.path(""));
+        command.envs(verb.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let end = || Stdio::from(inner.try_clone().unwrap());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let mut asking = Asking { terminal: terminal.into(), inner, child, said: String::new() };
+        while !asking.said.ends_with(": ") {
+            let mut some = [0; 100];
+            let n = asking.terminal.read(&mut some).unwrap();
+            asking.said += std::str::from_utf8(&some[..n]).unwrap();
+        }
+        while asking.shows_what_is_typed() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        asking
+    }
+
+    fn shows_what_is_typed(&self) -> bool {
+        use rustix::termios::LocalModes;
+        let modes = rustix::termios::tcgetattr(&self.inner).unwrap().local_modes;
+        modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
+    }
+}
+
+#[test]
+fn a_question_names_the_store_and_leaves_the_terminal_as_it_was_however_it_ends() {
+    use std::os::unix::process::ExitStatusExt;
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    let desk = Desk::new();
+    assert!(with_words(&desk, "create archive a --key passphrase", "correct horse").0);
+    let send =
+        |asking: &Asking, signal| kill_process(Pid::from_child(&asking.child), signal).unwrap();
+    for (keys, sent, ends_by) in [
+        ("correct horse\n", None, None),
+        ("\x03", None, Some(Signal::INT)),
+        ("corr", Some(Signal::INT), Some(Signal::INT)),
+        ("", Some(Signal::TERM), Some(Signal::TERM)),
+        ("", Some(Signal::HUP), Some(Signal::HUP)),
+    ] {
+        let mut asking = Asking::by(&desk, "ls a");
+        assert_eq!(asking.said, "passphrase of a: ");
+        (&asking.terminal).write_all(keys.as_bytes()).unwrap();
+        sent.into_iter().for_each(|signal| send(&asking, signal));
+        let ended = asking.child.wait().unwrap();
+        assert_eq!(ended.signal(), ends_by.map(Signal::as_raw), "{keys}");
+        assert!(asking.shows_what_is_typed(), "{ends_by:?}");
+    }
+    // Who serves stops in order by these signals, and has nothing to stop yet.
+    for verb in ["serve a", "create archive b"] {
+        let mut asking = Asking::by(&desk, verb);
+        send(&asking, Signal::TERM);
+        assert_eq!(asking.child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()), "{verb}");
+        assert!(asking.shows_what_is_typed(), "{verb}");
+    }
 }

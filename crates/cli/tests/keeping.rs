@@ -316,7 +316,7 @@ fn a_served_archive_that_idles_leaves_nothing_to_do() {
     assert!(number(replay, "imports") > 0 && number(replay, "counts") > 0, "{status}");
     assert_eq!(number(replay, "idle_seconds"), 1);
     assert!(status["server"]["maintenance"].is_null());
-    assert!(desk.ok("status a").contains("to be replayed 0 containers to import"));
+    assert!(desk.ok("status a").contains("to be replayed 0 containers to import into"));
     server.terminate();
     assert_eq!(left(&desk), 0);
     desk.ok("check a");

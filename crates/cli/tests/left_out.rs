@@ -139,7 +139,7 @@ fn what_was_left_out_is_listed_a_line_each_whatever_its_name_is() {
         said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(problems.len(), 2);
     assert!(problems[0]["problem"].as_str().unwrap().contains("tree/closed"), "{said}");
-    desk.fails("ls a --left-out", 2, &["<NAME>"]);
+    desk.fails("ls a --left-out", 2, &["NAME is missing"]);
 }
 
 #[test]

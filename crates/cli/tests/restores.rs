@@ -688,7 +688,7 @@ fn every_name_can_be_asked_for_whatever_signs_and_bytes_it_has() {
 
     // The text that `ls` and `find` show of a name leads to it.
     let shown = desk.ok("ls a t /s");
-    let shown: Vec<&str> = shown.lines().map(|line| line.split("  ").last().unwrap()).collect();
+    let shown: Vec<&str> = shown.lines().map(|line| line.split("  /s/").last().unwrap()).collect();
     assert_eq!(shown.len(), all.len());
     for text in &shown {
         let [found] = &restored(format!("/s/{text}").as_bytes(), "")[..] else { panic!("{text}") };
@@ -704,7 +704,7 @@ fn every_name_can_be_asked_for_whatever_signs_and_bytes_it_has() {
         let line: Value = serde_json::from_str(line).unwrap();
         line["escaped"].as_str().map(str::to_owned)
     });
-    assert_eq!(escaped.collect::<Vec<_>>(), ["no\\xff\\xfetext", "two\\nlines \\xe4"]);
+    assert_eq!(escaped.collect::<Vec<_>>(), ["/s/no\\xff\\xfetext", "/s/two\\nlines \\xe4"]);
 
     let found = |name: &[u8], more: &str| {
         let said = with(&desk, "find a", name, more);
@@ -737,9 +737,80 @@ fn ls_shows_times_when_it_is_asked_for_them() {
         let said = command.env("TZ", "UTC").output().unwrap();
         String::from_utf8(said.stdout).unwrap()
     };
-    assert!(ls("ls a t /s -l").ends_with("  2001-09-09 01:46  file\n"), "{}", ls("ls a t /s -l"));
-    assert!(ls("ls a t -l").contains("  2001-09-09 01:46  s/file\n"));
+    assert!(
+        ls("ls a t /s -l").ends_with("  2001-09-09 01:46  /s/file\n"),
+        "{}",
+        ls("ls a t /s -l")
+    );
+    assert!(ls("ls a t -l").contains("  2001-09-09 01:46  /s/file\n"));
     assert!(ls("ls a t /s/file --long").contains("2001-09-09"));
     assert!(!ls("ls a t /s").contains("2001"));
     assert!(ls("ls a -l").contains("bytes  20"), "{}", ls("ls a -l"));
+}
+
+#[test]
+fn what_needs_an_option_is_named_with_it_behind_the_result() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    let program = desk.path("tree/program");
+    fs::write(&program, b"content").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    desk.ok("backup a tree --set t --as /s");
+    let mode = |out: &str| {
+        let found = fs::metadata(desk.path(out).join("s/program")).unwrap();
+        found.permissions().mode() & 0o7777
+    };
+    for (out, level) in [("out", "info"), ("other", "error")] {
+        let said = desk.run(&format!("restore a t -C {out} --log {level}"));
+        assert_eq!((said.status.code(), mode(out)), (Some(0), 0o755), "{said:?}");
+        let told = "onefold: warning: left out: 1 set-id or sticky bit; ";
+        assert!(said.err.starts_with(told) && said.err.lines().count() == 1, "{said:?}");
+        assert!(said.err.contains("--preserve-privileged"), "{said:?}");
+    }
+    desk.ok("restore a t -C out --in-place --preserve-privileged");
+    assert_eq!(mode("out"), 0o4755);
+}
+
+#[test]
+fn who_finds_nothing_by_a_pattern_is_told_how_patterns_are_matched() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("tree/sub")).unwrap();
+    fs::write(desk.path("tree/sub/notes.odt"), b"content").unwrap();
+    desk.ok("backup a tree --set t --as /s");
+    desk.fails("restore a t *.odt -C out", 1, &["nothing at '*.odt'", "whole paths", "'**/*.odt'"]);
+    desk.fails("restore a t notes.odt -C out", 1, &["a path is a whole one", "'**/NAME'"]);
+    desk.ok("restore a t **/*.odt -C out");
+    desk.fails("find a /*.odt", 1, &["no snapshot has it", "a whole path", "'*.odt'"]);
+    desk.fails("find a s/*.odt", 1, &["no snapshot has it", "* stands for no /"]);
+    desk.fails("find a notes", 1, &["no snapshot has it", "'*note*'"]);
+    assert!(desk.ok("find a *note*").ends_with("  /s/sub/notes.odt\n"));
+}
+
+#[test]
+fn paths_of_snapshots_are_told_in_one_form() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    desk.ok("backup a tree --set t --as /s");
+    fs::write(desk.path("tree/new"), b"content").unwrap();
+    desk.ok("backup a tree --set t --as /s");
+    for (verb, all) in [
+        ("ls a t", &["/s", "/s/new"][..]),
+        ("ls a t /", &["/s"]),
+        ("ls a t s", &["/s/new"]),
+        ("ls a t s/new", &["/s/new"]),
+        ("find a new", &["/s/new"]),
+        ("diff a t~1 t", &["/s", "/s/new"]),
+    ] {
+        let text = desk.ok(verb);
+        let shown = text.lines().filter(|line| line.contains(" /"));
+        let shown: Vec<&str> = shown.map(|line| line.split(' ').next_back().unwrap()).collect();
+        assert_eq!(shown, all, "{verb}: {text}");
+        let lines = desk.ok(&format!("{verb} --json"));
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let paths = lines.filter_map(|line| line["path"].as_str().map(str::to_owned));
+        assert_eq!(paths.collect::<Vec<_>>(), all, "{verb}");
+    }
 }

@@ -87,6 +87,7 @@ impl From<clap::Error> for Failure {
                 };
                 Failure::usage(format!("say what to do{words}; --help in its place tells more"))
             }
+            ErrorKind::MissingRequiredArgument => Failure::usage(missing(&error)),
             ErrorKind::InvalidSubcommand
                 if error.get(ContextKind::SuggestedSubcommand).is_none() =>
             {
@@ -96,6 +97,25 @@ impl From<clap::Error> for Failure {
             _ => Failure::usage(sentence_of(&error)),
         }
     }
+}
+
+/// Says which words are missing, and how the whole line is typed.
+fn missing(error: &clap::Error) -> String {
+    let plain = |text: &str| text.replace(['<', '>'], "").replace("...", "…");
+    let names: Vec<String> = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(names)) => names.iter().map(|name| plain(name)).collect(),
+        _ => Vec::new(),
+    };
+    let text = error.render().to_string();
+    let Some((_, usage)) = text.split_once("Usage: ") else { return sentence_of(error) };
+    let usage = plain(usage.lines().next().unwrap_or_default());
+    let (last, others) = match names.split_last() {
+        Some((last, [])) => (last, String::new()),
+        Some((last, others)) => (last, format!("{} and ", others.join(", "))),
+        None => return sentence_of(error),
+    };
+    let are = if others.is_empty() { "is" } else { "are" };
+    format!("{others}{last} {are} missing: `{usage}`; --help in its place tells more")
 }
 
 /// The words that could stand where one is missing: the parser gives them, or it gives the help,
@@ -171,6 +191,26 @@ mod tests {
             Command::new("ls").arg(files).try_get_matches_from(["ls", "--target"]).unwrap_err();
         assert!(error.render().to_string().contains("-- --target"), "the parser has no such tip");
         assert_eq!(sentence_of(&error), "unexpected argument '--target' found");
+    }
+
+    #[test]
+    fn missing_arguments_are_named_as_they_are_typed() {
+        let store = || clap::Arg::new("store").value_name("ARCHIVE").required(true);
+        let paths = clap::Arg::new("paths").value_name("PATHS").required(true).num_args(1..);
+        let to = clap::Arg::new("to").short('C').long("directory").value_name("DIR").required(true);
+        for (verb, says) in [
+            (Command::new("ls").arg(store()), "ARCHIVE is missing: `ls ARCHIVE`"),
+            (
+                Command::new("restore").arg(store()).arg(paths).arg(to),
+                "--directory DIR, ARCHIVE and PATHS… are missing: \
+                 `restore --directory DIR ARCHIVE PATHS…`",
+            ),
+        ] {
+            let name = verb.get_name().to_owned();
+            let failure = Failure::from(verb.try_get_matches_from([name]).unwrap_err());
+            let Failure::Sentence(sentence, USAGE) = failure else { panic!("{failure:?}") };
+            assert_eq!(sentence, format!("{says}; --help in its place tells more"));
+        }
     }
 
     #[test]

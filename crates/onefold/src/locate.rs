@@ -2,11 +2,12 @@
 
 use std::{fmt, path::Path};
 
-use onefold_core::Result;
+use onefold_core::{Error, Kind, Result};
 
 use crate::parts::{
     archive_dir::ArchiveDir,
     cluster_store::{Url, store_at},
+    far::is_address,
     store_file::StoreFile,
 };
 
@@ -58,7 +59,11 @@ impl Found {
         if ArchiveDir::is_there(path) {
             return ArchiveDir::look(path).map(Found::Archive);
         }
-        StoreFile::look(path).map(|file| Found::Block(Box::new(file)))
+        let looked = StoreFile::look(path).map(|file| Found::Block(Box::new(file)));
+        looked.map_err(|error| match error.kind() {
+            Kind::NotFound => foreign(path).unwrap_or(error),
+            _ => error,
+        })
     }
 
     /// The engine that made it.
@@ -70,6 +75,28 @@ impl Found {
             Found::Cluster(_) => StoreKind::Cluster,
         }
     }
+}
+
+/// Beginnings of addresses of other tools.
+const FOREIGN: [&str; 8] = ["sftp:", "rest:", "s3:", "b2:", "azure:", "gs:", "swift:", "rclone:"];
+
+/// Why there is no store at a path that is written as other tools write theirs.
+pub fn foreign(path: &Path) -> Option<Error> {
+    let text = path.to_str().filter(|_| !is_address(path))?;
+    let shown = text.escape_debug();
+    let why = if let Some(scheme) = FOREIGN.into_iter().find(|scheme| text.starts_with(scheme)) {
+        format!("it begins with {scheme}, which means no store here")
+    } else if text.contains("::") {
+        let words =
+            "an archive and its snapshot are two words, as in `onefold restore ARCHIVE SNAPSHOT`";
+        return Some(Error::new(Kind::NotFound, format!("there is nothing at {shown}: {words}")));
+    } else if text.split_once(':').is_some_and(|(host, _)| !host.contains('/')) {
+        "there is nothing of that name here (./NAME may have any letters)".to_owned()
+    } else {
+        return None;
+    };
+    let on_hosts = "an archive on another host is called ssh://USER@HOST/PATH";
+    Some(Error::new(Kind::NotFound, format!("{shown}: {why}; {on_hosts}")))
 }
 
 /// Says which engine made the store at `path`, without opening it; it may be served meanwhile. A

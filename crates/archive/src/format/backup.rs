@@ -14,7 +14,7 @@ use super::{
 pub(crate) const TEXT_MAX: usize = 4096;
 
 /// Paths and tags of a snapshot at most.
-pub(crate) const TEXTS_MAX: usize = 1024;
+pub const TEXTS_MAX: usize = 1024;
 
 /// Bytes of texts that any snapshot may have.
 const TEXTS_FREE: u64 = 4 << 10;

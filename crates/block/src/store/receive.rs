@@ -37,6 +37,9 @@ const CURSOR_BLOCKS: u64 = 16_384;
 /// Time after which it does.
 const CURSOR_TIME: Duration = Duration::from_secs(10);
 
+/// Time after which it is tried again where too much waited: each try goes through all lost blocks.
+const RETRY_TIME: Duration = Duration::from_millis(20);
+
 /// Lost blocks that are noted here at most: then the receive waits for its cursor to rise.
 const LOST_MAX: u64 = 65_536;
 
@@ -272,7 +275,7 @@ impl Copies<'_> {
     ) -> Result<Vec<Range<u64>>> {
         let start = reader.about().start;
         let since = self.0.clock.now();
-        let mut cursor = Cursor { at: start, noted: start, since, lost: Vec::new() };
+        let mut cursor = Cursor::new(start, since);
         loop {
             let next = held.check().and_then(|()| reader.next_frame());
             let next = next.and_then(|next| match &next {
@@ -307,19 +310,17 @@ impl Copies<'_> {
     /// Lets the cursor rise when it is time; when too much waits, a later one does.
     fn note(&self, id: VolumeId, cursor: &mut Cursor) -> Result<()> {
         let now = self.0.clock.now();
-        let late = now.saturating_sub(cursor.since) >= CURSOR_TIME;
-        if cursor.at - cursor.noted < CURSOR_BLOCKS && !late {
+        let must = cursor.must_rise();
+        if !must && !cursor.is_due(now) {
             return Ok(());
         }
-        let must = cursor.lost.iter().map(|range| range.end - range.start).sum::<u64>() >= LOST_MAX;
         let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
         match if must { self.0.change(note) } else { note() } {
-            Err(later) if !must && matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
-            Err(error) => return Err(error),
-            Ok(_) => {
-                (cursor.noted, cursor.since) = (cursor.at, now);
-                cursor.lost.clear();
+            Err(later) if !must && matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {
+                cursor.not_before = now + RETRY_TIME;
             }
+            Err(error) => return Err(error),
+            Ok(_) => *cursor = Cursor::new(cursor.at, now),
         }
         self.0.background.raise();
         Ok(())
@@ -421,12 +422,32 @@ struct Cursor {
     /// The block up to which the cursor was noted last, and the time of that.
     noted: u64,
     since: Duration,
+    /// When it may rise again, after too much had waited.
+    not_before: Duration,
     /// Blocks before the end of the last frame that are lost, and that no cursor has noted.
     lost: Vec<Range<u64>>,
+    /// The number of these.
+    lost_blocks: u64,
 }
 
 impl Cursor {
+    fn new(at: u64, now: Duration) -> Cursor {
+        Cursor { at, noted: at, since: now, not_before: now, lost: Vec::new(), lost_blocks: 0 }
+    }
+
+    /// True when it is time for it to rise.
+    fn is_due(&self, now: Duration) -> bool {
+        let late = now.saturating_sub(self.since) >= CURSOR_TIME;
+        (late || self.at - self.noted >= CURSOR_BLOCKS) && now >= self.not_before
+    }
+
+    /// True when no more lost blocks can be noted here.
+    fn must_rise(&self) -> bool {
+        self.lost_blocks >= LOST_MAX
+    }
+
     fn lose(&mut self, blocks: Range<u64>) {
+        self.lost_blocks += blocks.end - blocks.start;
         match self.lost.last_mut() {
             Some(last) if last.end == blocks.start => last.end = blocks.end,
             _ => self.lost.push(blocks),
@@ -446,4 +467,25 @@ fn read_up_to(input: &mut impl Read, into: &mut [u8]) -> Result<usize> {
         }
     }
     Ok(came)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_that_was_refused_is_not_tried_with_each_frame() {
+        let mut cursor = Cursor::new(100, Duration::ZERO);
+        assert!(!cursor.is_due(Duration::ZERO) && cursor.is_due(CURSOR_TIME));
+        cursor.at += CURSOR_BLOCKS;
+        assert!(cursor.is_due(Duration::ZERO));
+        cursor.not_before = RETRY_TIME;
+        assert!(!cursor.is_due(RETRY_TIME / 2) && cursor.is_due(RETRY_TIME));
+        // It must rise before it has to note more than fits.
+        for lba in 0..LOST_MAX {
+            assert!(!cursor.must_rise());
+            cursor.lose(2 * lba..2 * lba + 1);
+        }
+        assert!(cursor.must_rise());
+    }
 }

@@ -39,6 +39,7 @@ use onefold_console::failure::Failure;
                   command=\"onefold accept /srv/backups --new\",restrict ssh-ed25519 AAAA… host1")]
 pub(crate) struct Options {
     /// The archive's directory
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Makes the directory when the other host creates the archive

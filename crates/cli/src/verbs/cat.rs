@@ -21,6 +21,7 @@ use onefold_console::{failure::Failure, size::Size};
 #[command(after_help = "Examples:\n  onefold cat backups web1@2026-11-22 /etc/fstab")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
@@ -41,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut reader = TreeReader::new(&archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
-    let entry = named::find(&mut reader, snapshot, &options.path)?;
+    let (_, entry) = named::find(&mut reader, snapshot, &options.path)?;
     let shown = named::shown(options.path.as_bytes());
     let TreeWhat::File(bytes, map) = &entry.what else {
         return Err(Failure::usage(format!("'{shown}' is no file")));

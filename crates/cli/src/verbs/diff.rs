@@ -25,6 +25,7 @@ use onefold_console::{
                   onefold diff backups web1@2026-11-22 web1 --json")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// The first snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
@@ -69,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         after,
         &mut |done, most| bar.set(done, most),
         &mut |path, change| {
-            let (mark, word) = sums.add(&change);
+            let ((mark, word), path) = (sums.add(&change), &named::whole(path));
             bar.beside(|| match options.json {
                 true => {
                     let mut line = json!({ "change": word, "path": String::from_utf8_lossy(path) });
@@ -78,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                     }
                     output::json_line(&line);
                 }
-                false => output::line(format_args!("{mark} /{}", named::shown(path))),
+                false => output::line(format_args!("{mark} {}", named::shown(path))),
             });
             Ok(())
         },

@@ -60,7 +60,7 @@ pub(crate) struct Options {
     /// Leaves out what matches a pattern: a name or the end of a path; with a first / a path from
     /// the directory or from the root of the system; with a last / directories only; with a first !
     /// what earlier patterns leave out is stored. Patterns may have *, ?, [a-z] and **
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(short = 'e', long, value_name = "PATTERN")]
     pub(crate) exclude: Vec<OsString>,
 
     /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
@@ -90,7 +90,7 @@ pub(crate) struct Options {
 
     /// Stays on the file systems of the directories, and stores an empty directory for each mount
     /// point
-    #[arg(long)]
+    #[arg(short = 'x', long)]
     pub(crate) one_file_system: bool,
 }
 
@@ -113,6 +113,25 @@ impl Options {
             without_nodump: self.exclude_nodump,
             ..onefold_backend::tree::Options::default()
         }
+    }
+}
+
+/// All of a file of patterns or paths, which is named on the command line; `-` is standard input.
+///
+/// # Errors
+/// It can't be read, or has more bytes than `most`.
+pub(super) fn given_file(file: &Path, most: u64, of: &str) -> Result<Vec<u8>, Failure> {
+    let mut text = Vec::new();
+    let read = match file == Path::new("-") {
+        true => std::io::stdin().take(most + 1).read_to_end(&mut text),
+        false => std::fs::File::open(file).and_then(|f| f.take(most + 1).read_to_end(&mut text)),
+    };
+    read.map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
+    match text.len() as u64 > most {
+        true => {
+            Err(Failure::usage(format!("{} has more than {most} bytes of {of}", file.display())))
+        }
+        false => Ok(text),
     }
 }
 
@@ -177,17 +196,7 @@ impl Exclude {
             add(&if is_comment { format!("\\{pattern}") } else { pattern })?;
         }
         for file in &options.exclude_from {
-            let mut text = Vec::new();
-            std::fs::File::open(file)
-                .and_then(|opened| opened.take(GIVEN_BYTES + 1).read_to_end(&mut text))
-                .map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
-            if text.len() as u64 > GIVEN_BYTES {
-                return Err(Failure::usage(format!(
-                    "{} has more than {GIVEN_BYTES} bytes of patterns",
-                    file.display()
-                )));
-            }
-            let text = letters(&text);
+            let text = letters(&given_file(file, GIVEN_BYTES, "patterns")?);
             let lines = text.lines().map(str::trim);
             lines
                 .filter(|line| !line.is_empty() && !line.starts_with('#'))

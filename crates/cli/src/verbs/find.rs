@@ -36,6 +36,7 @@ use onefold_console::{
                   onefold find backups 'photo[1].jpg' --exact")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// A name or the end of a path; with a first / or ./ a whole path; with a last / directories only.
@@ -89,6 +90,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             && !is_domain_erased(&archive, snapshot.domain)
     };
     let listed = || tables.snapshots.listed().rev().filter(|snapshot| wanted(snapshot));
+    if listed().next().is_none() && (options.set.is_some() || options.host.is_some()) {
+        let of = (options.set.as_deref(), options.host.as_deref());
+        let all: Vec<&Snapshot> = tables.snapshots.listed().collect();
+        return Err(Failure::new(snapshots::none_of("snapshot", of, &all)));
+    }
     let entries = listed().map(|snapshot| snapshot.entries).fold(0, u64::saturating_add);
     let mut finding = Finding {
         all,
@@ -126,9 +132,25 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::in_part(format!("{some} could not be looked through to the end")));
     }
     if !is_found {
-        return Err(Failure::new("no snapshot has it"));
+        return Err(Failure::new(not_found(options)));
     }
     Ok(())
+}
+
+/// Says that nothing was found, and how what was typed is matched where that may be why.
+fn not_found(options: &Options) -> String {
+    let typed = || options.patterns.iter().map(|typed| typed.as_bytes());
+    let is_pattern = |typed: &[u8]| typed.iter().any(|byte| named::SIGNS.contains(byte));
+    let hint = if typed().any(|typed| typed.starts_with(b"/") || typed.starts_with(b"./")) {
+        "; what begins with / or ./ is a whole path, as in '/home/**/*.odt': without that it is a name or \
+         the end of a path, as in '*.odt'"
+    } else if !options.exact && typed().any(is_pattern) {
+        "; a pattern is a whole name, or the end of a path from one name on, as '*.odt' or 'notes/*': * \
+         stands for no /, and ** for names too"
+    } else {
+        "; a name is a whole name: '*note*' finds all that have it within"
+    };
+    format!("no snapshot has it{hint}")
 }
 
 /// A name, or the end of a path; a whole path if it is set.
@@ -402,6 +424,7 @@ impl Finding {
         if self.shown.len() < REMEMBERED_MAX {
             self.shown.insert(version);
         }
+        let path = &named::whole(path);
         if self.json {
             let mut line = json!({
                 "path": String::from_utf8_lossy(path),
@@ -424,7 +447,7 @@ impl Finding {
             _ => String::new(),
         };
         let line = format!(
-            "{}  {}  {}  {changed}  {size:>9}  /{}",
+            "{}  {}  {}  {changed}  {size:>9}  {}",
             snapshots::short(snapshot.id),
             snapshots::shown(snapshot.ended),
             snapshot.set.escape_debug(),

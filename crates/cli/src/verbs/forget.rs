@@ -51,6 +51,7 @@ use onefold_console::{
                   onefold forget backups 3fa94c11")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Snapshots: SET~N, SET@DATE, or digits of an id
@@ -88,7 +89,7 @@ pub(crate) struct Options {
     force: bool,
 
     /// Says what would be kept and why, and changes nothing
-    #[arg(long)]
+    #[arg(short = 'n', long)]
     dry_run: bool,
 
     #[command(flatten)]
@@ -126,7 +127,7 @@ struct Keep {
     #[arg(long, value_name = "TIME", value_parser = period)]
     keep_within: Option<Duration>,
 
-    /// Keeps those with this word
+    /// Keeps those with this word; of several with commas between, those with all
     #[arg(long, value_name = "WORD")]
     keep_tag: Vec<String>,
 }
@@ -269,30 +270,15 @@ fn judge(
     if let (Some(set), None, None) = (&options.set, &file, wanted().next())
         && !all.is_empty()
     {
-        return Err(no_set(set, options, all));
+        let what = if options.clones { "read-only clone of a volume" } else { "snapshot" };
+        let of = (Some(&**set), options.host.as_deref());
+        return Err(Failure::new(snapshots::none_of(what, of, all)));
     }
     if append_only {
         let of = |snapshot: &Snapshot| policy_of(&snapshot.host, &snapshot.set);
         wanted().filter_map(of).try_for_each(|policy| policy.check_append_only())?;
     }
     Ok(Judged::of(wanted(), &policy_of, &terms, options.force))
-}
-
-/// Says that there is no such set, and which ones have names like it.
-fn no_set(set: &str, options: &Options, all: &[&Snapshot]) -> Failure {
-    let of =
-        |snapshot: &&&Snapshot| options.host.as_ref().is_none_or(|host| snapshot.host == *host);
-    let near = snapshots::near(set, all.iter().filter(of).map(|snapshot| snapshot.set.as_str()));
-    let set = set.escape_debug();
-    let host = options.host.as_ref();
-    let of_host =
-        host.map_or_else(String::new, |host| format!(" of host '{}'", host.escape_debug()));
-    let what = if options.clones { "read-only clone of a volume" } else { "snapshot" };
-    let others = match near.is_empty() {
-        true => String::new(),
-        false => format!(": there is {}", near.join(", ")),
-    };
-    Failure::new(format!("there is no {what} of a set '{set}'{of_host}{others}"))
 }
 
 /// True when a server that takes additions alone says so, and when there is a server that can't be
@@ -398,6 +384,7 @@ fn tell<'a>(
 #[command(after_help = "Examples:\n  onefold undelete backups 3fa94c11")]
 pub(crate) struct UndeleteOptions {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Digits of their ids, which `onefold snapshots --forgotten` shows

@@ -20,6 +20,7 @@ use onefold_console::{failure::Failure, output::Answer, progress::Progress, size
                   onefold index backups --beside-data")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// A directory that is empty, or does not exist yet, for the index of this archive alone

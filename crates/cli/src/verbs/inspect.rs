@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let mut parts = Vec::new();
     for what in wanted {
-        let text = inspect_with(&*disk, &of_block_store(), &what)
+        let text = inspect_with(&*disk, &of_block_store(&options.store), &what)
             .map_err(|e| e.context(options.store.display()))?;
         if options.json {
             parts.push(text.lines().map(str::to_owned).collect::<Vec<_>>());

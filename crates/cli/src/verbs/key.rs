@@ -15,7 +15,7 @@ use onefold_backend::{
 };
 use onefold_cluster::key_areas;
 use onefold_core::{Error, Kind, Result};
-use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Slot, SlotKind};
+use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
 use crate::key::{KeyFrom, New, new_secret};
@@ -218,7 +218,7 @@ fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
 /// The whole copy of a cluster store's key area that has the higher number.
 fn area_of_cluster(url: &Url) -> Result<KeyArea> {
     let objects = Backing::look(url)?;
-    let found = key_areas(&*objects.objects()?, &key_settings())?;
+    let found = key_areas(&*objects.objects()?, &key_settings(url))?;
     let not_encrypted = || Error::new(Kind::InvalidInput, "the store is not encrypted");
     let (id, copies) = found.ok_or_else(not_encrypted)?;
     let mut why = Error::new(Kind::Corrupt, "there is no key area");
@@ -271,7 +271,9 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     if proven {
         opens(store)?;
     }
-    if proven && !area.is_of(&asker.root(&area).map_err(|error| error.context(store.display()))?) {
+    if proven
+        && !area.is_of(&asker.root(&area, store).map_err(|error| error.context(store.display()))?)
+    {
         let why =
             "the key area was changed by somebody without its key; nothing that it says counts";
         return Err(Failure::new(format!("{}: {why}", store.display())));
@@ -296,7 +298,8 @@ fn opens(store: &Path) -> std::result::Result<(), Failure> {
 fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     opens(store)?;
     let area = area(store)?;
-    let (slot, _) = the_asker()?.open(&area).map_err(|error| error.context(store.display()))?;
+    let (slot, _) =
+        the_asker()?.open(&area, store).map_err(|error| error.context(store.display()))?;
     let words = format_args!("the key opens slot {slot} of {}", store.display());
     answer.tell(&json!({ "store": shown(store), "slot": slot }), words)
 }
@@ -319,7 +322,7 @@ fn change(
         Store::Cluster(url) => {
             let backing = Backing::open(&url, TIMEOUT)?;
             let objects = backing.objects()?;
-            onefold_cluster::change_keys(&*objects, &key_settings(), |keys, random| {
+            onefold_cluster::change_keys(&*objects, &key_settings(&url), |keys, random| {
                 change(keys, random)
             })
         }
@@ -347,7 +350,7 @@ fn add(
     let given = new.given()?;
     let id = *area(store)?.id();
     let kind = new.new.0.kind();
-    let made = new_secret(&new.new.0, given.as_ref(), &id)?;
+    let made = new_secret(&new.new.0, given.as_ref(), &id, store)?;
     let mut slot = 0;
     change(store, &mut |keys, random| {
         slot = with_new(keys, (kind, name), &made, random)?;
@@ -363,7 +366,7 @@ fn exchange(
     answer: &Answer,
 ) -> std::result::Result<(), Failure> {
     let given = new.given()?;
-    let made = new_secret(&new.new.0, given.as_ref(), area(store)?.id())?;
+    let made = new_secret(&new.new.0, given.as_ref(), area(store)?.id(), store)?;
     let kind = new.new.0.kind();
     let (mut number, mut replaced) = (slot, None);
     change(store, &mut |keys, random| {
@@ -409,7 +412,7 @@ fn tell_new(
 }
 
 fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Result<(), Failure> {
-    let (whence, secret) = the_asker()?.secret_of(&area(store)?)?;
+    let (whence, secret) = the_asker()?.secret_of(&area(store)?, store)?;
     let mut secret = Some(secret);
     let (mut slot, mut others, mut kinds) = (0, 0, Vec::new());
     // What the area says without its key counts for nothing: slots are counted once it is proven.
@@ -487,7 +490,7 @@ fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::R
 /// keys of its data in memory, and would go on writing what nobody can read.
 fn erase_of_cluster(url: &Url) -> Result<()> {
     let backing = Backing::open(url, TIMEOUT)?;
-    let session = backing.session(key_settings())?;
+    let session = backing.session(key_settings(url))?;
     let before = session.published()?;
     std::thread::sleep(LOOK);
     let sessions = session.published()?.since(&before);
@@ -500,7 +503,7 @@ fn erase_of_cluster(url: &Url) -> Result<()> {
         return Err(Error::new(Kind::Busy, why));
     }
     drop(session);
-    onefold_cluster::erase_keys(&*backing.objects()?, &key_settings())
+    onefold_cluster::erase_keys(&*backing.objects()?, &key_settings(url))
 }
 
 #[cfg(test)]

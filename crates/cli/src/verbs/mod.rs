@@ -92,18 +92,31 @@ fn block_store_or(store: &Path, why_not: &str) -> Result<Box<StoreFile>, Failure
     }
 }
 
-/// Says what makes room, when a full disk ended what stores into an archive.
-fn with_advice(error: Error) -> Error {
-    match error.kind() {
-        Kind::NoSpace => Error::new(
-            Kind::NoSpace,
-            format!(
-                "{error}; what makes room: `onefold forget` or `onefold rm`, and `onefold gc --trash 0` \
-                 after it, or a larger disk"
-            ),
-        ),
-        _ => error,
+/// Says what is full, what is kept and what makes room, when a full disk ended what stores into an archive.
+fn with_advice(error: Error, store: &Path) -> Error {
+    if error.kind() != Kind::NoSpace {
+        return error;
     }
+    let store = store.display();
+    let why = error.to_string();
+    // The error of a server comes as its text. Other bounds are no full disk.
+    let is_disk = ["No space left", "quota"].iter().any(|words| why.contains(words));
+    let (why, also) = match is_disk {
+        true => (
+            format!(
+                "the disk of {store} is full ({why}): the archive has all that it had before, and this is not \
+                 in it"
+            ),
+            "; besides its data an archive takes 12 MiB, which it keeps for these verbs, and 16 MiB ahead \
+             for its log",
+        ),
+        false => (why, ""),
+    };
+    let what = format!(
+        "{why}; what makes room: `onefold forget` or `onefold rm`, and `onefold gc {store} --trash 0` after \
+         it, or a larger disk{also}"
+    );
+    Error::new(Kind::NoSpace, what)
 }
 
 /// The path of an output, unless it is `-`, which stands for standard output.
@@ -143,9 +156,16 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_with_what_helps() {
-        let told = |kind| with_advice(Error::new(kind, "it failed")).to_string();
-        assert!(told(Kind::NoSpace).starts_with("it failed; "));
-        assert!(told(Kind::NoSpace).contains("`onefold gc --trash 0`"));
-        assert_eq!(told(Kind::Io), "it failed");
+        let told = |kind, why: &str| {
+            with_advice(Error::new(kind, why.to_owned()), Path::new("/srv/a")).to_string()
+        };
+        assert!(told(Kind::NoSpace, "it failed").starts_with("it failed; "));
+        let full = told(Kind::NoSpace, "x: No space left on device (os error 28)");
+        assert!(full.starts_with("the disk of /srv/a is full (x: No space left"), "{full}");
+        for says in ["has all that it had before", "`onefold gc /srv/a --trash 0`", "16 MiB ahead"]
+        {
+            assert!(full.contains(says), "{full}");
+        }
+        assert_eq!(told(Kind::Io, "No space left"), "No space left");
     }
 }

@@ -25,6 +25,7 @@ const ENDS: Duration = Duration::from_secs(3);
                   onefold mount backups /mnt/web1 --snapshot web1~1")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// An empty directory

@@ -17,6 +17,11 @@ pub(super) fn plain(path: &[u8]) -> Vec<u8> {
     names.collect::<Vec<_>>().join(&b'/')
 }
 
+/// The path of what a snapshot has from the root of its system, as it is told in all lists.
+pub(super) fn whole(path: &[u8]) -> Vec<u8> {
+    [b"/", path].concat()
+}
+
 /// A name or a path on one line of text, from which [`bytes`] gives it back.
 pub(super) fn shown(path: &[u8]) -> String {
     let mut text = String::new();
@@ -76,7 +81,8 @@ fn number(digits: &[u8]) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok()
 }
 
-/// The entry at a path as it was typed: the one whose name it is, or else the one that is shown so.
+/// The entry at a path as it was typed, with its plain path: the one whose name it is, or else the one that
+/// is shown so.
 ///
 /// # Errors
 /// As [`TreeReader::find`].
@@ -84,14 +90,15 @@ pub(super) fn find(
     reader: &mut TreeReader,
     snapshot: &Snapshot,
     path: &OsStr,
-) -> Result<TreeEntry> {
-    let path = path.as_bytes();
-    let found = reader.find(snapshot, &plain(path));
-    match (found, bytes(path)) {
+) -> Result<(Vec<u8>, TreeEntry)> {
+    let typed = plain(path.as_bytes());
+    match (reader.find(snapshot, &typed), bytes(path.as_bytes())) {
         (Err(error), Some(meant)) if error.kind() == Kind::NotFound => {
-            reader.find(snapshot, &plain(&meant)).map_err(|_| error)
+            let meant = plain(&meant);
+            let found = reader.find(snapshot, &meant).map_err(|_| error)?;
+            Ok((meant, found))
         }
-        (found, _) => found,
+        (found, _) => Ok((typed, found?)),
     }
 }
 

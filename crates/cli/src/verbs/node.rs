@@ -51,6 +51,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  onefold node rebuild safe")]
     Rebuild {
         /// The archive
+        #[arg(value_name = "ARCHIVE")]
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -59,6 +60,7 @@ enum Verb {
     #[command(after_help = "Examples:\n  onefold node replace safe 2 /mnt/new")]
     Replace {
         /// The archive
+        #[arg(value_name = "ARCHIVE")]
         store: PathBuf,
         /// The number of the node that is absent
         number: usize,

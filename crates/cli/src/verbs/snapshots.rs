@@ -16,7 +16,7 @@ use super::{
     archive_at,
     keeping::clones::{CloneOfVolume, clones},
 };
-use onefold::parts::archive_dir::now;
+use onefold::parts::{archive_dir::now, operator::warn};
 use onefold_console::{
     failure::Failure,
     output,
@@ -38,6 +38,7 @@ const SETS_SHOWN: usize = 4;
                   onefold snapshots backups --forgotten")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Only those of this set
@@ -48,7 +49,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
 
-    /// Only those with this word
+    /// Only those with this word; of several with commas between, those with all
     #[arg(long, value_name = "WORD")]
     tag: Option<String>,
 
@@ -82,14 +83,25 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             options.json,
         );
     }
-    let all: Vec<&Snapshot> = tables
-        .snapshots
-        .values()
-        .filter(|snapshot| snapshot.completeness != Completeness::Checkpoint)
-        .filter(|snapshot| snapshot.forgotten.is_some() == options.forgotten)
+    let ended = || {
+        let all = tables.snapshots.values();
+        all.filter(|snapshot| snapshot.completeness != Completeness::Checkpoint)
+            .filter(|snapshot| snapshot.forgotten.is_some() == options.forgotten)
+    };
+    let all: Vec<&Snapshot> = ended()
         .filter(|snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host))
-        .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| snapshot.tags.contains(tag)))
+        .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| has_tag(snapshot, tag)))
         .collect();
+    let is_filtered = options.set.is_some() || options.host.is_some() || options.tag.is_some();
+    if all.is_empty() && is_filtered {
+        let what = if options.forgotten { "forgotten snapshot" } else { "snapshot" };
+        let tagged = options
+            .tag
+            .as_ref()
+            .map_or_else(String::new, |tag| format!(" with the tag '{}'", tag.escape_debug()));
+        let of = (options.set.as_deref(), options.host.as_deref());
+        warn(&none_of(&format!("{what}{tagged}"), of, &ended().collect::<Vec<_>>()));
+    }
     if options.json {
         let line = |snapshot: &Snapshot| {
             let mut line = json(snapshot);
@@ -98,7 +110,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         };
         return output::json(&all.iter().copied().map(line).collect::<Vec<_>>());
     }
-    if all.is_empty() {
+    if all.is_empty() && !is_filtered {
         output::line("no snapshots");
     }
     for snapshot in all {
@@ -126,6 +138,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// True when a snapshot has a word, or each of several with commas between.
+pub(super) fn has_tag(snapshot: &Snapshot, tag: &str) -> bool {
+    let has = |tag: &str| snapshot.tags.iter().any(|one| one == tag);
+    // Older versions took a word with commas for one.
+    has(tag) || tag.split(',').all(has)
 }
 
 /// Names the domain that something belongs to, unless it is the one that each archive begins with, and
@@ -315,6 +334,31 @@ fn sets_shown(tables: &Tables) -> Option<String> {
         all.iter().take(SETS_SHOWN).map(|set| set.escape_debug().to_string()).collect();
     let more = if all.len() > shown.len() { ", …" } else { "" };
     (!shown.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
+}
+
+/// Says that no snapshot is of a set and a host, and which of them have names like these.
+pub(super) fn none_of(
+    what: &str,
+    (set, host): (Option<&str>, Option<&str>),
+    all: &[&Snapshot],
+) -> String {
+    let hosts = || all.iter().map(|snapshot| &*snapshot.host);
+    let of_host = all.iter().filter(|snapshot| host.is_none_or(|host| host == snapshot.host));
+    let sets: Vec<&str> = of_host.map(|snapshot| &*snapshot.set).collect();
+    // Names like one that is there would say that it is not.
+    let there = match (set, host) {
+        (_, Some(host)) if hosts().all(|one| one != host) => near(host, hosts()),
+        (Some(set), _) if !sets.contains(&set) => near(set, sets.into_iter()),
+        _ => Vec::new(),
+    };
+    let of = |word: &str, name: Option<&str>| {
+        name.map_or_else(String::new, |name| format!(" of {word} '{}'", name.escape_debug()))
+    };
+    let there = match there.is_empty() {
+        true => String::new(),
+        false => format!(": there is {}", there.join(", ")),
+    };
+    format!("there is no {what}{}{}{there}", of("a set", set), of("host", host))
 }
 
 /// Some names of sets, those first that are most like `set`: one is part of the other, or they begin alike.

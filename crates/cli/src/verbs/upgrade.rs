@@ -23,10 +23,11 @@ use onefold_console::{failure::Failure, output::Answer, progress::Progress};
                   onefold upgrade backups")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Says which features would come, and changes nothing
-    #[arg(long)]
+    #[arg(short = 'n', long)]
     dry_run: bool,
 
     #[command(flatten)]

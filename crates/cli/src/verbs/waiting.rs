@@ -11,6 +11,7 @@ use onefold::parts::{
     archive_dir::{ArchiveDir, UnseenServer},
     operator::warn,
 };
+use onefold_backend::last_act::LastAct;
 use onefold_console::size::duration;
 use onefold_core::{Error, Kind, Result};
 
@@ -22,6 +23,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long a server may take to begin or to end.
 const UNSEEN_MOST: Duration = Duration::from_secs(60);
+
+/// Said when a signal ends the wait.
+const ENDED: &str =
+    "onefold: it was ended by a signal while it waited for another process: nothing is stored";
 
 /// How long it is waited for.
 #[derive(Clone, Copy, Debug, Args)]
@@ -106,12 +111,14 @@ pub(super) struct Waiting<'a> {
     /// Since when it is a server.
     server_since: Option<Instant>,
     told: String,
+    /// The end by a signal is told from the first moment that passes until this is dropped.
+    last: Option<LastAct>,
 }
 
 impl Waiting<'_> {
     pub(super) fn new(directory: &ArchiveDir, patience: Patience) -> Waiting<'_> {
         let (begun, told) = (Instant::now(), String::new());
-        Waiting { directory, patience, begun, looked: None, server_since: None, told }
+        Waiting { directory, patience, begun, looked: None, server_since: None, told, last: None }
     }
 
     /// Lets a moment pass, and says once who is waited for.
@@ -119,6 +126,7 @@ impl Waiting<'_> {
     /// # Errors
     /// `Busy` when it was waited for long enough; the error of looking at the archive.
     pub(super) fn go_on(&mut self) -> Result<()> {
+        self.last.get_or_insert_with(|| LastAct::of_words(ENDED));
         let now = Instant::now();
         let other = match self.looked.take() {
             Some((at, other)) if now.duration_since(at) < LOOK_EVERY => {

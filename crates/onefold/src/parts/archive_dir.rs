@@ -526,7 +526,7 @@ impl ArchiveDir {
         degraded: bool,
         stands: Option<&Stands>,
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
-        let settings = with_keys(settings);
+        let settings = with_keys(&self.path, settings);
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match (&nodes, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
@@ -551,7 +551,7 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = with_keys(Settings { memory, ..Settings::default() });
+        let settings = with_keys(&self.path, Settings { memory, ..Settings::default() });
         let opened = match (self.nodes(false, false)?, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
             (None, Some(far)) => {
@@ -634,10 +634,10 @@ fn may_change(path: &Path, far: &Far) -> Result<()> {
     Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", path.display())))
 }
 
-/// Settings with who is asked for keys, unless they say so themselves.
-fn with_keys(settings: Settings) -> Settings {
+/// Settings with who is asked for the key of an archive, unless they say so themselves.
+fn with_keys(archive: &Path, settings: Settings) -> Settings {
     match settings.opener.is_nobody() {
-        true => Settings { opener: keys::source(), ..settings },
+        true => Settings { opener: keys::of_archive(archive), ..settings },
         false => settings,
     }
 }

@@ -1,12 +1,19 @@
 //! Where a store is, and sessions on it.
 
-use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use onefold_backend::{
     EmbeddedStore, RadosObjects,
     rados::{Connection, Location, TIMEOUT},
 };
-use onefold_cluster::{Session, Settings};
+use onefold_cluster::{KeySource, Session, Settings};
 use onefold_core::{Error, object::ObjectStore};
 
 use super::{keeper::Keeper, keys, operator};
@@ -43,11 +50,9 @@ impl fmt::Display for Url {
 /// An object store that sessions can be opened on. Sessions of a folder are dropped before it.
 pub enum Backing {
     /// With the claim on the folder, unless it is only looked at; given up last.
-    Folder {
-        store: EmbeddedStore,
-        _keeper: Option<Keeper>,
-    },
-    Rados(Location, Duration),
+    Folder { path: PathBuf, store: EmbeddedStore, _keeper: Option<Keeper> },
+    /// With its URL.
+    Rados(String, Location, Duration),
 }
 
 /// Stands for a folder in its claim: only a process that has the folder open knows which store is
@@ -66,9 +71,9 @@ impl Backing {
                 };
                 let store = EmbeddedStore::open_while(path, operator::word(), &mut claim)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
-                Backing::Folder { store, _keeper: keeper }
+                Backing::Folder { path: path.clone(), store, _keeper: keeper }
             }
-            Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
+            Url::Rados(text, location) => Backing::Rados(text.clone(), location.clone(), timeout),
         })
     }
 
@@ -78,22 +83,30 @@ impl Backing {
             Url::Folder(path) => {
                 let store = EmbeddedStore::look(path)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
-                Ok(Backing::Folder { store, _keeper: None })
+                Ok(Backing::Folder { path: path.clone(), store, _keeper: None })
             }
             Url::Rados(..) => Backing::open(url, TIMEOUT),
         }
     }
 
+    /// Who is asked for the key of the store.
+    fn keys(&self) -> KeySource {
+        keys::of_cluster_store(match self {
+            Backing::Folder { path, .. } => path,
+            Backing::Rados(text, ..) => Path::new(text),
+        })
+    }
+
     /// Another session, which can be fenced without the others. Who is asked for the key of an
     /// encrypted store is the process's own.
     pub fn session(&self, settings: Settings) -> Result<Session, Error> {
-        let keys = keys::of_cluster_stores();
+        let keys = self.keys();
         Session::open(self.objects()?, Settings { keys, ..settings })
     }
 
     /// A session that only reads, for who has no right to more.
     pub fn reading_session(&self, settings: Settings) -> Result<Session, Error> {
-        let keys = keys::of_cluster_stores();
+        let keys = self.keys();
         Session::look(self.objects()?, Settings { keys, ..settings })
     }
 
@@ -101,7 +114,7 @@ impl Backing {
     pub fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
         Ok(match self {
             Backing::Folder { store, .. } => Arc::new(store.session()),
-            Backing::Rados(location, timeout) => {
+            Backing::Rados(_, location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
                 let (metadata, chunks) = connection.find(location)?;
                 Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
@@ -126,7 +139,7 @@ impl Opened {
         let backing = Backing::look(url)?;
         let session = backing
             .objects()
-            .and_then(|store| Session::look(store, key_settings()))
+            .and_then(|store| Session::look(store, key_settings(url)))
             .map_err(|e| e.context(url))?;
         Ok(Opened { session: Arc::new(session), _backing: backing })
     }
@@ -140,8 +153,9 @@ impl Opened {
 
 /// The usual settings, with the process's own source of keys.
 #[must_use]
-pub fn key_settings() -> Settings {
-    Settings { keys: keys::of_cluster_stores(), ..Settings::default() }
+pub fn key_settings(url: &Url) -> Settings {
+    let keys = keys::of_cluster_store(Path::new(&url.to_string()));
+    Settings { keys, ..Settings::default() }
 }
 
 /// The store of the cluster engine that a path or URL means, if it means one.

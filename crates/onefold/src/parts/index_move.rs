@@ -65,7 +65,7 @@ pub fn move_index(
     }
     let target = new.as_ref().map(|(_, files)| quiet(files));
     directories.extend(target.clone());
-    let settings = Settings { opener: super::keys::source(), ..Settings::default() };
+    let settings = Settings { opener: super::keys::of_archive(path), ..Settings::default() };
     let archive = Archive::open_with_index(Arc::new(own), directories, true, settings);
     let archive = Arc::new(archive.map_err(|error| name_archive(path, error))?);
     let moving = IndexMove::begin(&archive)?;

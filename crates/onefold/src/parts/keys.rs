@@ -1,7 +1,7 @@
 //! Who is asked for the keys of stores, for the whole process.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
@@ -54,7 +54,7 @@ impl Whence {
 /// Slots of so many key areas are remembered.
 const TRIED_MAX: usize = 16;
 
-/// Asks a person for words that nobody else sees; the text says for what.
+/// Asks a person for words that nobody else sees; the text says for what, and for which store.
 pub type Ask = Box<dyn Fn(&str) -> Result<Zeroizing<Vec<u8>>> + Send + Sync>;
 
 /// Who is asked for keys.
@@ -115,13 +115,14 @@ impl Asker {
     ///
     /// # Errors
     /// Those of reading it.
-    pub fn secret(&self, whence: &Whence, id: &[u8; 16]) -> Result<SlotSecret> {
+    pub fn secret(&self, whence: &Whence, id: &[u8; 16], store: &Path) -> Result<SlotSecret> {
         guard()?;
+        let ask = |what: &str| (self.ask)(&format!("{what} of {}", store.display()));
         let shown: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(match whence {
-            Whence::Passphrase => SlotSecret::Passphrase((self.ask)("passphrase")?),
+            Whence::Passphrase => SlotSecret::Passphrase(ask("passphrase")?),
             Whence::Recovery => {
-                let words = (self.ask)("recovery key")?;
+                let words = ask("recovery key")?;
                 let words = std::str::from_utf8(&words);
                 let wrong = |_| Error::new(Kind::InvalidInput, "the recovery key is no text");
                 SlotSecret::Key(from_words(words.map_err(wrong)?)?)
@@ -164,9 +165,9 @@ impl Asker {
     ///
     /// # Errors
     /// `Denied`: nothing says where it is; those of reading it.
-    pub fn secret_of(&self, area: &KeyArea) -> Result<(Whence, SlotSecret)> {
+    pub fn secret_of(&self, area: &KeyArea, store: &Path) -> Result<(Whence, SlotSecret)> {
         let whence = self.whence(area)?;
-        let secret = self.secret(&whence, area.id())?;
+        let secret = self.secret(&whence, area.id(), store)?;
         Ok((whence, secret))
     }
 
@@ -190,14 +191,14 @@ impl Asker {
     ///
     /// # Errors
     /// `Denied`: no slot opens.
-    pub fn open(&self, area: &KeyArea) -> Result<(usize, Secret)> {
+    pub fn open(&self, area: &KeyArea, store: &Path) -> Result<(usize, Secret)> {
         let whence = self.whence(area)?;
         let mut tried = self.tried.lock();
         let is_it = |tried: &&Tried| tried.id == *area.id() && tried.slots == area.slot_bytes();
         let found = match tried.iter().find(is_it) {
             Some(tried) => tried.found(),
             None => {
-                let secret = self.secret(&whence, area.id())?;
+                let secret = self.secret(&whence, area.id(), store)?;
                 let found = area.root(&secret, machine_memory());
                 let now = Tried { id: *area.id(), slots: area.slot_bytes().to_vec(), found };
                 let found = now.found();
@@ -220,6 +221,27 @@ impl Asker {
             )
         })
     }
+
+    /// The root key of the store that has this key area.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn root(&self, area: &KeyArea, store: &Path) -> Result<Secret> {
+        let mut known = self.known.lock();
+        if let Some((_, root)) = known.iter().find(|(id, root)| id == area.id() && area.is_of(root))
+        {
+            return Ok(root.again());
+        }
+        let (_, root) = self.open(area, store)?;
+        known.retain(|(id, _)| id != area.id());
+        known.push((*area.id(), root.again()));
+        Ok(root)
+    }
+
+    fn refuses_plain(&self) -> bool {
+        // Who puts a plain store in place of a sealed one gives it another id, if need be.
+        self.whence.is_some() || self.refuses_plain || has_credentials()
+    }
 }
 
 /// What opens a store, and how verbs are told of it.
@@ -235,33 +257,6 @@ fn ways(area: &KeyArea) -> String {
     let all = SlotKind::ALL.iter().map(|row| row.0);
     let all: Vec<&str> = all.filter(|kind| has(*kind)).map(of).collect();
     all.join("; ")
-}
-
-impl Opener for Asker {
-    fn root(&self, area: &KeyArea) -> Result<Secret> {
-        let mut known = self.known.lock();
-        if let Some((_, root)) = known.iter().find(|(id, root)| id == area.id() && area.is_of(root))
-        {
-            return Ok(root.again());
-        }
-        let (_, root) = self.open(area)?;
-        known.retain(|(id, _)| id != area.id());
-        known.push((*area.id(), root.again()));
-        Ok(root)
-    }
-
-    fn accepts_older(&self) -> bool {
-        self.accepts_older
-    }
-
-    fn refuses_plain(&self) -> bool {
-        // Who puts a plain store in place of a sealed one gives it another id, if need be.
-        self.whence.is_some() || self.refuses_plain || has_credentials()
-    }
-
-    fn random(&self) -> Arc<dyn Random> {
-        Arc::new(SystemRandom)
-    }
 }
 
 /// Before this process has a key: it leaves no core dump, and its keys lie in locked memory. Once it
@@ -292,53 +287,68 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
-/// The same, for block stores that are opened: an older state of one than was seen here is refused.
+/// The same, for a block store that is opened: an older state of it than was seen here is refused.
 #[must_use]
-pub fn of_block_store() -> onefold_block::KeySource {
-    let given =
-        |asker: &Arc<Asker>| onefold_block::KeySource::new(Arc::new(OfStore(asker.clone())));
+pub fn of_block_store(store: &Path) -> onefold_block::KeySource {
+    let given = |asker| onefold_block::KeySource::new(Arc::new(OfStore::new(asker, store, true)));
     asker().map_or_else(onefold_block::KeySource::default, given)
 }
 
-/// Who is asked for the key of a block store, and knows what was seen of it.
-struct OfStore(Arc<Asker>);
-
-impl Opener for OfStore {
-    fn root(&self, area: &KeyArea) -> Result<Secret> {
-        self.0.root(area)
-    }
-
-    fn accepts_older(&self) -> bool {
-        self.0.accepts_older()
-    }
-
-    fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
-        sealed_before::state(id)
-    }
-
-    fn saw_state(&self, id: &[u8; 16], state: u64) {
-        sealed_before::note_state(id, state);
-    }
-
-    fn refuses_plain(&self) -> bool {
-        self.0.refuses_plain()
-    }
-
-    fn random(&self) -> Arc<dyn Random> {
-        self.0.random()
-    }
-}
-
-/// The same, for stores of the cluster engine that are opened.
+/// The same, for a store of the cluster engine that is opened.
 #[must_use]
-pub fn of_cluster_stores() -> onefold_cluster::KeySource {
-    let given = |asker: &Arc<Asker>| onefold_cluster::KeySource::new(asker.clone());
+pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
+    let given =
+        |asker| onefold_cluster::KeySource::new(Arc::new(OfStore::new(asker, store, false)));
     asker().map_or_else(onefold_cluster::KeySource::default, given)
 }
 
-/// The same, for archives that are opened.
-pub(super) fn source() -> KeySource {
-    asker().map_or_else(KeySource::default, |asker| KeySource::new(asker.clone()))
+/// The same, for an archive that is opened.
+pub(super) fn of_archive(store: &Path) -> KeySource {
+    let given = |asker| KeySource::new(Arc::new(OfStore::new(asker, store, false)));
+    asker().map_or_else(KeySource::default, given)
+}
+
+/// Who is asked for the key of one store.
+struct OfStore {
+    asker: Arc<Asker>,
+    /// How the operator called it.
+    store: PathBuf,
+    /// States of it that were seen here are remembered.
+    has_states: bool,
+}
+
+impl OfStore {
+    fn new(asker: &Arc<Asker>, store: &Path, has_states: bool) -> OfStore {
+        OfStore { asker: asker.clone(), store: store.to_owned(), has_states }
+    }
+}
+
+impl Opener for OfStore {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        self.asker.root(area, &self.store)
+    }
+
+    fn accepts_older(&self) -> bool {
+        self.asker.accepts_older
+    }
+
+    fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
+        sealed_before::state(id).filter(|_| self.has_states)
+    }
+
+    fn saw_state(&self, id: &[u8; 16], state: u64) {
+        if self.has_states {
+            sealed_before::note_state(id, state);
+        }
+    }
+
+    fn refuses_plain(&self) -> bool {
+        self.asker.refuses_plain()
+    }
+
+    fn random(&self) -> Arc<dyn Random> {
+        Arc::new(SystemRandom)
+    }
 }
 
 #[cfg(test)]
@@ -359,11 +369,13 @@ mod tests {
         let area = keys.next_area(&SystemRandom).unwrap();
         let asked = Arc::new(AtomicU32::new(0));
         let count = asked.clone();
-        let ask: Ask = Box::new(move |_| {
+        let ask: Ask = Box::new(move |what| {
+            assert_eq!(what, "passphrase of /srv/store");
             count.fetch_add(1, Relaxed);
             Ok(Zeroizing::new(b"words".to_vec()))
         });
         let asker = Asker::new(Some(Whence::Passphrase), ask, true, false);
+        let store = Path::new("/srv/store");
         // Somebody set the mark of an erasure: no root key is that area's.
         let mut bytes = area.bytes().to_vec();
         bytes[40] = 1;
@@ -373,10 +385,10 @@ mod tests {
         bytes[end..].copy_from_slice(&sum.to_le_bytes());
         let forged = KeyArea::decode(&bytes).unwrap();
         for _ in 0..3 {
-            let root = asker.root(&forged).unwrap();
+            let root = asker.root(&forged, store).unwrap();
             assert!(area.is_of(&root) && !forged.is_of(&root));
         }
-        asker.root(&area).unwrap();
+        asker.root(&area, store).unwrap();
         assert_eq!(asked.load(Relaxed), 1);
     }
 }

@@ -18,4 +18,4 @@ pub mod sealed_before;
 pub mod store_file;
 pub mod user_directory;
 
-pub use crate::locate::Found;
+pub use crate::locate::{Found, foreign};

@@ -107,7 +107,7 @@ impl StoreFile {
 
     /// Who is asked for its key.
     pub fn keys(&self) -> KeySource {
-        keys::of_block_store()
+        keys::of_block_store(&self.path)
     }
 
     /// True when the store is sealed at rest.

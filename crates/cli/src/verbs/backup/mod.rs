@@ -25,8 +25,8 @@ use std::{
 
 use clap::{Args, builder::NonEmptyStringValueParser};
 use onefold_archive::{
-    Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, Tables,
-    TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
+    Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, TEXTS_MAX,
+    Tables, TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
@@ -76,11 +76,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
                   onefold backup backups --set shop --stdin shop.sql -- pg_dump shop")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     store: PathBuf,
 
     /// Directories and files
-    #[arg(required_unless_present = "stdin")]
+    #[arg(required_unless_present_any = ["stdin", "files_from"])]
     paths: Vec<PathBuf>,
+
+    /// Reads more paths from a file, one a line and none of them a pattern, without empty lines and lines
+    /// that begin with #; - stands for standard input. A snapshot has 1,024 paths at most
+    #[arg(long, value_name = "FILE", conflicts_with = "stdin")]
+    files_from: Vec<PathBuf>,
 
     /// Stores what a command writes to its standard output as a file of this name, or else what
     /// comes on standard input. When the command fails there is no snapshot
@@ -105,8 +111,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     host: Option<String>,
 
-    /// A word by which the snapshot is found
-    #[arg(long = "tag", value_name = "WORD")]
+    /// A word by which the snapshot is found; several with commas between, or with the option again
+    #[arg(
+        long = "tag",
+        value_name = "WORD",
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
+    )]
     tags: Vec<String>,
 
     #[command(flatten)]
@@ -114,7 +125,7 @@ pub(crate) struct Options {
 
     /// Stores the path under another one: the directory or file that is mounted from a snapshot of a
     /// file system under the path that it has there
-    #[arg(long = "as", value_name = "PATH", requires = "paths")]
+    #[arg(long = "as", value_name = "PATH", conflicts_with = "stdin")]
     stored_as: Option<PathBuf>,
 
     /// Reads files although their times say that they did not change
@@ -154,6 +165,7 @@ pub(crate) struct Options {
     /// Stores nothing, and says how much would be read. Without =read it reads no file; with it, it reads,
     /// cuts and looks up as a backup does, and says by how much the archive would grow
     #[arg(
+        short = 'n',
         long,
         value_name = "HOW",
         num_args = 0..=1,
@@ -234,6 +246,7 @@ fn store(
         }
         waiting.go_on()?;
     };
+    drop(waiting);
     let tables = archive.refresh()?;
     let request = request(options, rules, (&archive, &tables))?;
     let total = parents(&tables, &request).map(|parent| parent.bytes).max().unwrap_or(0);
@@ -243,7 +256,7 @@ fn store(
             feed(options, (rules, since), &archive, feeder, counts)
         })
     });
-    Ok(report(&made.map_err(with_advice)?))
+    Ok(report(&made.map_err(|error| with_advice(error, &options.store))?))
 }
 
 /// Lets the server of the archive store what is found here.
@@ -275,7 +288,7 @@ fn send(
             })
         })
     });
-    let made = made.map_err(with_advice)?;
+    let made = made.map_err(|error| with_advice(error, &options.store))?;
     drop(kept);
     if let Some(own) = &mut own {
         let tables = archive.refresh()?;
@@ -337,11 +350,18 @@ fn feed(
 }
 
 fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
-    let roots = roots::sorted(
-        &options.paths,
-        options.stored_as.as_deref(),
-        options.selection.one_file_system,
-    )?;
+    let mut paths = options.paths.clone();
+    for file in &options.files_from {
+        paths.extend(roots::listed(file)?);
+    }
+    let roots =
+        roots::sorted(&paths, options.stored_as.as_deref(), options.selection.one_file_system)?;
+    if roots.len() > TEXTS_MAX {
+        return Err(Failure::usage(format!(
+            "{} are too many for a snapshot, which has {TEXTS_MAX} at most: name directories above them",
+            counted(roots.len() as u64, "path")
+        )));
+    }
     let own = archive.identities();
     if let Some(root) = roots.iter().find(|root| root.is_one_of(&own)) {
         let shown = root.at.display();

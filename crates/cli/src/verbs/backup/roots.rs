@@ -2,6 +2,7 @@
 //! directories on the way to them.
 
 use std::{
+    ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -11,6 +12,11 @@ use onefold_backend::tree::Place;
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Kind, Result, tree::ACCESS_LIST};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
+
+use crate::verbs::exclude::given_file;
+
+/// Bytes of a list of paths at most.
+const LISTED_BYTES: u64 = 1 << 20;
 
 /// A directory or file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +65,21 @@ impl Root {
     pub(super) fn is_one_of(&self, all: &[(u64, u64)]) -> bool {
         let found = Place::of(&self.at, false);
         found.is_ok_and(|found| found.is_ok_and(|found| all.contains(&found.identity())))
+    }
+}
+
+/// The paths that a file lists, as they stand there.
+///
+/// # Errors
+/// It can't be read, or has more than paths of a snapshot can have.
+pub(super) fn listed(file: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let text = given_file(file, LISTED_BYTES, "paths")?;
+    let lines = text.split(|&byte| byte == b'\n');
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#"));
+    let paths: Vec<PathBuf> = lines.map(|line| OsStr::from_bytes(line).into()).collect();
+    match paths.is_empty() {
+        true => Err(Failure::usage(format!("{} lists no path", file.display()))),
+        false => Ok(paths),
     }
 }
 

@@ -184,14 +184,21 @@ fn tell(made: &Outcome, data: bool) {
     if let Some(entries) = made.index_entries {
         output::line(format_args!("restored: the chunk index, with {}", counted(entries, "entry")));
     }
-    let (streams, chunks) = (counted(report.streams, "stream"), counted(report.chunks, "chunk"));
+    let volumes = match report.volumes {
+        0 => String::new(),
+        n => format!(
+            ", {} with {} of 128 KiB",
+            counted(n, "volume"),
+            counted(report.blocks, "block")
+        ),
+    };
     output::line(format_args!(
-        "{streams} with {chunks} in {}",
+        "looked at: {}, {}{volumes}; {} in {}",
+        counted(report.streams, "stream"),
+        counted(report.snapshots, "snapshot"),
+        counted(report.chunks, "chunk"),
         counted(report.containers, "container")
     ));
-    if report.snapshots > 0 {
-        output::line(counted(report.snapshots, "snapshot"));
-    }
     let erased = &report.erased;
     if !erased.domains.is_empty() {
         let numbers: Vec<String> = erased.domains.iter().map(u32::to_string).collect();
@@ -213,12 +220,9 @@ fn tell(made: &Outcome, data: bool) {
             counted(made.lost_index_files, "file")
         ));
     }
-    if report.volumes > 0 {
-        let volumes = counted(report.volumes, "volume");
-        output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));
-    }
-    if data {
-        output::line(format_args!("{} of data were read", Size(report.bytes)));
+    match data {
+        true => output::line(format_args!("{} of data were read", Size(report.bytes))),
+        false => output::line("data was not read: `onefold scrub` does that"),
     }
     if made.bad_units() > 0 {
         let (bad, anew) = (grouped(made.bad_units()), grouped(made.repaired_units()));

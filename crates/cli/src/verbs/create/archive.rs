@@ -18,7 +18,7 @@ use super::{
 use onefold::parts::{
     archive_dir::{ArchiveDir, make_directory, name_archive},
     far::is_address,
-    index_move,
+    foreign, index_move,
     operator::word,
     sealed_before,
 };
@@ -107,6 +107,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
+    if let Some(error) = foreign(store).filter(|_| !store.exists()) {
+        return Err(error.into());
+    }
     let elsewhere = !nodes.is_empty() || options.fast.is_some();
     if is_address(store) && elsewhere {
         let why =
@@ -115,7 +118,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
-    let mut keys = new_keys(options.no_encryption, plain, &format.id)?;
+    let mut keys = new_keys(options.no_encryption, plain, (&format.id, store))?;
     let directories = nodes.iter().chain(&options.fast).chain([store]);
     let new: Vec<&PathBuf> =
         directories.filter(|path| !is_address(path) && !path.exists()).collect();
@@ -159,6 +162,10 @@ fn make(options: &Options, format: &Format, keys: &mut Option<NewKeys>) -> Resul
             };
             created.map_err(|error| {
                 clear(&[&*files], &error);
+                let error = match error.kind() {
+                    Kind::NoSpace => Error::new(Kind::NoSpace, format!("{error}; {NEEDS}")),
+                    _ => error,
+                };
                 name_archive(store, error)
             })?;
             match fast {
@@ -177,6 +184,10 @@ fn remove(new: &[&PathBuf]) {
     // Where something is left, it stays for its user to look at.
     new.iter().for_each(|path| drop(std::fs::remove_dir(path)));
 }
+
+/// What a new archive takes of a disk.
+const NEEDS: &str =
+    "a new archive takes 12 MiB, and 16 MiB more for its log with what is stored first";
 
 /// Removes what is in these directories when a full disk ended a creation: they were empty, and a part
 /// of an archive is none.

@@ -226,7 +226,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
              lost"
         )));
     }
-    let mut keys = new_keys(options.no_encryption, plain(options), &id)?;
+    let mut keys = new_keys(options.no_encryption, plain(options), (&id, &options.store))?;
     let preallocate = match options.preallocate {
         Space::Reserve => Preallocate::Reserve,
         Space::None => Preallocate::None,

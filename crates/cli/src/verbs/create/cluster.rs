@@ -97,7 +97,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let chunks = chunk_format(options.chunk, options.cut, !options.no_compression)?;
     let format = Format { volume_cut: options.volume_cut.into(), ..chunks };
     format.check()?;
-    let mut keys = new_keys(options.no_encryption, None, &format.id)?;
+    let shown = options.store.to_string();
+    let of_store = (&format.id, Path::new(&shown));
+    let mut keys = new_keys(options.no_encryption, None, of_store)?;
     make(options, &format, keys.as_mut())?;
     let told = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);
     options.answer.tell(

@@ -1,5 +1,7 @@
 //! Whether a new store is encrypted, and with which keys.
 
+use std::path::Path;
+
 use onefold_backend::secrets::{SystemRandom, machine_memory};
 use onefold_seal::{Argon, Keys, SlotKind, SlotSecret};
 use zeroize::Zeroizing;
@@ -46,12 +48,12 @@ impl NewKeys {
     }
 }
 
-/// The keys of a new store with this id, if it is to be encrypted: when a key is named, or somebody at a
+/// The keys of a new store with this id at this path, if it is to be encrypted: when a key is named, or somebody at a
 /// terminal gives a passphrase. `plain` says why such a store can't be encrypted.
 pub(super) fn new_keys(
     no_encryption: bool,
     plain: Option<&str>,
-    id: &[u8; 16],
+    (id, store): (&[u8; 16], &Path),
 ) -> Result<Option<NewKeys>, Failure> {
     let named = keys::asker().and_then(|asker| asker.named());
     if named.is_none() && key::given().is_some() {
@@ -68,11 +70,11 @@ pub(super) fn new_keys(
             let why = "a recovery key is made in any case: name another key with --key";
             return Err(Failure::usage(why));
         }
-        (Some(whence), None) => (whence.kind(), key::new_secret(whence, key::given(), id)?),
+        (Some(whence), None) => (whence.kind(), key::new_secret(whence, key::given(), id, store)?),
         (None, plain) if no_encryption || plain.is_some() || !key::has_terminal() => {
             return Ok(None);
         }
-        (None, _) => match key::asked_anew()? {
+        (None, _) => match key::asked_anew(store)? {
             Some(words) => {
                 let secret = SlotSecret::Passphrase(words);
                 (SlotKind::Passphrase, key::New { secret, words: None })

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use onefold_backend::MonotonicClock;
 use onefold_block::{DomainListed, MEMORY_MIN, Settings, create_domain, domains_of, erase_domain};
 use onefold_core::{Disk, Error, Kind, Result};
-use onefold_seal::Opener;
 use serde_json::{Value, json};
 
 use super::called::{Called, shown};
@@ -25,7 +24,7 @@ fn settings(file: &StoreFile) -> Settings {
 fn domains(file: &StoreFile) -> Result<Vec<DomainListed>> {
     let area = file.key_area()?;
     let asker = asker().ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked for a key"))?;
-    let keys = area.keys(&asker.root(&area)?)?;
+    let keys = area.keys(&asker.root(&area, file.path())?)?;
     let forged = || {
         let why =
             "the key area was changed by somebody without its key; nothing that it says counts";

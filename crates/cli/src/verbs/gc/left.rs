@@ -84,7 +84,7 @@ impl Left {
     pub(super) fn tell_plan(&self) {
         output::line(format_args!("dead: {} that nothing names any more", Size(self.dead_bytes)));
         output::line(format_args!(
-            "would free {} without a write, where all of a container is dead",
+            "would free {} by dropping containers in which all is dead",
             Size(self.droppable_bytes)
         ));
         if self.erased_bytes > 0 {
@@ -115,11 +115,10 @@ impl Left {
         if let (Some(from), Some(until)) = (self.trash_from, self.trash_until) {
             let first = if from == until { String::new() } else { format!("{} to ", shown(from)) };
             output::line(format_args!(
-                "in the trash: {} that only {} {}, until {first}{} (in {}); --trash 0 gives it \
-                 up now",
-                Size(self.trash_bytes),
+                "in the trash: {}, with {} that nothing else names, until {first}{} (in {}); `undelete` \
+                 brings back what is there, and `gc --trash 0` gives it up now",
                 counted(self.trash_snapshots, "forgotten snapshot"),
-                if self.trash_snapshots == 1 { "names" } else { "name" },
+                Size(self.trash_bytes),
                 shown(until),
                 duration(until.saturating_sub(now()))
             ));

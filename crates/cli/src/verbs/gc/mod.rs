@@ -76,7 +76,11 @@ pub(crate) struct Options {
     recount: bool,
 
     /// Says what would be freed, and what stays and why, and changes nothing
-    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount"])]
+    #[arg(
+        short = 'n',
+        long,
+        conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount"]
+    )]
     dry_run: bool,
 
     /// Does not wait for running puts and readers; the next gc frees what they hold back
@@ -416,13 +420,20 @@ fn plan(
 impl Done {
     fn tell(&self, options: &Options, late: bool, path: &Path) {
         let done = self;
-        output::line(format_args!(
-            "freed {}: {} dropped, {} merged into {}",
-            Size(done.freed_bytes),
-            counted(done.dropped_containers, "container"),
-            done.merged_containers,
-            done.new_containers
-        ));
+        let dropped = counted(done.dropped_containers, "container");
+        let merged = match done.merged_containers {
+            0 => String::new(),
+            n => format!(", {} merged into {}", grouped(n), grouped(done.new_containers)),
+        };
+        match (done.freed_bytes, done.dropped_containers, done.merged_containers) {
+            (0, 0, 0) => {
+                output::line("freed nothing: no container has enough in it that is out of use")
+            }
+            _ => output::line(format_args!(
+                "freed {}: {dropped} dropped{merged}",
+                Size(done.freed_bytes)
+            )),
+        }
         if done.erased_containers > 0 {
             output::line(format_args!(
                 "dropped {} of domains that were erased: {}",
@@ -458,7 +469,7 @@ impl Done {
             None => {}
         }
         output::line(format_args!(
-            "free on the disk: {}, before {}",
+            "free on the disk: {}; before: {}",
             Size(done.free_bytes_after),
             Size(done.free_bytes_before)
         ));

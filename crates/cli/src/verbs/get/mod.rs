@@ -24,6 +24,7 @@ use super::{
     gathered::{Gathered, Stretch},
     output_path, refused, snapshots,
 };
+use onefold::parts::operator::warn;
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -176,7 +177,7 @@ pub(super) fn left_out(counts: &LeftOut) -> serde_json::Value {
     })
 }
 
-/// Says in one line what was not restored, and what would restore it beyond what was asked for.
+/// Says in one sentence what was not restored, and what would restore it beyond what was asked for.
 pub(super) fn tell(counts: &LeftOut, is_privileged: bool) {
     let all = [
         (counts.owners, "owner"),
@@ -190,12 +191,14 @@ pub(super) fn tell(counts: &LeftOut, is_privileged: bool) {
     if !words.is_empty() {
         let why = match (is_privileged, rustix::process::geteuid().is_root()) {
             (true, _) => "this user may not set them, or the file system takes none",
-            (false, true) => "--preserve-privileged restores what can be restored of them",
+            (false, true) => {
+                "the same with --in-place --preserve-privileged restores what can be restored of them"
+            }
             (false, false) => {
                 "root restores owners; --preserve-privileged what else may be restored"
             }
         };
-        tracing::warn!("left out: {} ({why})", words.join(", "));
+        warn(&format!("left out: {}; {why}", words.join(", ")));
     }
 }
 

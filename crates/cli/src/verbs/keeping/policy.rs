@@ -11,6 +11,8 @@ use jiff::{Timestamp, ToSpan, Zoned, tz::TimeZone};
 use onefold_archive::{Completeness, Snapshot, SnapshotId};
 use onefold_core::{Error, Kind, Result};
 
+use crate::verbs::snapshots::has_tag;
+
 /// How many periods of each kind are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::verbs) struct Policy {
@@ -180,7 +182,7 @@ impl Policy {
             if self.within > 0 && snapshot.ended.saturating_add(self.within) > terms.now {
                 keep(snapshot, "within".into());
             }
-            if let Some(tag) = self.tags.iter().find(|tag| snapshot.tags.contains(tag)) {
+            if let Some(tag) = self.tags.iter().find(|tag| has_tag(snapshot, tag)) {
                 keep(snapshot, format!("tag {tag}"));
             }
         }

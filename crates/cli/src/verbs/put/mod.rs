@@ -191,7 +191,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         };
         ended.store(true, Relaxed);
         shown.thread().unpark();
-        stored.map_err(with_advice)
+        stored.map_err(|error| with_advice(error, directory.path()))
     })?;
     let seconds = begun.elapsed().as_secs_f64();
     tell(
@@ -267,6 +267,7 @@ fn store(
         }
         waiting.go_on()?;
     };
+    drop(waiting);
     let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
     let domain = domain(options, &archive)?;
     let name = options.name.clone();

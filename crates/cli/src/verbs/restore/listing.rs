@@ -32,15 +32,21 @@ pub(in crate::verbs) fn list(
     let Some(path) = path else {
         return Ok(walk(&mut reader, snapshot, &Wanted::everything(), &mut Listing { style })?);
     };
-    let entry = named::find(&mut reader, snapshot, path)?;
+    let (path, entry) = named::find(&mut reader, snapshot, path)?;
     let TreeWhat::Directory(top) = entry.what else {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?, style);
-        return Ok(());
+        return Ok(show(&mut reader, &path, &entry, style)?);
     };
+    let above = if path.is_empty() { path } else { [&*path, b"/"].concat() };
     let mut entries = Entries::new(top, None);
     while let Some((entry, _)) = entries.next(&mut reader)? {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?, style);
+        show(&mut reader, &[&*above, &entry.name].concat(), &entry, style)?;
     }
+    Ok(())
+}
+
+/// Shows an entry by its whole path.
+fn show(reader: &mut TreeReader, path: &[u8], entry: &TreeEntry, style: Style) -> Result<()> {
+    listing::show(&plain(reader, &named::whole(path), entry)?, style);
     Ok(())
 }
 
@@ -92,7 +98,6 @@ struct Listing {
 
 impl Visitor for Listing {
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
-        listing::show(&plain(reader, path, entry)?, self.style);
-        Ok(())
+        show(reader, path, entry, self.style)
     }
 }

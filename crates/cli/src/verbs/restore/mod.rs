@@ -178,7 +178,6 @@ fn write(
 }
 
 fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Failure> {
-    tell(&done.left_out, options.preserve_privileged);
     if options.json {
         output::json(&json!({
             "snapshot": snapshot.id.to_string(),
@@ -212,6 +211,7 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
             "not removed: {n} on other mounts or of the archive itself, or with such below"
         );
     }
+    tell(&done.left_out, options.preserve_privileged);
     if done.refused > 0 {
         return Err(Failure::in_part(format!(
             "the messages above name {} that could not be restored here",

@@ -10,7 +10,9 @@ use onefold_console::size::Size;
 /// Paths are those in the snapshot, and patterns with *, ?, [a-z] and **; without one, all of it is
 /// restored. Each file comes back below DIR with its whole path. Each chunk is compared with its
 /// fingerprint. A file of which a chunk is lost gets the end `.damaged`, the rest is restored, and
-/// the exit status is 3. The verb writes nothing outside DIR, and goes through no symbolic link.
+/// the exit status is 3. What --preserve-privileged would have restored beside is counted at the end,
+/// and is no reason for a status of 3. The verb writes nothing outside DIR, and goes through no
+/// symbolic link.
 /// When it ends, everything that it restored is durable. Chunks are read in the order in which they
 /// lie in the archive, each once for a window of files.
 #[derive(Debug, Args)]
@@ -23,12 +25,14 @@ use onefold_console::size::Size;
                   onefold restore backups web1 /srv -C / --in-place --delete --dry-run")]
 pub(crate) struct Options {
     /// The archive
+    #[arg(value_name = "ARCHIVE")]
     pub(super) store: PathBuf,
 
     /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
     pub(super) snapshot: String,
 
-    /// Paths and patterns. A path that the snapshot has is no pattern. Names may be written as `ls` shows
+    /// Paths and patterns, which are matched with whole paths: '**/*.odt' takes all such files. A path that
+    /// the snapshot has is no pattern. Names may be written as `ls` shows
     /// them, with \xff for a byte that is no text
     pub(super) paths: Vec<OsString>,
 
@@ -64,7 +68,7 @@ pub(crate) struct Options {
     pub(super) force: bool,
 
     /// Changes nothing: says what would be restored, and what --delete would remove
-    #[arg(long)]
+    #[arg(short = 'n', long)]
     pub(super) dry_run: bool,
 
     /// Restores set-id bits, sticky bits of files, devices, and the attributes of the system (security.*,

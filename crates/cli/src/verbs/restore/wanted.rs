@@ -68,7 +68,18 @@ impl Wanted {
     pub(super) fn all_found(&self) -> Result<(), Failure> {
         match self.0.iter().find(|one| !one.found.get()) {
             None => Ok(()),
-            Some(one) => Err(Failure::new(format!("the snapshot has nothing at '{}'", one.text))),
+            Some(one) => {
+                let hint = match &one.pattern {
+                    Some(_) => {
+                        "a pattern is matched with whole paths, in which * stands for no /: '**/*.odt' takes \
+                         all such files, and '/home/*/notes' a name in each directory of /home"
+                    }
+                    None => {
+                        "a path is a whole one, from the root of the system; '**/NAME' finds it anywhere"
+                    }
+                };
+                Err(Failure::new(format!("the snapshot has nothing at '{}': {hint}", one.text)))
+            }
         }
     }
 }

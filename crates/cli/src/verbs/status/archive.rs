@@ -515,7 +515,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));
     row("archive", stats.archive.clone());
     row(
-        "created",
+        "form",
         format!(
             "chunks by {}, compressed by {}, fingerprints by {}",
             stats.chunking, stats.compression, stats.fingerprint
@@ -563,12 +563,13 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         upload_bytes, encode_bytes, merge_bytes, encoded_chunks, reencoded_chunks, ..
     } = work;
     let encoded = if late.is_some() {
-        format!(", to encode {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
+        format!(", {} to encode {}", Size(encode_bytes), counted(encoded_chunks, "chunk"))
     } else {
         String::new()
     };
-    let merged = format!("to merge {} chunks {}", grouped(reencoded_chunks), Size(merge_bytes));
-    row("written", format!("by uploads {}{encoded}, {merged}", Size(upload_bytes)));
+    let merged =
+        format!("{} by gc to merge {}", Size(merge_bytes), counted(reencoded_chunks, "chunk"));
+    row("written", format!("{} by puts and backups{encoded}, {merged}", Size(upload_bytes)));
     if let Some(server) = &stats.server {
         row("served", format!("by process {} at {}", server.pid, server.listeners.join(" and ")));
         row("to be flushed", Size(server.dirty_bytes).to_string());
@@ -580,8 +581,10 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     }
     row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
     if stats.snapshots > 0 {
-        let all = counted(stats.snapshots, "snapshot");
-        row("snapshots", format!("{all} with {} together", Size(stats.snapshot_bytes)));
+        row(
+            "snapshots",
+            format!("{} with {}", grouped(stats.snapshots), Size(stats.snapshot_bytes)),
+        );
     }
     for set in &stats.sets {
         let newest = set.newest_whole.map_or_else(
@@ -589,7 +592,8 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             |at| format!("the newest whole one {} ago", duration(now().saturating_sub(at))),
         );
         let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
-        row("set", format!("{name} of {host}: {}, {newest}", grouped(set.snapshots)));
+        let all = counted(set.snapshots, "snapshot");
+        row("set", format!("{name} of host {host}: {all}, {newest}"));
     }
     if stats.forgotten_snapshots > 0 {
         row("in the trash", counted(stats.forgotten_snapshots, "forgotten snapshot"));
@@ -604,13 +608,17 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     });
     let read = match stats.care.scrub_ended {
         None => "has not read all data yet".to_owned(),
-        at => format!("had read all data {}", ended(at)),
+        at => format!("last read all data {}", ended(at)),
     };
     row("scrub", format!("{read}{round}"));
     if stats.damaged_chunks > 0 {
         row("DAMAGED", counted(stats.damaged_chunks, "chunk"));
     }
-    let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));
+    // A small archive has more of its own than of what it keeps.
+    let ratio = stats.ratio.filter(|ratio| *ratio >= 1.0);
+    let ratio = ratio.map_or_else(String::new, |ratio| {
+        format!(" for {ratio:.2} times as much in streams, snapshots and volumes")
+    });
     row(
         "stored",
         format!(
@@ -624,7 +632,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         format!("{} with {} before compression", grouped(stats.chunks), Size(stats.chunk_bytes)),
     );
     row(
-        "index",
+        "chunk index",
         format!(
             "{} in {}",
             counted(stats.index_entries, "entry"),
@@ -658,6 +666,13 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     if stats.held_back_bytes > 0 {
         row("to be freed", format!("{} when its readers have ended", Size(stats.held_back_bytes)));
     }
-    row("reserve", format!("{} for deletion on a full disk", Size(stats.reserve_bytes)));
+    let (reserve, ahead) =
+        (Size(stats.reserve_bytes), Size(onefold_archive::Settings::default().log_ahead_bytes));
+    row(
+        "reserve",
+        format!(
+            "{reserve} so that forget, rm and gc work on a full disk; up to {ahead} for the log"
+        ),
+    );
     Ok(())
 }

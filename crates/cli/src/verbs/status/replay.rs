@@ -36,14 +36,14 @@ impl DueLine {
     /// What waits, and whether a server is at it.
     pub(super) fn told(&self, server: Option<&ArchiveServer>) -> String {
         let waits = format!(
-            "{} to import, {} to count, {} to merge, {} of log",
+            "{} to import into the chunk index, {} to count, {} of the index to merge, {} of log",
             counted(self.import_containers, "container"),
             counted(self.count_changes + self.count_nodes, "change"),
             counted(self.merge_files, "file"),
             self.log_bytes.map_or_else(|| "some".to_owned(), |bytes| Size(bytes).to_string())
         );
         match server.and_then(|server| server.replay.as_ref()) {
-            None => waits,
+            None => format!("{waits}; puts, backups and gc do it"),
             Some(replay) => {
                 let does = replay.doing.clone().unwrap_or_else(|| {
                     format!("it goes on after {} without clients", duration(replay.idle_seconds))
