@@ -74,8 +74,8 @@ pub fn cut_off(at: u64, end: u64) -> Error {
     Error::new(Kind::Io, why)
 }
 
-/// Errors when a file or device does not have its first `end` bytes any more: what was cut off reads as
-/// a hole. Moves the file's position.
+/// Errors when a file or device does not have its first `end` bytes any more: what was cut off
+/// reads as a hole. Moves the file's position.
 ///
 /// # Errors
 /// That of [`cut_off`], and those of the system.

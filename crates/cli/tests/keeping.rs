@@ -299,8 +299,8 @@ fn look_after_in_the_future(desk: &Desk) {
     note_scrubbed(&archive, ahead).unwrap();
 }
 
-/// One moment of a wrong clock silenced monitoring, and kept a server from gc, for as long as it was
-/// ahead.
+/// One moment of a wrong clock silenced monitoring, and kept a server from gc, for as long as it
+/// was ahead.
 #[test]
 fn what_a_wrong_clock_dated_in_the_future_is_overdue() {
     let desk = Desk::new();

@@ -11,8 +11,8 @@ pub trait Clock: Send + Sync {
 /// How far ahead of the clock a time may be that was written by another machine's.
 pub const AHEAD_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// How long ago a time of day was; `None` when it is dated in the future: a clock was wrong once, and
-/// nobody knows when it was.
+/// How long ago a time of day was; `None` when it is dated in the future: a clock was wrong once,
+/// and nobody knows when it was.
 #[must_use]
 pub fn age(at: Duration, now: Duration) -> Option<Duration> {
     (at <= now.saturating_add(AHEAD_MAX)).then(|| now.saturating_sub(at))

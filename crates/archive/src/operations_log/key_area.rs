@@ -93,8 +93,8 @@ pub fn key_area(files: &dyn Files) -> Result<KeyArea> {
     }
 }
 
-/// Errors when the keys of a sealed archive were destroyed since it was opened: what would be stored
-/// now, nobody could ever read.
+/// Errors when the keys of a sealed archive were destroyed since it was opened: nobody could ever
+/// read what would be stored now.
 pub(crate) fn not_erased(archive: &Archive) -> Result<()> {
     if archive.label.sealed.is_none() {
         return Ok(());

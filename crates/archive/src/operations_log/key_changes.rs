@@ -13,8 +13,8 @@ use crate::{format::record::Record, rules::Rule};
 
 /// Destroys the keys of a sealed archive: a copy of its key area is written that says so and has no
 /// keys, then both are overwritten; each step is durable before the next. Nobody opens the archive by
-/// them any more. After a crash in between, whoever opens the archive to write ends it. Nobody stores
-/// meanwhile, and who waited for that looks for the keys again; who reads goes on to the end.
+/// them any more. After a crash in between, whoever opens the archive to write ends it. Nobody
+/// stores meanwhile, and who waited for that looks for the keys again; who reads goes on.
 ///
 /// # Errors
 /// `InvalidInput`: the archive is plain or was opened for reading. `Busy`: somebody stores, serves,

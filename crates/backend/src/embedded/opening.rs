@@ -45,8 +45,8 @@ const CHECKSUM_BYTES: usize = 16;
 /// Memory for pages.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Opens the database in a file that we have locked. Nothing reaches the file but of its `owner`, who
-/// knows how long it must be.
+/// Opens the database in a file that we have locked. Nothing reaches the file but of its `owner`,
+/// who knows how long it must be.
 ///
 /// # Errors
 /// `Corrupt`, and those of the system.

@@ -116,8 +116,8 @@ impl Tables {
         transaction.commit().map_err(failed)
     }
 
-    /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Nothing
-    /// reaches the file but of its `owner`, who knows how long it must be.
+    /// Opens the tables in a file that we have locked; `data` has the blocks that they name.
+    /// Nothing reaches the file but of its `owner`, who knows how long it must be.
     pub(super) fn open(
         own: File,
         data: File,

@@ -378,8 +378,8 @@ impl Deduplication<'_> {
     }
 }
 
-/// True when an object was written so lately that it may be written again soon. One that is dated in the
-/// future, by a clock that was wrong once, would be so for ever.
+/// True when an object was written so lately that it may be written again soon. One that is dated
+/// in the future, by a clock that was wrong once, would be so for ever.
 fn is_hot(changed: Duration, now: Duration, cold: Duration) -> bool {
     age(changed, now).is_some_and(|age| age < cold)
 }

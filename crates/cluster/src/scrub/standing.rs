@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Scrub {
-    /// Reads the blocks that stand in an object, with its map at the same moment. The store compares
-    /// their checksums, and that of a sealed store the sums of their entries.
+    /// Reads the blocks that stand in an object, with its map at the same moment. The store
+    /// compares their checksums, and that of a sealed store the sums of their entries.
     pub(super) fn standing(&mut self, object: ObjectId, map: &ChunkMap) -> Result<(), Refusal> {
         let runs = runs(map.entries.iter());
         if runs.is_empty() {
