@@ -16,8 +16,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, Compression, Format, FoundLabel, KeySource, Label, Settings, change_keys,
-    check, create_sealed, erase_keys, key_area, rebuild_chunk_index,
+    Archive, Collection, Compression, Format, FoundLabel, Ingest, KeySource, Label, Settings,
+    change_keys, check, create_sealed, erase_keys, key_area, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
@@ -407,6 +407,28 @@ fn rule_26_who_erased_the_keys_reads_nothing_any_more() {
     let error = desk.open_by(By(1, true), true).err().unwrap();
     assert_eq!(error.kind(), Kind::Corrupt);
     assert!(key_area(&Directory::open(&desk.at(), false).unwrap()).is_err());
+}
+
+/// A put went on with the keys that it had in memory, and said that its stream was stored.
+#[test]
+fn rule_26_keys_are_not_erased_while_somebody_stores_and_nobody_stores_afterwards() {
+    let desk = Desk::new(Compression::None);
+    let (archive, other) = (desk.open(), desk.open());
+    let storing = Ingest::begin(&other, false, true).unwrap();
+    let whole = desk.files();
+    let error = erase_keys(&archive, &Counter(AtomicU64::new(77))).unwrap_err();
+    assert_eq!(error.kind(), Kind::Busy);
+    assert!(error.to_string().contains("a server") && desk.files() == whole, "{error}");
+    drop(storing);
+    put(&archive, "stream", b"content").unwrap();
+    let reading = archive.guard_epoch().unwrap();
+    erase_keys(&archive, &Counter(AtomicU64::new(77))).unwrap();
+    drop(reading);
+    for late in [archive, other] {
+        let error = Ingest::begin(&late, false, true).err().unwrap();
+        assert_eq!(error.kind(), Kind::Stopped);
+        assert!(error.to_string().contains("were destroyed"), "{error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! Sparse files: where there is data, so that holes need not be read.
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::File,
+    io::{self, Seek},
+    path::Path,
+};
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
@@ -57,9 +61,29 @@ pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>>
     if start >= end {
         return Ok(None);
     }
-    // The file may have been cut off in between: then the read will find out.
+    // The file may have been cut off in between: then the reader finds out (`still_has`).
     let stop = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(end);
     Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
+}
+
+/// The error of a file that ended at byte `at` while it was read, and had `end` bytes before.
+#[must_use]
+pub fn cut_off(at: u64, end: u64) -> Error {
+    let why =
+        format!("it was cut off while it was read: it ends at byte {at}, and had {end} bytes");
+    Error::new(Kind::Io, why)
+}
+
+/// Errors when a file or device does not have its first `end` bytes any more: what was cut off
+/// reads as a hole. Moves the file's position.
+///
+/// # Errors
+/// That of [`cut_off`], and those of the system.
+pub fn still_has(mut file: &File, end: u64) -> Result<()> {
+    let now = file
+        .seek(io::SeekFrom::End(0))
+        .map_err(|e| Error::from_io("cannot look at its length", e))?;
+    if now < end { Err(cut_off(now, end)) } else { Ok(()) }
 }
 
 /// The first byte at or after `from` that a file has data for; `None` when there is none. Unlike

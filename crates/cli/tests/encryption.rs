@@ -164,6 +164,22 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
 }
 
 #[test]
+fn rule_26_the_keys_of_a_served_archive_are_not_erased() {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    desk.ok("volume create a v --size 1M --key key");
+    let said = desk.fails("key erase a --key key", 1, &["--confirm"]);
+    let id = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    let server = desk.serve("a --key key");
+    let erase = format!("key erase a --confirm {id} --key key");
+    desk.fails(&erase, 1, &["a server", "works on the archive"]);
+    qemu_io(&desk.uri("a", "v"), &["write -P 5 0 64k", "flush"]);
+    assert!(server.terminate().0.success());
+    desk.ok("check a --key key");
+    desk.ok(&erase);
+}
+
+#[test]
 fn rule_23_what_can_not_be_encrypted_says_so() {
     let desk = Desk::new();
     desk.fails("create archive a --nodes n0,n1,n2 --code 3,2 --key key", 1, &["several nodes"]);

@@ -146,6 +146,11 @@ fn a_kill_in_the_midst_of_a_growth_leaves_the_old_size_or_the_new_one() {
     }
 }
 
+/// Runs a command with a file as its standard input.
+fn from_input(desk: &Desk, arguments: &str, file: &str) -> std::process::Output {
+    desk.command(arguments).stdin(fs::File::open(desk.path(file)).unwrap()).output().unwrap()
+}
+
 #[test]
 fn an_image_of_another_format_is_not_taken_as_it_is() {
     let desk = Desk::new();
@@ -153,6 +158,29 @@ fn an_image_of_another_format_is_not_taken_as_it_is() {
     fs::write(desk.path("disk.qcow2"), [b"QFI\xfb".as_slice(), &[7; 8188]].concat()).unwrap();
     desk.fails("import a v disk.qcow2", 1, &["is a qcow2 image", "qemu-img convert", "--raw"]);
     assert_eq!(desk.ok("volume list a"), "no volumes\n");
+    for (format, begin) in [
+        ("qcow2", &b"QFI\xfb"[..]),
+        ("QED", b"QED\0"),
+        ("VMDK", b"COWD"),
+        ("VMDK", b"# Disk DescriptorFile\nversion=1\n"),
+        ("Parallels", b"WithoutFreeSpace"),
+        ("Parallels", b"WithouFreSpacExt"),
+        ("VHDX", b"vhdxfile"),
+    ] {
+        fs::write(desk.path("disk.other"), [begin, &[7; 8192]].concat()).unwrap();
+        desk.fails("import a v disk.other", 1, &[&format!("is a {format} image"), "--raw"]);
+        let piped = from_input(&desk, "import a v -", "disk.other");
+        let says = format!("standard input is a {format} image");
+        assert!(!piped.status.success(), "{piped:?}");
+        assert!(String::from_utf8_lossy(&piped.stderr).contains(&says), "{piped:?}");
+    }
+    assert_eq!(desk.ok("volume list a"), "no volumes\n");
+    assert!(from_input(&desk, "import a piped - --raw", "disk.other").status.success());
+    desk.ok("export a piped piped.raw");
+    let taken = fs::read(desk.path("piped.raw")).unwrap();
+    let given = fs::read(desk.path("disk.other")).unwrap();
+    assert!(taken.starts_with(&given), "the bytes that were looked at belong to the image");
+    desk.ok("volume delete a piped");
     desk.ok("import a v disk.qcow2 --raw");
     fs::write(desk.path("short"), "QFI").unwrap();
     desk.ok("import a w short");

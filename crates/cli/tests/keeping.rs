@@ -8,9 +8,12 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::{
     fs,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use onefold_archive::{Archive, Collection, CollectionOptions, Settings, note_scrubbed};
+use onefold_backend::Directory;
 use serde_json::Value;
 use support::{Desk, noise, qemu_io, try_qemu_io};
 
@@ -275,6 +278,49 @@ fn a_server_looks_after_its_archive() {
     assert!(status.success() && ending.elapsed() < Duration::from_secs(15), "{log}");
     assert!(log.contains("forgot 2 snapshots") && log.contains("gc freed"), "{log}");
     desk.fails("serve a --append-only --maintenance p.toml", 1, &["policy 1", "stolen key"]);
+}
+
+/// A gc and a scrub of the archive by a clock that is 1,000 days ahead.
+fn look_after_in_the_future(desk: &Desk) {
+    let ahead = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() + 1000 * 86_400;
+    let files = Arc::new(Directory::open(&desk.path("a"), true).unwrap());
+    let archive = Arc::new(Archive::open(files, true, Settings::default()).unwrap());
+    let options = CollectionOptions {
+        now: ahead,
+        keep_partial: 0,
+        trash: 0,
+        wait: true,
+        reserve_bytes: 0,
+        encode_all: false,
+    };
+    let mut collection = Collection::begin(&archive, options).unwrap();
+    while collection.step().unwrap() {}
+    drop(collection);
+    note_scrubbed(&archive, ahead).unwrap();
+}
+
+/// One moment of a wrong clock silenced monitoring, and kept a server from gc, for as long as it
+/// was ahead.
+#[test]
+fn what_a_wrong_clock_dated_in_the_future_is_overdue() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    backup(&desk, 1);
+    look_after_in_the_future(&desk);
+    let check = "status a --check --max-age 26h --max-gc-age 8d --max-scrub-age 62d";
+    let said = desk.fails(check, 1, &["2 things need an operator"]);
+    for overdue in [
+        "gc is overdue: the end of the last one is dated in the future",
+        "scrub is overdue: the end of the last round is dated in the future",
+    ] {
+        assert!(said.out.contains(overdue), "{said:?}");
+    }
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 2\n[gc]\nevery = '1d'\n[load]\nidle = '1s'\n")
+        .unwrap();
+    let before = number(&desk.status("a")["care"], "gc_ended");
+    let server = desk.serve("a --maintenance p.toml");
+    wait("gc", || number(&desk.status("a")["care"], "gc_ended") < before);
+    server.terminate();
 }
 
 #[test]

@@ -219,6 +219,39 @@ fn rule_29_what_is_written_to_a_sealed_store_comes_back_and_is_not_to_be_seen() 
     }
 }
 
+/// The host exchanges two blocks that stand in one object.
+#[test]
+fn rule_29_a_scrub_compares_the_sums_of_blocks_that_stand_in_objects() {
+    let store = made(&format(PoolKind::Replicated, Cut::Static));
+    let session = open(&store, "server", &by(7));
+    session.put("stream", &mut &noise(5, 1 << 20)[..]).unwrap();
+    let scrubbed = || {
+        let mut scrub = Scrub::look(session.clone(), true).unwrap();
+        while scrub.step().unwrap() {}
+        scrub.report().damage.clone()
+    };
+    assert_eq!(scrubbed(), [""; 0]);
+    let data = |name: &str| {
+        let parts = vec![ReadPart::Data(0, 1 << 30)];
+        let read = Read { object: ObjectName::metadata(name), parts };
+        store.read(&[read]).remove(0).unwrap().data(0).to_vec()
+    };
+    let names = store.list(Pool::Metadata, None, usize::MAX).unwrap().names;
+    let name = names.iter().max_by_key(|name| data(name).len()).unwrap();
+    let blocks = data(name);
+    let changes = vec![
+        Change::Write(0, blocks[8192..12_288].to_vec()),
+        Change::Write(8192, blocks[..4096].to_vec()),
+    ];
+    let swap = Write { object: ObjectName::metadata(name.as_str()), guards: Vec::new(), changes };
+    store.write(&[swap]).remove(0).unwrap();
+    let damage = scrubbed();
+    assert!(
+        damage.len() == 1 && damage[0].contains("of stream 'stream': the block at 0"),
+        "{damage:?}"
+    );
+}
+
 #[test]
 fn rule_29_equal_chunks_meet_and_two_stores_share_nothing() {
     let store = made(&format(PoolKind::Replicated, Cut::Static));

@@ -8,6 +8,16 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Duration;
 }
 
+/// How far ahead of the clock a time may be that was written by another machine's.
+pub const AHEAD_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// How long ago a time of day was; `None` when it is dated in the future: a clock was wrong once,
+/// and nobody knows when it was.
+#[must_use]
+pub fn age(at: Duration, now: Duration) -> Option<Duration> {
+    (at <= now.saturating_add(AHEAD_MAX)).then(|| now.saturating_sub(at))
+}
+
 /// A yield that takes longer than this shows that the processor is crowded. A yield takes about a
 /// microsecond when no other thread wants to run, and milliseconds when one computes.
 const CROWDED: Duration = Duration::from_micros(300);
@@ -40,6 +50,14 @@ impl CpuContention {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_far_ahead_has_no_age() {
+        let at = Duration::from_secs;
+        assert_eq!(age(at(10), at(25)), Some(at(15)));
+        assert_eq!(age(at(25) + AHEAD_MAX, at(25)), Some(Duration::ZERO));
+        assert_eq!(age(at(26) + AHEAD_MAX, at(25)), None);
+    }
 
     #[test]
     fn a_long_yield_tells_of_a_crowd_for_a_while() {

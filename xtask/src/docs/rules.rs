@@ -24,7 +24,7 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 23] = [
+const FOREIGN: [&str; 24] = [
     "--cacert",
     "--cache",
     "--cert",
@@ -40,6 +40,7 @@ const FOREIGN: [&str; 23] = [
     "--now",
     "--object",
     "--path",
+    "--paths-from-stdin",
     "--signal",
     "--silent",
     "--template",

@@ -7,20 +7,24 @@ use super::{
     archive::Archive,
     commit::append_behind,
     key_area::{judged, no_key, open_file, overwrite, write_copies},
+    upgrade::without_writers,
 };
 use crate::{format::record::Record, rules::Rule};
 
 /// Destroys the keys of a sealed archive: a copy of its key area is written that says so and has no
 /// keys, then both are overwritten; each step is durable before the next. Nobody opens the archive by
-/// them any more. After a crash in between, whoever opens the archive to write ends it.
+/// them any more. After a crash in between, whoever opens the archive to write ends it. Nobody
+/// stores meanwhile, and who waited for that looks for the keys again; who reads goes on.
 ///
 /// # Errors
-/// `InvalidInput`: the archive is plain or was opened for reading. Errors of the system.
+/// `InvalidInput`: the archive is plain or was opened for reading. `Busy`: somebody stores, serves,
+/// collects or repairs. Errors of the system.
 pub fn erase_keys(archive: &Archive, random: &dyn Random) -> Result<()> {
     let Some(sealing) = archive.identity.sealing().filter(|_| archive.is_writable()) else {
         let why = "the archive is not encrypted, or was opened for reading only";
         return Err(Error::new(Kind::InvalidInput, why));
     };
+    let _locks = without_writers(archive, "the erasure of its keys")?;
     archive.exclusively(|| {
         let opener = archive.settings.opener.of().ok_or_else(no_key)?;
         let file = open_file(&*archive.files)?;

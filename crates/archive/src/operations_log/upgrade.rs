@@ -34,7 +34,7 @@ use crate::{
 
 /// The locks of an archive, and who holds them.
 const LOCKS: [(&str, &str); 5] = [
-    (WRITER, "a put, a backup, a server or another upgrade"),
+    (WRITER, "a put, a backup, a server or an upgrade"),
     (COLLECTOR, "a gc or a repair"),
     (IMPORTER, "an import into the chunk index"),
     (EPOCHS[0], "a reader"),
@@ -91,7 +91,7 @@ pub(super) fn upgrade_to(
         return Err(Error::new(Kind::InvalidInput, "the archive was opened for reading only"));
     }
     let is_new = archive.label.kinds() == kinds;
-    let _locks = if is_new { Vec::new() } else { alone(archive)? };
+    let _locks = if is_new { Vec::new() } else { alone(archive, &LOCKS, "an upgrade")? };
     let (mut position, _lock) = archive.locked()?;
     if let Some(reason) = &position.stopped {
         return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
@@ -129,18 +129,23 @@ pub(super) fn upgraded_meanwhile() -> Error {
     Error::new(Kind::Stopped, why)
 }
 
-/// Takes all locks but that of commits, without waiting.
-fn alone(archive: &Archive) -> Result<Vec<Box<dyn Lock>>> {
-    let lock = |(name, holder)| {
+/// Takes the locks of all who store, collect or import, without waiting.
+pub(super) fn without_writers(archive: &Archive, act: &str) -> Result<Vec<Box<dyn Lock>>> {
+    alone(archive, &LOCKS[..3], act)
+}
+
+/// Takes these locks without waiting, for an act that needs the archive alone.
+fn alone(archive: &Archive, locks: &[(&str, &str)], act: &str) -> Result<Vec<Box<dyn Lock>>> {
+    let lock = |(name, holder): &(&str, &str)| {
         archive.files.lock(name, Hold::Alone, false).map_err(|error| match error.kind() {
             Kind::Busy => {
-                let what = format!("{holder} works on the archive, and an upgrade needs it alone");
+                let what = format!("{holder} works on the archive, and {act} needs it alone");
                 Error::new(Kind::Busy, format!("{what}: {error}"))
             }
             _ => error,
         })
     };
-    LOCKS.into_iter().map(lock).collect()
+    locks.iter().map(lock).collect()
 }
 
 /// Writes the next two snapshots, both with the tables of these kinds, and empty logs behind them.

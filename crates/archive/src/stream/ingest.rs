@@ -32,7 +32,7 @@ use crate::{
         names::WRITER,
         record::{Owner, Record, Stored},
     },
-    operations_log::Archive,
+    operations_log::{Archive, not_erased},
     settings::Settings,
     tables::Tables,
 };
@@ -107,6 +107,7 @@ impl Ingest {
                 ),
                 _ => error,
             })?;
+        not_erased(archive)?;
         let mut guard = archive.guard_epoch()?;
         if lost_files(archive)? > 0 {
             drop(guard);

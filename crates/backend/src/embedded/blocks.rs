@@ -1,10 +1,12 @@
 //! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back
 //! to the host.
 
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, sync::Arc};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::Refusal};
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
+
+use crate::file_disk::standing::Standing;
 
 /// Runs of free blocks that are worth a system call to give back to the host.
 const PUNCH: u32 = 8;
@@ -74,6 +76,8 @@ impl Used {
 /// The file, and which of its blocks are in use.
 pub(super) struct Blocks {
     file: File,
+    /// Knows how long the file is, unless it is only looked at.
+    owner: Option<Arc<Standing>>,
     used: Used,
     taken: u64,
     /// Where the search goes on.
@@ -85,12 +89,13 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of a data file, of which these are in use. Without `writes` nothing is remembered
-    /// but how many they are.
+    /// The blocks of a data file, of which these are in use. Without an owner, who
+    /// writes and knows how long it must be, nothing is remembered but how many they are.
     ///
     /// # Errors
     /// `Corrupt` when the file does not have them, and those of the system.
-    pub(super) fn of(file: File, used: &[u32], writes: bool) -> Result<Blocks> {
+    pub(super) fn of(file: File, used: &[u32], owner: Option<Arc<Standing>>) -> Result<Blocks> {
+        let writes = owner.is_some();
         // The blocks that a folder names were written before they were named.
         let end = file
             .metadata()
@@ -105,6 +110,7 @@ impl Blocks {
         }
         let mut blocks = Blocks {
             file,
+            owner,
             used: Used::default(),
             taken: 0,
             cursor: 0,
@@ -165,6 +171,9 @@ impl Blocks {
                 } else {
                     Refusal::Failed(error)
                 });
+            }
+            if let Some(owner) = &self.owner {
+                owner.rise((u64::from(places[to - 1]) + 1) * BLOCK_BYTES as u64);
             }
             from = to;
         }

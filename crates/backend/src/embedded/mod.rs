@@ -11,6 +11,7 @@
 //! | [`look`] | the same file for a process that only reads |
 //! | [`numbers`] | which object has which number |
 //! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
+//! | [`watched`] | whether the files still stand under their names |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. The
@@ -34,6 +35,7 @@ mod opening;
 mod own;
 mod tables;
 mod trees;
+mod watched;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,9 +60,10 @@ use onefold_core::{
 use parking_lot::{Mutex, RwLock};
 
 pub use self::guard::is_guarded;
-use self::{blocks::Blocks, guard::guarded, tables::Tables};
+use self::{blocks::Blocks, guard::guarded, tables::Tables, watched::Watched};
 use crate::{
     beneath::{Beneath, Stands, Word},
+    claim_file::CLAIM,
     clock::wall_time,
     lock,
 };
@@ -112,6 +115,8 @@ struct Shared {
     sessions: AtomicU64,
     /// Asked before a commit, and before it is acknowledged.
     stands: Option<Stands>,
+    /// Looked at then, too.
+    watched: Vec<Watched>,
     /// The first failure of a commit; later operations are refused.
     broken: Mutex<Option<Error>>,
 }
@@ -259,11 +264,20 @@ impl EmbeddedStore {
             Use::Work(None) | Use::Look => None,
         };
         let data = own.file(DATA, writes)?;
+        let mut watched = Vec::new();
+        if writes {
+            watched.push(Watched::of(&own, TABLES, &tables)?);
+            watched.push(Watched::of(&own, DATA, &data)?);
+        }
+        if stands.is_some() {
+            watched.push(Watched::of(&own, CLAIM, &own.file(CLAIM, false)?)?);
+        }
+        let owner = |file: usize| watched.get(file).map(|file| file.standing.clone());
         let again = data.try_clone().map_err(|e| Error::from_io(own.at(DATA), e))?;
-        let (tables, kind) =
-            Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
+        let (tables, kind) = Tables::open(tables, again, owner(0).as_ref())
+            .map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::of(data, &used, writes)?;
+        let blocks = Blocks::of(data, &used, owner(1))?;
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),
@@ -276,6 +290,7 @@ impl EmbeddedStore {
                 (!writes).then(|| Error::new(Kind::Denied, "the store is open for looking only")),
             ),
             stands,
+            watched,
         });
         let (queue, jobs) = mpsc::channel();
         let committer = shared.clone();
@@ -285,6 +300,12 @@ impl EmbeddedStore {
         let thread =
             thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?;
         Ok(EmbeddedStore { shared, queue, thread: Some(thread) })
+    }
+
+    /// Why nothing is written any more, if so.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Error> {
+        self.shared.broken.lock().clone()
     }
 
     /// Another session. Its operations are refused once the store is dropped.
@@ -359,9 +380,12 @@ impl Shared {
         }
     }
 
-    /// Does something while the owner of the folder stands, before and after.
+    /// Does something while the owner of the folder stands and so do its files, before and after.
     fn standing<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let stands = || self.stands.as_ref().map_or(Ok(()), |stands| stands());
+        let stands = || {
+            self.stands.as_ref().map_or(Ok(()), |stands| stands())?;
+            self.watched.iter().try_for_each(Watched::look)
+        };
         stands()?;
         let done = work()?;
         stands().map(|()| done)

@@ -16,6 +16,7 @@ use super::{
     own::Own,
     trees::Trees,
 };
+use crate::file_disk::standing::Standing;
 
 /// How a file of `redb` begins.
 const MAGIC: &[u8; 4] = b"redb";
@@ -44,16 +45,17 @@ const CHECKSUM_BYTES: usize = 16;
 /// Memory for pages.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Opens the database in a file that we have locked. Unless it `writes`, nothing reaches the file.
+/// Opens the database in a file that we have locked. Nothing reaches the file but of its `owner`,
+/// who knows how long it must be.
 ///
 /// # Errors
 /// `Corrupt`, and those of the system.
-pub(super) fn database(file: &File, writes: bool) -> Result<Database> {
+pub(super) fn database(file: &File, owner: Option<&Arc<Standing>>) -> Result<Database> {
     let head = head_of(file)?;
     if head[STATE_AT] & NOT_CLOSED == 0 {
-        return Checked::of(file, &head, writes)?.open();
+        return Checked::of(file, &head, owner)?.open();
     }
-    let newest = Checked::of(file, &head, writes)?;
+    let newest = Checked::of(file, &head, owner)?;
     let error = match newest.repair() {
         Ok(database) => return Ok(database),
         Err(error) if newest.trees.has_refused() => error,
@@ -62,17 +64,17 @@ pub(super) fn database(file: &File, writes: bool) -> Result<Database> {
     // `redb` may have written the head anew.
     let head = head_of(file)?;
     let Some(checksum) = without_newest(&head) else { return Err(error) };
-    let in_memory = Checked::of(file, &head, false)?;
+    let in_memory = Checked::of(file, &head, None)?;
     in_memory.write(checksum.at, &checksum.wrong).map_err(lost)?;
     let before = in_memory.repair().map_err(|_| error)?;
-    if !writes {
+    if owner.is_none() {
         return Ok(before);
     }
     drop(before);
     file.write_all_at(&checksum.wrong, checksum.at)
         .and_then(|()| file.sync_data())
         .map_err(lost)?;
-    Checked::of(file, &head, true)?.repair()
+    Checked::of(file, &head, owner)?.repair()
 }
 
 fn head_of(file: &File) -> Result<[u8; HEAD_BYTES]> {
@@ -123,13 +125,12 @@ struct Checked {
 }
 
 impl Checked {
-    fn of(file: &File, head: &[u8], writes: bool) -> Result<Checked> {
+    fn of(file: &File, head: &[u8], owner: Option<&Arc<Standing>>) -> Result<Checked> {
         let trees = Arc::new(Trees::of(file, head)?);
         let own = file.try_clone().map_err(lost)?;
-        let file: Arc<dyn StorageBackend> = if writes {
-            Arc::new(Own::at(own, trees.clone()))
-        } else {
-            Arc::new(Look::at(own, trees.clone()).map_err(lost)?)
+        let file: Arc<dyn StorageBackend> = match owner {
+            Some(standing) => Arc::new(Own::at(own, trees.clone(), standing.clone())),
+            None => Arc::new(Look::at(own, trees.clone()).map_err(lost)?),
         };
         Ok(Checked { file, trees })
     }

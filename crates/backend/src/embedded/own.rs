@@ -5,23 +5,26 @@ use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 use redb::StorageBackend;
 
 use super::trees::{LONGEST, Trees};
+use crate::file_disk::standing::Standing;
 
 #[derive(Debug)]
 pub(super) struct Own {
     file: File,
     /// The checked shape of the trees, unless the file is new.
     trees: Option<Arc<Trees>>,
+    /// Knows how long the file is, unless it is new.
+    standing: Option<Arc<Standing>>,
 }
 
 impl Own {
     /// A new file.
     pub(super) fn new(file: File) -> Own {
-        Own { file, trees: None }
+        Own { file, trees: None, standing: None }
     }
 
     /// One that may have been written by somebody else.
-    pub(super) fn at(file: File, trees: Arc<Trees>) -> Own {
-        Own { file, trees: Some(trees) }
+    pub(super) fn at(file: File, trees: Arc<Trees>, standing: Arc<Standing>) -> Own {
+        Own { file, trees: Some(trees), standing: Some(standing) }
     }
 }
 
@@ -44,7 +47,11 @@ impl StorageBackend for Own {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
+        self.file.set_len(len)?;
+        if let Some(standing) = &self.standing {
+            standing.becomes(len);
+        }
+        Ok(())
     }
 
     fn sync_data(&self, _eventual: bool) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! The tables of `redb`: objects by pool and name; by the object's number its keys, its attributes,
 //! and for each 64 KiB the places of its blocks.
 
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, sync::Arc, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
@@ -21,7 +21,7 @@ use super::{
     opening,
     own::Own,
 };
-use crate::random::random_bytes;
+use crate::{file_disk::standing::Standing, random::random_bytes};
 
 /// Pool and name → the object.
 const OBJECTS: TableDefinition<(u8, &str), (u64, u64, u64, u64)> = TableDefinition::new("objects");
@@ -116,15 +116,23 @@ impl Tables {
         transaction.commit().map_err(failed)
     }
 
-    /// Opens the tables in a file that we have locked; `data` has the blocks that they name. Unless
-    /// it `writes`, nothing reaches the file.
-    pub(super) fn open(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
-        guarded(|| Tables::open_trusting(own, data, writes))
+    /// Opens the tables in a file that we have locked; `data` has the blocks that they name.
+    /// Nothing reaches the file but of its `owner`, who knows how long it must be.
+    pub(super) fn open(
+        own: File,
+        data: File,
+        owner: Option<&Arc<Standing>>,
+    ) -> Result<(Tables, PoolKind)> {
+        guarded(|| Tables::open_trusting(own, data, owner))
     }
 
-    fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
+    fn open_trusting(
+        own: File,
+        data: File,
+        owner: Option<&Arc<Standing>>,
+    ) -> Result<(Tables, PoolKind)> {
         let again = own.try_clone().map_err(|e| Error::from_io("the tables of the store", e))?;
-        let database = opening::database(&own, writes)?;
+        let database = opening::database(&own, owner)?;
         let numbers = Numbers::new(u64::from_le_bytes(random_bytes()?));
         let tables = Tables { database: Guarded::of(database), own: again, data, numbers };
         let reading = tables.database.get()?.begin_read().map_err(failed)?;

@@ -27,7 +27,7 @@ mod longer;
 mod medium;
 mod open;
 mod ring;
-mod standing;
+pub(crate) mod standing;
 pub(crate) mod transfer;
 
 pub use disk::FileDisk;

@@ -1,4 +1,5 @@
-//! Whether the file below a disk is still all there, under its name (rule 17 of SECURITY.md).
+//! Whether the file below a disk, or one of a cluster folder, is still all there, under its name
+//! (rule 17 of SECURITY.md).
 //!
 //! A file that somebody cut off, removed or replaced takes writes and flushes without error, and
 //! gives nothing back later. So each flush is followed by one `fstat` of the descriptor and one
@@ -20,7 +21,7 @@ use super::handle::{explain_errno, size};
 
 /// A file or device as it was when it was opened.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     /// Bytes that it must go on having.
     bytes: AtomicU64,
     kind: Kept,
@@ -37,7 +38,7 @@ enum Kept {
 type Inode = (u64, u64);
 
 impl Standing {
-    pub(super) fn of(fd: impl AsFd, path: &Path, device: bool, bytes: u64) -> Standing {
+    pub(crate) fn of(fd: impl AsFd, path: &Path, device: bool, bytes: u64) -> Standing {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let there = rustix::fs::fstat(fd)
             .map(|stat| inode(&stat))
@@ -47,8 +48,18 @@ impl Standing {
         Standing { bytes: AtomicU64::new(bytes), kind }
     }
 
+    /// True when it is known by its path.
+    pub(crate) fn is_known(&self) -> bool {
+        matches!(self.kind, Kept::Device | Kept::File(Some(_)))
+    }
+
+    /// Its owner makes it so long, which may be shorter than it was.
+    pub(crate) fn becomes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Release);
+    }
+
     /// From now on it has so many bytes at least.
-    pub(super) fn rise(&self, bytes: u64) {
+    pub(crate) fn rise(&self, bytes: u64) {
         self.bytes.fetch_max(bytes, Ordering::AcqRel);
     }
 
@@ -56,7 +67,7 @@ impl Standing {
     ///
     /// # Errors
     /// `Io`, with what became of the file.
-    pub(super) fn look(&self, fd: BorrowedFd<'_>, name: &str) -> Result<()> {
+    pub(crate) fn look(&self, fd: BorrowedFd<'_>, name: &str) -> Result<()> {
         let gone = |what: String| Err(Error::new(Kind::Io, format!("{name} {what}")));
         let had = self.bytes.load(Ordering::Acquire);
         let cut = |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {had}"));

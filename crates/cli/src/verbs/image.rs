@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use onefold_backend::{
     new_file::NewFile,
-    sparse::{self, next_data},
+    sparse::{self, cut_off, next_data, still_has},
 };
 use onefold_block::{
     Begin, Content, Copies, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter,
@@ -32,9 +32,14 @@ const READ_BLOCKS: usize = 256;
 const FIRST_BYTES: usize = 68;
 
 /// Formats of images that are not raw, and where they say so.
-const FORMATS: [(&str, usize, &[u8]); 5] = [
+const FORMATS: [(&str, usize, &[u8]); 10] = [
     ("qcow2", 0, b"QFI\xfb"),
+    ("QED", 0, b"QED\0"),
     ("VMDK", 0, b"KDMV"),
+    ("VMDK", 0, b"COWD"),
+    ("VMDK", 0, b"# Disk DescriptorFile"),
+    ("Parallels", 0, b"WithoutFreeSpace"),
+    ("Parallels", 0, b"WithouFreSpacExt"),
     ("VHDX", 0, b"vhdxfile"),
     ("VHD", 0, b"conectix"),
     ("VDI", 64, b"\x7f\x10\xda\xbe"),
@@ -156,6 +161,10 @@ struct Sparse<'a> {
 
 fn unread(path: &Path, error: std::io::Error) -> Error {
     Error::from_io(format_args!("{} can't be read", path.display()), error)
+}
+
+fn unread_input(error: std::io::Error) -> Error {
+    Error::from_io("standard input can't be read", error)
 }
 
 fn unwritten(error: std::io::Error) -> Error {
@@ -328,7 +337,8 @@ pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
 
 /// An image that is read.
 enum Image {
-    Input,
+    /// With what was read of it.
+    Input(Vec<u8>),
     /// With its length.
     File(File, u64, PathBuf),
 }
@@ -336,7 +346,9 @@ enum Image {
 impl Image {
     fn open(path: &Path) -> Result<Image> {
         if path == Path::new("-") {
-            return Ok(Image::Input);
+            let mut first = Vec::new();
+            let read = std::io::stdin().lock().take(FIRST_BYTES as u64).read_to_end(&mut first);
+            return read.map(|_| Image::Input(first)).map_err(unread_input);
         }
         let wrong = |e| unread(path, e);
         let mut file = sparse::open(path)?;
@@ -345,21 +357,27 @@ impl Image {
         Ok(Image::File(file, length, path.to_owned()))
     }
 
-    /// Refuses formats of virtual machines by their first bytes. What comes from standard input is
-    /// not looked at.
+    /// Refuses formats of virtual machines by their first bytes.
     fn check_raw(&self) -> Result<()> {
-        let Image::File(file, _, path) = self else { return Ok(()) };
         let mut first = [0; FIRST_BYTES];
-        fill(&mut first, |into, done| file.read_at(into, done as u64))
-            .map_err(|e| unread(path, e))?;
+        let (shown, old) = match self {
+            Image::Input(bytes) => {
+                first[..bytes.len()].copy_from_slice(bytes);
+                ("standard input".to_owned(), "OLD".to_owned())
+            }
+            Image::File(file, _, path) => {
+                fill(&mut first, |into, done| file.read_at(into, done as u64))
+                    .map_err(|e| unread(path, e))?;
+                (path.display().to_string(), path.display().to_string())
+            }
+        };
         let Some((format, ..)) = FORMATS.iter().find(|(_, at, is)| first[*at..].starts_with(is))
         else {
             return Ok(());
         };
-        let shown = path.display();
         let what = format!(
-            "{shown} is a {format} image: convert it first (qemu-img convert -O raw {shown} \
-             NEW), or take its bytes as they are with --raw"
+            "{shown} is a {format} image: convert it first (qemu-img convert -O raw {old} NEW), \
+             or take its bytes as they are with --raw"
         );
         Err(Error::new(Kind::InvalidInput, what))
     }
@@ -370,12 +388,12 @@ impl Image {
         let bar = Progress::new("importing");
         let mut buffer = Block::zeroed_vec(READ_BLOCKS);
         match self {
-            Image::Input => {
+            Image::Input(begin) => {
                 let mut writer = StreamWriter::begin(out, &Begin::default(), false)?;
-                let (mut input, mut first) = (std::io::stdin().lock(), 0);
+                let (mut input, mut first) = (begin.chain(std::io::stdin().lock()), 0);
                 loop {
                     let read = fill(bytes_mut(&mut buffer), |into, _| input.read(into))
-                        .map_err(|e| Error::from_io("standard input can't be read", e))?;
+                        .map_err(unread_input)?;
                     let blocks = read.div_ceil(BLOCK_BYTES);
                     put(&mut writer, first, &buffer[..blocks])?;
                     first += blocks as u64;
@@ -398,13 +416,19 @@ impl Image {
                     while at < stop {
                         let wanted = (stop - at).min(READ_BLOCKS as u64) as usize;
                         let into = bytes_mut(&mut buffer[..wanted]);
-                        fill(into, |into, done| file.read_at(into, at * block + done as u64))
-                            .map_err(|e| unread(path, e))?;
+                        let read =
+                            fill(into, |into, done| file.read_at(into, at * block + done as u64))
+                                .map_err(|e| unread(path, e))?;
+                        let ends = at * block + read as u64;
+                        if ends < ((at + wanted as u64) * block).min(*length) {
+                            return Err(cut_off(ends, *length).context(path.display()));
+                        }
                         put(&mut writer, at, &buffer[..wanted])?;
                         at += wanted as u64;
                         bar.set(at * block, *length);
                     }
                 }
+                still_has(file, *length).map_err(|e| e.context(path.display()))?;
                 writer.end(blocks).map(drop)
             }
         }
@@ -440,4 +464,41 @@ fn put(writer: &mut StreamWriter<impl Write>, first: u64, blocks: &[Block]) -> R
         at += run.len();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::scratch::scratch;
+
+    use super::*;
+
+    /// Cuts a file off as soon as something is written.
+    struct Cutting<'a>(&'a File, u64);
+
+    impl Write for Cutting<'_> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.set_len(self.1)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What was cut off became zeroes.
+    #[test]
+    fn an_image_that_is_cut_off_while_it_is_read_is_no_volume() {
+        let length = 16 << 20;
+        let file = scratch().unwrap();
+        for (data, cut) in [(length, (5 << 20) + 5), (1 << 20, 12 << 20)] {
+            file.set_len(0).unwrap();
+            file.write_all_at(&vec![7; data], 0).unwrap();
+            file.set_len(length as u64).unwrap();
+            let image = Image::File(file.try_clone().unwrap(), length as u64, "image".into());
+            let error = image.pack(Cutting(&file, cut)).unwrap_err();
+            let told = ["image: ", &format!("ends at byte {cut}"), &format!("had {length} bytes")];
+            assert!(told.iter().all(|part| error.to_string().contains(part)), "{error}");
+        }
+    }
 }

@@ -124,7 +124,8 @@ enum Verb {
     /// Destroys all keys of a store: nobody can read it any more
     ///
     /// Both copies of the keys are overwritten. Copies of them elsewhere still open it, and so
-    /// may old blocks of a flash disk or of a file system that copies on write.
+    /// may old blocks of a flash disk or of a file system that copies on write. It is refused while
+    /// somebody serves the store or stores into it.
     #[command(after_help = "Examples:\n  onefold key erase backups --confirm 1f2e3d4c")]
     Erase {
         /// The store

@@ -6,7 +6,7 @@ use onefold_backend::EmbeddedStore;
 use onefold_cluster::{Mode, Session, Settings, Volume, Watermarks, Worker, format::ObjectId};
 use onefold_core::object::{Change, ObjectName, ObjectStore, Pool, Read, ReadPart, Write};
 
-use crate::support::{Desk, Said, noise};
+use crate::support::{Desk, Said, noise, overwrite};
 
 use super::readers::bounded;
 
@@ -124,6 +124,27 @@ fn damage_key(store: &dyn ObjectStore, key: &[u8], value: &[u8]) -> [String; 2] 
     let told = [format!("metadata object {}", shard.name), key.escape_ascii().to_string()];
     set(store, shard, Change::SetOmap(vec![(key.to_vec(), value.to_vec())]));
     told
+}
+
+/// Blocks that no worker has moved yet were not read.
+#[test]
+fn rule_09_a_scrub_reads_the_blocks_that_stand_in_metadata_objects() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let content = noise(4, 5 << 20);
+    std::fs::write(desk.path("file"), &content).unwrap();
+    desk.ok("put a s file");
+    desk.ok("scrub a");
+    let data = std::fs::read(desk.path("a/data")).unwrap();
+    let block = &content[(3 << 20) + 4096..][..4096];
+    let at = data.chunks(4096).position(|there| there == block).unwrap() * 4096;
+    overwrite(&desk.path("a/data"), at as u64 + 7, &[!data[at + 7]]);
+    let scrub = said(&desk, "scrub a");
+    assert_eq!(scrub.status.code(), Some(1), "{scrub:?}");
+    let named = ["object ", " of stream 's': ", "is damaged"];
+    assert!(named.iter().all(|part| scrub.out.contains(part)), "{scrub:?}");
+    assert!(said(&desk, "check a").status.success(), "a check reads no data");
+    assert!(!said(&desk, "get a s").status.success());
 }
 
 /// A person who is told that "the catalogue" is damaged can't mend it.

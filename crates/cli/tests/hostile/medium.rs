@@ -40,6 +40,19 @@ fn write_until(uri: &str, written: &AtomicU64, done: &AtomicBool) -> u64 {
 fn harmed_under_load(harm: impl FnOnce(&Path), says: &str) {
     let desk = Desk::new();
     desk.store_with_volume("a");
+    harmed(&desk, harm, says);
+}
+
+/// The same for the folder of a cluster store. Its server fails in the end.
+fn folder_harmed_under_load(harm: impl FnOnce(&Path), says: &str) {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
+    let (status, log) = harmed(&desk, harm, says).terminate();
+    assert!(!status.success(), "{log}");
+}
+
+fn harmed(desk: &Desk, harm: impl FnOnce(&Path), says: &str) -> Serving {
     let mut server = desk.serve("a");
     let (uri, written, done) = (desk.uri("a", "v"), AtomicU64::new(0), AtomicBool::new(false));
     let late = std::thread::scope(|scope| {
@@ -54,6 +67,7 @@ fn harmed_under_load(harm: impl FnOnce(&Path), says: &str) {
     assert_eq!(late, 0, "acknowledged on a store that is gone: {}", server.log());
     server.wait_for(says);
     told_once(&server, says);
+    server
 }
 
 fn told_once(server: &Serving, says: &str) {
@@ -87,6 +101,56 @@ fn rule_17_nothing_is_acknowledged_on_a_store_whose_name_is_another_file() {
         fs::rename(other, path).unwrap();
     };
     harmed_under_load(replace, "is another file now");
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn rule_17_nothing_is_acknowledged_on_a_removed_folder() {
+    folder_harmed_under_load(|path| fs::remove_dir_all(path).unwrap(), "was removed");
+}
+
+#[test]
+fn rule_17_nothing_is_acknowledged_on_a_folder_that_was_moved_or_replaced() {
+    let moved = |path: &Path| fs::rename(path, path.with_extension("old")).unwrap();
+    folder_harmed_under_load(moved, "is not at its path any more");
+    let replaced = |path: &Path| {
+        let old = path.with_extension("old");
+        copy(path, &path.with_extension("new"));
+        fs::rename(path, old).unwrap();
+        fs::rename(path.with_extension("new"), path).unwrap();
+    };
+    folder_harmed_under_load(replaced, "it was moved");
+}
+
+#[test]
+fn rule_17_nothing_is_acknowledged_on_a_folder_with_other_files() {
+    for name in ["objects.redb", "data", "claim"] {
+        let replace = |path: &Path| {
+            let other = path.with_extension("other");
+            fs::copy(path.join(name), &other).unwrap();
+            fs::rename(other, path.join(name)).unwrap();
+        };
+        folder_harmed_under_load(replace, &format!("{name} was removed while it was open"));
+    }
+}
+
+#[test]
+fn rule_17_nothing_is_acknowledged_on_a_folder_whose_files_were_cut_off() {
+    for name in ["objects.redb", "data"] {
+        let cut = |path: &Path| {
+            let file = fs::File::options().write(true).open(path.join(name)).unwrap();
+            file.set_len(4096).unwrap();
+        };
+        // The tables may be missed by whoever reads them first.
+        folder_harmed_under_load(cut, "the store takes no more writes");
+    }
 }
 
 /// A loop device, detached when it is forgotten.

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{Change, Guard, ObjectName, Read, Refusal, Write};
+use onefold_core::{
+    clock::age,
+    object::{Change, Guard, ObjectName, Read, Refusal, Write},
+};
 
 use super::flip::{Deduplication, Done, FLIP_ENTRIES, Group, Unread};
 use crate::{
@@ -223,6 +226,7 @@ impl Deduplication<'_> {
         map: Result<Option<ChunkMap>, Refusal>,
         now: Option<Duration>,
     ) -> Job<'a> {
+        let cold = self.kernel.settings().cold;
         let mut job = Job {
             listed,
             plan: Plan::LeftOver,
@@ -245,8 +249,8 @@ impl Deduplication<'_> {
                     .filter(|(at, entry)| listed.unread.entries.get(at) != Some(entry))
                     .map(|(at, entry)| (*at, entry.clone()))
                     .collect();
-                let hot = !dirty.is_empty()
-                    && now.is_some_and(|now| now < map.changed + self.kernel.settings().cold);
+                let hot =
+                    !dirty.is_empty() && now.is_some_and(|now| is_hot(map.changed, now, cold));
                 job.plan = match &map.recut {
                     _ if hot => Plan::Hot,
                     Some(_) => Plan::Recut(dirty),
@@ -371,5 +375,25 @@ impl Deduplication<'_> {
                 Err(refusal) => of.iter().for_each(|n| jobs[*n].add(Err(refusal.clone()))),
             }
         }
+    }
+}
+
+/// True when an object was written so lately that it may be written again soon. One that is dated
+/// in the future, by a clock that was wrong once, would be so for ever.
+fn is_hot(changed: Duration, now: Duration, cold: Duration) -> bool {
+    age(changed, now).is_some_and(|age| age < cold)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_that_is_dated_in_the_future_is_not_hot() {
+        let hot = |changed| {
+            is_hot(Duration::from_secs(changed), Duration::from_secs(5_000), Duration::from_secs(9))
+        };
+        assert!(hot(4_992) && hot(5_000) && hot(5_010) && !hot(4_991));
+        assert!(!hot(5_000 + 1_000 * 86_400));
     }
 }

@@ -5,6 +5,7 @@
 //! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does
 //!   not name it and is not dirty with the same stamp. A stale reference stays stale for ever, so
 //!   that no age is needed.
+//! - *Blocks that stand in objects*: a deep scrub reads them, as it does chunks.
 //! - *Lists and bitmaps*: objects with dirty entries are put on the list; objects that no name or
 //!   record covers are deleted.
 
@@ -12,6 +13,7 @@ mod backward;
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod forward;
+mod standing;
 
 use std::{
     cell::Cell,
@@ -264,6 +266,9 @@ impl Scrub {
             }
             Err(refusal) => return Err(refusal),
         };
+        if self.deep {
+            self.standing(object, &map)?;
+        }
         let named: Vec<_> = map
             .entries
             .iter()

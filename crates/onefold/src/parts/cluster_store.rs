@@ -97,6 +97,15 @@ impl Backing {
         })
     }
 
+    /// Why a folder takes no more writes, if so.
+    #[must_use]
+    pub fn stopped(&self) -> Option<Error> {
+        match self {
+            Backing::Folder { store, .. } => store.stopped(),
+            Backing::Rados(..) => None,
+        }
+    }
+
     /// Another session, which can be fenced without the others. Who is asked for the key of an
     /// encrypted store is the process's own.
     pub fn session(&self, settings: Settings) -> Result<Session, Error> {

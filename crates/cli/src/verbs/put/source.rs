@@ -13,7 +13,7 @@ use onefold_archive::{LEVELS_MAX, encode_entry};
 use onefold_backend::{
     scratch::scratch,
     spared::Spared,
-    sparse::next_data,
+    sparse::{cut_off, next_data, still_has},
     tree::{Found, Options, Walk, read_data},
 };
 use onefold_core::{
@@ -129,33 +129,25 @@ fn length(path: &Path, file: &File) -> Result<u64> {
 
 /// All bytes of a file, its holes without reading them.
 fn feed_file(feeder: &mut dyn Intake, file: &File, end: u64) -> Result<()> {
-    let mut at = 0;
-    let ranges = read_ranges(feeder, file, end, &mut at)?;
-    // The bytes behind the last data, or cut off meanwhile.
-    if ranges && at < end { feeder.zeroes(end - at) } else { Ok(()) }
-}
-
-/// Feeds data and the holes before it; false when there was neither length nor end, as for a pipe.
-fn read_ranges(feeder: &mut dyn Intake, file: &File, end: u64, at: &mut u64) -> Result<bool> {
     if end == 0 {
         // A pipe, or a file that does not tell its length.
         let mut file = file;
         while feeder.fill(&mut |room| read_once(&mut file, room))? > 0 {}
-        return Ok(false);
+        return Ok(());
     }
-    let mut spared = Spared::new(file, end);
-    while let Some((start, stop)) = next_data(file, *at, end)? {
-        if start > *at {
-            feeder.zeroes(start - *at)?;
+    let (mut spared, mut at) = (Spared::new(file, end), 0);
+    while let Some((start, stop)) = next_data(file, at, end)? {
+        if start > at {
+            feeder.zeroes(start - at)?;
         }
-        *at = start;
-        let read = read_data_range(feeder, &mut spared, start, stop)?;
-        *at += read;
-        if *at < stop {
-            break;
+        at = start + read_data_range(feeder, &mut spared, start, stop)?;
+        if at < stop {
+            return Err(cut_off(at, end));
         }
     }
-    Ok(true)
+    still_has(file, end)?;
+    // The hole behind the last data.
+    if at < end { feeder.zeroes(end - at) } else { Ok(()) }
 }
 
 fn read_data_range(
@@ -351,6 +343,47 @@ mod tests {
 
         fn incomplete(&mut self) -> Result<()> {
             Ok(())
+        }
+    }
+
+    /// What was cut off was stored as zeroes.
+    #[test]
+    fn a_file_that_is_cut_off_while_it_is_read_is_not_stored() {
+        struct Cutting<'a>(&'a File, u64);
+
+        impl Intake for Cutting<'_> {
+            fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize> {
+                let n = read(&mut [0; 1 << 20]);
+                self.0.set_len(self.1).unwrap();
+                n
+            }
+
+            fn zeroes(&mut self, _: u64) -> Result<()> {
+                Ok(())
+            }
+
+            fn border(&mut self) -> Result<()> {
+                Ok(())
+            }
+
+            fn end_recipe(&mut self) -> Result<()> {
+                Ok(())
+            }
+
+            fn incomplete(&mut self) -> Result<()> {
+                Ok(())
+            }
+        }
+
+        let end = 16 << 20;
+        let file = scratch().unwrap();
+        for (data, cut) in [(end, 5 << 20), (1 << 20, 12 << 20)] {
+            file.set_len(0).unwrap();
+            file.write_all_at(&vec![7; data], 0).unwrap();
+            file.set_len(end as u64).unwrap();
+            let error = feed_file(&mut Cutting(&file, cut), &file, end as u64).unwrap_err();
+            let told = [format!("ends at byte {cut}"), format!("had {end} bytes")];
+            assert!(told.iter().all(|part| error.to_string().contains(part)), "{error}");
         }
     }
 

@@ -17,7 +17,11 @@ use std::{
 
 use onefold::parts::cluster_work::ClusterWork;
 
-use onefold_backend::{process, signals::StopSignals, systemd::Service};
+use onefold_backend::{
+    process,
+    signals::StopSignals,
+    systemd::{Notifier, Service},
+};
 use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
@@ -27,7 +31,7 @@ use serde_json::json;
 
 use super::{
     looked::Looked,
-    options::{CLIENT_GRACE, Options, listen, note, show},
+    options::{CLIENT_GRACE, LOOK_EVERY, Options, listen, note, show},
     site::Reporter,
     trust::Trust,
 };
@@ -123,7 +127,7 @@ pub(super) fn run(
         counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
-    let lost = ended.recv().ok().flatten();
+    let lost = wait(&ended, &backing, &service.notifier);
     match &lost {
         Some(error) => tracing::error!("{error}; stopping"),
         None => tracing::info!("stopping"),
@@ -137,12 +141,37 @@ pub(super) fn run(
     work.stop_tending();
     workers.stop();
     let closed = gone.and_then(|()| work.close());
-    if let Some(error) = lost {
+    if let Some(error) = lost.or_else(|| backing.stopped().map(taken_no_more)) {
         return Err(error.into());
     }
     closed?;
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// Waits for a signal, or for the error that ends the server. A folder that takes no more writes is
+/// told of, and read on.
+fn wait(
+    ended: &mpsc::Receiver<Option<Error>>,
+    backing: &Backing,
+    notifier: &Notifier,
+) -> Option<Error> {
+    let mut told = false;
+    loop {
+        match ended.recv_timeout(LOOK_EVERY) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            ended => return ended.ok().flatten(),
+        }
+        if let Some(error) = backing.stopped().filter(|_| !told).map(taken_no_more) {
+            told = true;
+            tracing::error!("{error}; reads go on");
+            note(notifier.status(&format!("READING ONLY: {error}")));
+        }
+    }
+}
+
+fn taken_no_more(error: Error) -> Error {
+    error.context("the store takes no more writes until it is opened again")
 }
 
 /// Makes reports from what the server has in memory. Keys that `onefold status` has, too, mean the

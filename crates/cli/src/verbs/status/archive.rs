@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use onefold_archive::{
@@ -10,7 +11,7 @@ use onefold_archive::{
     replay_due,
 };
 use onefold_backend::room::room;
-use onefold_core::{Kind, Result};
+use onefold_core::{Kind, Result, clock::age};
 use serde::Serialize;
 
 use super::replay::DueLine;
@@ -170,7 +171,7 @@ fn sets(tables: &Tables) -> Vec<SetLine> {
         let (count, newest) = sets.entry((&snapshot.set, &snapshot.host)).or_default();
         *count += 1;
         if snapshot.completeness == Completeness::Whole {
-            *newest = (*newest).max(Some(snapshot.ended));
+            *newest = newer(*newest, snapshot.ended);
         }
     }
     let line = |((set, host), (snapshots, newest_whole)): ((&str, &str), _)| SetLine {
@@ -180,6 +181,12 @@ fn sets(tables: &Tables) -> Vec<SetLine> {
         newest_whole,
     };
     sets.into_iter().map(line).collect()
+}
+
+/// The newer one of two times, of which those in the future count only where there is no other one.
+fn newer(one: Option<u64>, other: u64) -> Option<u64> {
+    let is_known = |at: u64| Last::of(Some(at)) != Last::InTheFuture;
+    one.into_iter().chain([other]).max_by_key(|&at| (is_known(at), at))
 }
 
 /// The containers of a class.
@@ -373,44 +380,83 @@ impl Stats {
             all.push(format!("{} damaged", counted(self.damaged_chunks, "chunk")));
         }
         for set in &self.sets {
-            let age = set.newest_whole.map(|at| now().saturating_sub(at));
-            if is_late(age, limits.snapshot) {
-                let age = ago(age);
+            let newest = Last::of(set.newest_whole);
+            if newest.is_late(limits.snapshot) {
                 let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
-                all.push(format!(
-                    "the last whole snapshot of set '{name}' of {host} was made {age}"
-                ));
+                let made = newest.told("was made ");
+                all.push(format!("the last whole snapshot of set '{name}' of {host} {made}"));
             }
         }
-        let since = |at: Option<u64>| at.map(|at| now().saturating_sub(at));
-        let (gc, scrub) = (since(self.care.gc_ended), since(self.care.scrub_ended));
-        let first = since(first).unwrap_or(0);
-        if is_late(gc.or(Some(first)), limits.gc) {
+        let (gc, scrub) = (Last::of(self.care.gc_ended), Last::of(self.care.scrub_ended));
+        let first = Last::of(first).or(Last::Ago(0));
+        if gc.or(first).is_late(limits.gc) {
             all.push(format!("gc is overdue: {}", went_through(gc)));
         }
         // The first round has its time, too.
-        if is_late(scrub.or(since(self.care.scrub_began)).or(Some(first)), limits.scrub) {
-            all.push(format!("scrub is overdue: all data had been read {}", ago(scrub)));
+        if scrub.or(Last::of(self.care.scrub_began)).or(first).is_late(limits.scrub) {
+            all.push(format!("scrub is overdue: {}", had_read(scrub)));
         }
         all
     }
 }
 
-/// True when something is older than it may be, or never was.
-fn is_late(age: Option<u64>, most: Option<u64>) -> bool {
-    most.is_some_and(|most| age.is_none_or(|age| age > most))
+/// When something was done last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    Never,
+    /// So many seconds ago.
+    Ago(u64),
+    /// By a clock that was wrong: nobody knows when.
+    InTheFuture,
 }
 
-/// How long ago a gc went through to its end.
-fn went_through(age: Option<u64>) -> String {
-    match age {
-        Some(_) => format!("the last one went through to its end {}", ago(age)),
-        None => "none ever went through to its end".to_owned(),
+impl Last {
+    /// Of a time in seconds since 1970.
+    fn of(at: Option<u64>) -> Last {
+        let age = |at| age(Duration::from_secs(at), Duration::from_secs(now()));
+        at.map_or(Last::Never, |at| {
+            age(at).map_or(Last::InTheFuture, |age| Last::Ago(age.as_secs()))
+        })
+    }
+
+    /// The other one if this was never.
+    fn or(self, other: Last) -> Last {
+        if self == Last::Never { other } else { self }
+    }
+
+    /// True when it is longer ago than it may be, or nobody knows how long.
+    fn is_late(self, most: Option<u64>) -> bool {
+        most.is_some_and(|most| match self {
+            Last::Never | Last::InTheFuture => true,
+            Last::Ago(age) => age > most,
+        })
+    }
+
+    /// In words, behind what was done then.
+    fn told(self, what: &str) -> String {
+        match self {
+            Last::Never => format!("{what}never"),
+            Last::Ago(age) => format!("{what}{} ago", duration(age)),
+            Last::InTheFuture => "is dated in the future".to_owned(),
+        }
     }
 }
 
-fn ago(age: Option<u64>) -> String {
-    age.map_or_else(|| "never".to_owned(), |age| format!("{} ago", duration(age)))
+/// How long ago a gc went through to its end.
+fn went_through(last: Last) -> String {
+    match last {
+        Last::Never => "none ever went through to its end".to_owned(),
+        Last::Ago(_) => last.told("the last one went through to its end "),
+        Last::InTheFuture => "the end of the last one is dated in the future".to_owned(),
+    }
+}
+
+/// How long ago scrubs had read all data.
+fn had_read(last: Last) -> String {
+    match last {
+        Last::InTheFuture => "the end of the last round is dated in the future".to_owned(),
+        last => last.told("all data had been read "),
+    }
 }
 
 /// The figures of an archive, served or not.
@@ -587,10 +633,10 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         );
     }
     for set in &stats.sets {
-        let newest = set.newest_whole.map_or_else(
-            || "none is whole".to_owned(),
-            |at| format!("the newest whole one {} ago", duration(now().saturating_sub(at))),
-        );
+        let newest = match Last::of(set.newest_whole) {
+            Last::Never => "none is whole".to_owned(),
+            last => format!("the newest whole one {}", last.told("")),
+        };
         let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
         let all = counted(set.snapshots, "snapshot");
         row("set", format!("{name} of host {host}: {all}, {newest}"));
@@ -598,17 +644,16 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     if stats.forgotten_snapshots > 0 {
         row("in the trash", counted(stats.forgotten_snapshots, "forgotten snapshot"));
     }
-    let ended = |at: Option<u64>| ago(at.map(|at| now().saturating_sub(at)));
-    let gc = stats.care.gc_ended.map(|at| now().saturating_sub(at));
-    row("gc", went_through(gc));
+    row("gc", went_through(Last::of(stats.care.gc_ended)));
     let round = stats.care.scrub_began.map_or_else(String::new, |began| {
         let done = stats.care.scrubbed_bytes as f64 / stats.stored_bytes.max(1) as f64;
-        let began = ended(Some(began));
-        format!("; {:.0} % of a round that began {began}", (done * 100.0).min(100.0))
+        let began = Last::of(Some(began)).told("began ");
+        format!("; {:.0} % of a round that {began}", (done * 100.0).min(100.0))
     });
-    let read = match stats.care.scrub_ended {
-        None => "has not read all data yet".to_owned(),
-        at => format!("last read all data {}", ended(at)),
+    let read = match Last::of(stats.care.scrub_ended) {
+        Last::Never => "has not read all data yet".to_owned(),
+        Last::InTheFuture => had_read(Last::InTheFuture),
+        last => last.told("last read all data "),
     };
     row("scrub", format!("{read}{round}"));
     if stats.damaged_chunks > 0 {
@@ -675,4 +720,21 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         ),
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_is_dated_in_the_future_is_late_unless_there_is_another_one() {
+        let (before, ahead) = (now() - 60, now() + 1000 * 86_400);
+        let newest = |times: &[u64]| times.iter().fold(None, |newest, at| newer(newest, *at));
+        assert_eq!(newest(&[before - 5, ahead, before]), Some(before));
+        let last = Last::of(newest(&[ahead]));
+        assert!(last == Last::InTheFuture && last.is_late(Some(u64::MAX)) && !last.is_late(None));
+        assert_eq!(last.told("was made "), "is dated in the future");
+        // Clocks of several hosts differ a little.
+        assert_eq!(Last::of(Some(now() + 100)), Last::Ago(0));
+    }
 }

@@ -17,7 +17,7 @@ use std::{
 use onefold_archive::{
     Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, forget,
 };
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, clock::age};
 use parking_lot::Mutex;
 
 pub(super) use self::gate::{Activity, Working};
@@ -187,8 +187,9 @@ impl Keeper {
     }
 
     fn gc_is_due(&self, policies: &PolicyFile) -> bool {
-        let last = self.archive.tables().care.collected;
-        now().saturating_sub(last) >= policies.gc.every.as_secs()
+        let last = Duration::from_secs(self.archive.tables().care.collected);
+        // Of a gc that a wrong clock dated in the future nobody knows when it was.
+        age(last, Duration::from_secs(now())).is_none_or(|age| age >= policies.gc.every)
     }
 
     /// Forgets by the policies, and frees space.
