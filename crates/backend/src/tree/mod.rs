@@ -12,6 +12,7 @@
 //! | `unnoticed` | opens files so that the times of their last access stay |
 //! | `holder` | the extended attributes of what is open |
 //! | `sweep` | removes what directories have beyond what is wanted |
+//! | `stamp` | tells what was made from a later file that has its number |
 //! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
@@ -31,13 +32,21 @@ mod names;
 mod place;
 mod restore;
 mod shared;
+mod stamp;
 mod sweep;
 mod unnoticed;
 mod walk;
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    ffi::OsStr,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    path::Path,
+};
 
+pub use attributes::drop_lists;
 pub use files::{Files, Made, NamesOf, punch};
+pub use mounts::{is_taken, open_directory};
+pub(crate) use mounts::{open_file, open_place};
 pub use names::NamesMemory;
 pub use place::{Followed, Place};
 pub use restore::{Restorer, write_part};
@@ -45,7 +54,7 @@ pub use shared::{Choices, LeftOut};
 pub use sweep::{Keeps, Removal, Sweep, Swept, Tell};
 pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
-use rustix::fs::Stat;
+use rustix::{fs::Stat, io::Errno};
 
 /// The longest path that is shown whole, in bytes.
 const SHOWN_BYTES: usize = 1024;
@@ -58,6 +67,15 @@ impl Identity {
     fn of(stat: &Stat) -> Identity {
         Identity(stat.st_dev, stat.st_ino)
     }
+}
+
+/// The device and inode that a name of a directory stands for. Asks no file system that is mounted there,
+/// since it may never answer.
+///
+/// # Errors
+/// Those of the system.
+pub fn identity(directory: &OwnedFd, name: &OsStr) -> Result<(u64, u64), Errno> {
+    mounts::identity(directory, name).map(|Identity(device, inode)| (device, inode))
 }
 
 /// A path below `root` for an error's sentence; the end of one that is very long.
