@@ -7,9 +7,9 @@
 //! *Durability:* a line is given to the system before [`AuditLog::note`] returns. It survives the end of the
 //! server; a power cut may take the last ones.
 //!
-//! Who may read a log can hold up writes to it: a read past the cache into memory that a program of his
-//! serves, and never fills, keeps the lock of the file. So a thread of its own writes, for which everybody
-//! else waits for a while only.
+//! Who may read a log can hold up writes to it: a read past the cache into memory that a program of
+//! his serves, and never fills, keeps the lock of the file. So a thread of its own writes, for
+//! which everybody else waits for a while only.
 
 use std::{
     collections::VecDeque,
@@ -58,8 +58,9 @@ const WAITING: usize = 1024;
 /// The log, which one process writes at a time.
 pub struct AuditLog {
     shared: Arc<Shared>,
-    /// Locked as long as this process writes the log. It is a file of its own, which nobody else may
-    /// open: who may read the log could lock it. A write that hangs holds the log, and not this.
+    /// Locked as long as this process writes the log. It is a file of its own, which nobody else
+    /// may open: who may read the log could lock it. A write that hangs holds the log, and not
+    /// this.
     lock: Mutex<Option<File>>,
 }
 
@@ -153,8 +154,9 @@ impl AuditLog {
     /// Writes a line with these fields, the time, and the hash of the line before it.
     ///
     /// # Errors
-    /// `InvalidInput`: the line is too long. `Busy`: it was not written within two seconds, or one before
-    /// it was not. Those of the system. The next line says in `lost` how many are missing before it.
+    /// `InvalidInput`: the line is too long. `Busy`: it was not written within two seconds, or one
+    /// before it was not. Those of the system. The next line says in `lost` how many are missing
+    /// before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
         let (answer, answered) = mpsc::sync_channel(1);
         let mut queue = self.shared.queue.lock();
@@ -180,7 +182,8 @@ impl AuditLog {
         answered.try_recv().unwrap_or_else(|_| Err(hanging()))
     }
 
-    /// Lets another process write the log, also while a write hangs: that one ends with this process.
+    /// Lets another process write the log, also while a write hangs: that one ends with this
+    /// process.
     pub fn end(&self) {
         self.lock.lock().take();
     }

@@ -1,17 +1,19 @@
 //! Sparse files: where there is data, so that holes need not be read.
 
 mod helper;
+mod seeking;
 
-use std::{fs::File, os::fd::BorrowedFd, path::Path};
+use std::{fs::File, path::Path};
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{FileType, OFlags, SeekFrom},
+    fs::{FileType, OFlags},
     io::Errno,
 };
 
 use crate::beneath;
-use helper::{Question, ask};
+use helper::ask;
+use seeking::Question;
 
 pub use helper::is_done;
 
@@ -30,9 +32,6 @@ pub fn open(path: &Path) -> Result<File> {
         Err(errno) => Err(Error::from_io(path.display(), errno.into())),
     }
 }
-
-/// A stretch of data: its first byte, and the one after its last.
-type Stretch = Option<(u64, u64)>;
 
 /// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
 /// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. A file
@@ -92,39 +91,6 @@ fn known(file: &File) -> Known {
             let is_shared = stat.st_uid != own || stat.st_mode & 0o077 != 0;
             Known::Nothing(is_shared.then_some(stat.st_uid))
         }
-    }
-}
-
-/// As [`next_data`], in this process.
-fn next_here(file: BorrowedFd<'_>, from: u64, end: u64) -> Result<Stretch, Errno> {
-    let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        // File systems that do not know.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((from, end))),
-        Err(errno) => return Err(errno),
-    };
-    // A file system that says what can't be, like a user's own, would lead round in circles.
-    if start < from {
-        return Ok(Some((from, end)));
-    }
-    if start >= end {
-        return Ok(None);
-    }
-    // The file may have been cut off in between: then the read will find out.
-    let stop = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(end);
-    Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
-}
-
-/// As [`first_data`], in this process; the end of the stretch says nothing.
-fn first_here(file: BorrowedFd<'_>, from: u64) -> Result<Stretch, Errno> {
-    match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        // A file system could say what can't be.
-        Ok(start) => Ok(Some((start.max(from), u64::MAX))),
-        Err(Errno::NXIO) => Ok(None),
-        // File systems that do not know.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some((from, u64::MAX))),
-        Err(errno) => Err(errno),
     }
 }
 

@@ -535,7 +535,8 @@ fn rule_07_a_file_that_got_the_number_of_a_removed_one_is_no_name_of_that() {
     }
 }
 
-/// Makes something under a name until the file system gives it this number; false where it does not.
+/// Makes something under a name until the file system gives it this number; false where it does
+/// not.
 fn has_number_again(path: &Path, number: u64, make: &dyn Fn(&Path)) -> bool {
     let mut others = Vec::new();
     for n in 0..2000 {
@@ -553,7 +554,8 @@ fn has_number_again(path: &Path, number: u64, make: &dyn Fn(&Path)) -> bool {
     fs::symlink_metadata(path).is_ok_and(|there| there.ino() == number)
 }
 
-/// A user removes what was just made in his directory, and the system gives its number to what he makes.
+/// A user removes what was just made in his directory, and the system gives its number to what he
+/// makes.
 #[test]
 fn rule_05_what_has_the_number_of_a_removed_entry_is_not_filled() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

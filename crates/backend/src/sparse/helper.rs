@@ -1,10 +1,10 @@
 //! A process that looks for holes in files for this one, and may hang instead of it.
 //!
-//! Some file systems, as ext4, lock a file while they look for its holes. Who may read a file can keep
-//! that lock for ever: he reads or writes it from memory that a program of his serves, and never fills.
-//! No signal ends the wait for it, a thread that waits keeps its process from ending, and the locks of an
-//! archive with it. So a process without any lock waits, for each thread that asks, and is given up after
-//! a while.
+//! Some file systems, as ext4, lock a file while they look for its holes. Who may read a file can
+//! keep that lock for ever: he reads or writes it from memory that a program of his serves, and
+//! never fills. No signal ends the wait for it, a thread that waits keeps its process from ending,
+//! and the locks of an archive with it. So a process without any lock waits, for each thread that
+//! asks, and is given up after a while.
 
 use std::{
     cell::RefCell,
@@ -32,7 +32,7 @@ use rustix::{
     },
 };
 
-use super::{Stretch, first_here, next_here};
+use super::seeking::{Question, Stretch};
 
 /// What the process is called.
 const NAME: &str = "onefold-holes";
@@ -54,25 +54,8 @@ thread_local! {
     static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
 }
 
-/// What is asked of a file: the first stretch of data from a byte on that begins before an end, or with
-/// no end the first byte of data.
-#[derive(Clone, Copy)]
-pub(super) struct Question {
-    pub(super) from: u64,
-    pub(super) end: Option<u64>,
-}
-
-impl Question {
-    pub(super) fn answer(self, file: BorrowedFd<'_>) -> Result<Stretch, Errno> {
-        match self.end {
-            Some(end) => next_here(file, self.from, end),
-            None => first_here(file, self.from),
-        }
-    }
-}
-
-/// The beginning of the command: true when it was such a process, whose work is done. Else it may start
-/// some.
+/// The beginning of the command: true when it was such a process, whose work is done. Else it may
+/// start some.
 #[must_use]
 pub fn is_done() -> bool {
     let is_helper = std::env::args_os().next().is_some_and(|name| name == NAME);
@@ -83,8 +66,8 @@ pub fn is_done() -> bool {
     is_helper
 }
 
-/// Answers a question about a file, by another process where there may be one and another user may have
-/// the file open, which `owner` owns.
+/// Answers a question about a file, by another process where there may be one and another user may
+/// have the file open, which `owner` owns.
 ///
 /// # Errors
 /// `Busy` when somebody keeps the file locked, and those of the system.
@@ -104,6 +87,7 @@ pub(super) fn ask(file: &File, owner: Option<u32>, question: Question) -> Result
         match asked.ask(file, question, PATIENCE[in_vain.min(1)]) {
             Ok(answer) => answer.map_err(wrong),
             Err(is_late) => {
+                asked.hangs = is_late;
                 *helper = None;
                 if !is_late {
                     return here();
@@ -117,8 +101,8 @@ pub(super) fn ask(file: &File, owner: Option<u32>, question: Question) -> Result
 
 fn locked(owner: u32) -> Error {
     let why = format!(
-        "it can't be looked for holes: user {owner}, whose it is, or somebody who may read it keeps it \
-         locked by a read or write that does not end"
+        "it can't be looked for holes: user {owner}, whose it is, or somebody who may read it \
+         keeps it locked by a read or write that does not end"
     );
     Error::new(Kind::Busy, why)
 }
@@ -126,6 +110,7 @@ fn locked(owner: u32) -> Error {
 struct Helper {
     socket: OwnedFd,
     child: Child,
+    hangs: bool,
 }
 
 impl Helper {
@@ -141,7 +126,7 @@ impl Helper {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        child.ok().map(|child| Helper { socket, child })
+        child.ok().map(|child| Helper { socket, child, hangs: false })
     }
 
     /// An error says whether it came too late, or there is no such process.
@@ -175,9 +160,11 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // One that waits for a question ends at once; one that hangs is nobody's to wait for.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        let _ = self.child.try_wait();
+        // One that waits for a question ends at once; one that hangs is nobody's to wait for.
+        if !self.hangs {
+            let _ = self.child.wait();
+        }
     }
 }
 

@@ -37,15 +37,11 @@ mod sweep;
 mod unnoticed;
 mod walk;
 
-use std::{
-    ffi::OsStr,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt},
-    path::Path,
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
 pub use attributes::drop_lists;
 pub use files::{Files, Made, NamesOf, punch};
-pub use mounts::{is_taken, open_directory};
+pub use mounts::{is_taken, numbers, open_directory};
 pub(crate) use mounts::{open_file, open_place};
 pub use names::NamesMemory;
 pub use place::{Followed, Place};
@@ -54,7 +50,7 @@ pub use shared::{Choices, LeftOut};
 pub use sweep::{Keeps, Removal, Sweep, Swept, Tell};
 pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
-use rustix::{fs::Stat, io::Errno};
+use rustix::fs::Stat;
 
 /// The longest path that is shown whole, in bytes.
 const SHOWN_BYTES: usize = 1024;
@@ -67,15 +63,6 @@ impl Identity {
     fn of(stat: &Stat) -> Identity {
         Identity(stat.st_dev, stat.st_ino)
     }
-}
-
-/// The device and inode that a name of a directory stands for. Asks no file system that is mounted there,
-/// since it may never answer.
-///
-/// # Errors
-/// Those of the system.
-pub fn identity(directory: &OwnedFd, name: &OsStr) -> Result<(u64, u64), Errno> {
-    mounts::identity(directory, name).map(|Identity(device, inode)| (device, inode))
 }
 
 /// A path below `root` for an error's sentence; the end of one that is very long.

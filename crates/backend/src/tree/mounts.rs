@@ -93,6 +93,14 @@ pub(super) fn identity(directory: &OwnedFd, name: &OsStr) -> Result<Identity, Er
     Ok(Identity(rustix::fs::makedev(told.stx_dev_major, told.stx_dev_minor), told.stx_ino))
 }
 
+/// The device and inode that a name of a directory stands for, in the same way.
+///
+/// # Errors
+/// Those of the system.
+pub fn numbers(directory: &OwnedFd, name: &OsStr) -> Result<(u64, u64), Errno> {
+    identity(directory, name).map(|Identity(device, inode)| (device, inode))
+}
+
 /// Opens a name of a directory as a place, without following a link: nothing happens to what it is,
 /// not even to a device that acts when it is opened. `XDEV` when another user mounted a file system of
 /// his own there.
@@ -204,8 +212,8 @@ struct Table {
 /// Users may have many mounts, with long paths: the table is read again only when it changed.
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
-/// A mount by its number. `None` when it is not mounted any more, or the system does not say what is: then
-/// it may be anybody's.
+/// A mount by its number. `None` when it is not mounted any more, or the system does not say what
+/// is: then it may be anybody's.
 fn mounted(number: u64) -> Option<OneMount> {
     let mut table = TABLE.lock();
     if table.as_ref().is_none_or(Table::has_changed) {

@@ -224,8 +224,8 @@ fn follow(path: &Path, follows: bool, makes: bool) -> Result<OwnedFd, Stop> {
     Ok(at)
 }
 
-/// Makes a directory that was not there a moment ago, without the rights that the one above hands down,
-/// and opens it as a place.
+/// Makes a directory that was not there a moment ago, without the rights that the one above hands
+/// down, and opens it as a place.
 fn made(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     match rustix::fs::mkdirat(above, name, Mode::RWXU) {
         Ok(()) => {

@@ -299,8 +299,8 @@ impl Shared {
             self.owned(owned)?;
         }
         let left_out = self.set_attributes(fd, &entry.attributes, keeps)?;
-        // A list that the directory above handed down goes, also where the own one can't be set: the mode
-        // would let in whom it names.
+        // A list that the directory above handed down goes, also where the own one can't be set:
+        // the mode would let in whom it names.
         let is_directory = entry.what == What::Directory;
         for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
             if !has_list_stored(entry, list) || left_out.contains(&list.as_bytes()) {
@@ -340,8 +340,8 @@ impl Shared {
         })
     }
 
-    /// Sets those attributes that the choices allow, and counts the others, and those that can't be set,
-    /// whose names it gives.
+    /// Sets those attributes that the choices allow, and counts the others, and those that can't be
+    /// set, whose names it gives.
     fn set_each<'a>(
         &self,
         attributes: &'a [(Vec<u8>, Vec<u8>)],
@@ -376,7 +376,8 @@ impl Shared {
         Ok(left_out)
     }
 
-    /// Checks that this user made what was just made in a directory, as far as its file system knows users.
+    /// Checks that this user made what was just made in a directory, as far as its file system
+    /// knows users.
     pub(super) fn is_ours(&self, at: &OwnedFd, entry: &Entry, stat: &Stat) -> Result<()> {
         if stat.st_uid == self.user.0 || owner_of_new(at) == Some(stat.st_uid) {
             Ok(())
@@ -385,8 +386,8 @@ impl Shared {
         }
     }
 
-    /// True when an earlier file belongs to whom it was made by, or shall: nobody else's gets a further
-    /// name.
+    /// True when an earlier file belongs to whom it was made by, or shall: nobody else's gets a
+    /// further name.
     fn has_right_owner(&self, entry: &Entry, target: &[u8], stat: &Stat) -> bool {
         let maker = self.known.lock().get(target).map_or(self.user.0, |known| known.owner);
         stat.st_uid == maker || self.is_root && stat.st_uid == entry.uid
@@ -643,8 +644,8 @@ pub(super) fn text(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
-/// The owner that a new file in a directory gets: another one than its maker where a file system has no
-/// owners. Nobody else can have put the file there that tells it.
+/// The owner that a new file in a directory gets: another one than its maker where a file system
+/// has no owners. Nobody else can have put the file there that tells it.
 fn owner_of_new(directory: &OwnedFd) -> Option<u32> {
     let name = format!(".onefold-{:016x}", u64::from_le_bytes(random_bytes().ok()?));
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,9 +1,10 @@
-//! What tells a file or directory that a restore made, or met, from a later one that has its number.
+//! What tells a file or directory that a restore made, or met, from a later one that has its
+//! number.
 //!
-//! A file system gives the number of what was removed to what is made next. A user who may remove what root
-//! just made in his directory could so put something of his own in its place, and have it filled. But
-//! nobody makes what belongs to another user: what was made belongs to its maker until it is finished. A
-//! file system that tells times of birth tells more.
+//! A file system gives the number of what was removed to what is made next. A user who may remove
+//! what root just made in his directory could so put something of his own in its place, and have it
+//! filled. But nobody makes what belongs to another user: what was made belongs to its maker until
+//! it is finished. A file system that tells times of birth tells more.
 
 use std::os::fd::AsFd;
 
@@ -42,7 +43,8 @@ impl Stamp {
             && stat.st_mode & OTHERS & !self.others == 0
     }
 
-    /// True for what was made or met, whoever it belongs to by now, as far as the file system tells.
+    /// True for what was made or met, whoever it belongs to by now, as far as the file system
+    /// tells.
     pub(super) fn may_be(&self, fd: &impl AsFd, stat: &Stat) -> bool {
         self.identity == Identity::of(stat) && self.born == born(fd)
     }

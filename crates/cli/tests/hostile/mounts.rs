@@ -293,7 +293,8 @@ fn answer(mut device: &fs::File) {
     let _ = device.write(&[head, body].concat());
 }
 
-/// A user writes to a file of his own from memory that is never filled: the system keeps the file locked.
+/// A user writes to a file of his own from memory that is never filled: the system keeps the file
+/// locked.
 #[test]
 #[ignore = "needs root"]
 fn rule_07_a_file_that_a_user_keeps_locked_holds_no_backup_up() {

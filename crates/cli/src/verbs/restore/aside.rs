@@ -11,7 +11,7 @@ use std::{
 
 use onefold_backend::{
     random::random_bytes,
-    tree::{Choices, Place, Restorer, drop_lists, identity, is_taken, open_directory},
+    tree::{Choices, Place, Restorer, drop_lists, is_taken, numbers, open_directory},
 };
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Kind, Result};
@@ -120,7 +120,7 @@ impl Aside {
 
     /// True when what was made has this name.
     fn is_called(&self, name: &OsString) -> bool {
-        identity(&self.above, name) == Ok((self.stat.st_dev, self.stat.st_ino))
+        numbers(&self.above, name) == Ok((self.stat.st_dev, self.stat.st_ino))
     }
 
     /// Says where that is which could not be restored whole.

@@ -53,7 +53,8 @@ impl Trust {
         }
     }
 
-    /// Writes that the server ended its work on a store. Another one may write the audit log from now on.
+    /// Writes that the server ended its work on a store. Another one may write the audit log from
+    /// now on.
     pub(super) fn ended(&self, store: &Path) {
         self.tells("ended", store);
         if let Some(audit) = &self.audit {
