@@ -344,8 +344,8 @@ fn rule_07_a_file_that_a_user_keeps_locked_holds_no_backup_up() {
     });
     let wait = Duration::from_secs(90);
     let told = began.map(|(verb, ended)| (verb, ended.recv_timeout(wait).ok()));
-    let all = street.onefold(0, "ls roots h").output().unwrap();
     drop(silent);
+    let all = street.onefold(0, "ls roots h").output().unwrap();
     lockers.into_iter().flatten().for_each(|mut locker| drop(locker.wait()));
     if !are_locked {
         println!("NOT TESTED: nobody keeps a file locked here");
