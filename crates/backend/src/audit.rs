@@ -6,8 +6,13 @@
 //!
 //! *Durability:* a line is given to the system before [`AuditLog::note`] returns. It survives the end of the
 //! server; a power cut may take the last ones.
+//!
+//! Who may read a log can hold up writes to it: a read past the cache into memory that a program of
+//! his serves, and never fills, keeps the lock of the file. So a thread of its own writes, for
+//! which everybody else waits for a while only.
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     fs::{File, OpenOptions},
     io::{BufRead, Read, Seek, SeekFrom, Write},
@@ -16,11 +21,12 @@ use std::{
         net::UnixDatagram,
     },
     path::{Path, PathBuf},
-    time::SystemTime,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant, SystemTime},
 };
 
 use onefold_core::{Error, Kind, Result};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -43,9 +49,47 @@ const BEFORE: &str = "before";
 /// The hash before the first line.
 const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
+/// How long who has a line written waits for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Lines that wait to be written at most. More threads than that have nothing to tell at one time.
+const WAITING: usize = 1024;
+
 /// The log, which one process writes at a time.
 pub struct AuditLog {
-    state: Mutex<State>,
+    shared: Arc<Shared>,
+    /// Locked as long as this process writes the log. It is a file of its own, which nobody else
+    /// may open: who may read the log could lock it. A write that hangs holds the log, and not
+    /// this.
+    lock: Mutex<Option<File>>,
+}
+
+/// What the thread that writes shares with the others.
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    came: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Line>,
+    /// The number of the last line that came.
+    number: u64,
+    /// Since when a line is being written.
+    writing: Option<Instant>,
+    /// Lines that nobody waits for any more, and that were not begun.
+    lost: u64,
+    /// The hash of the last line that was written.
+    head: String,
+    has_ended: bool,
+}
+
+/// A line that waits to be written.
+struct Line {
+    number: u64,
+    fields: Map<String, Value>,
+    answer: mpsc::SyncSender<Result<()>>,
 }
 
 struct State {
@@ -60,9 +104,6 @@ enum To {
     File {
         path: PathBuf,
         file: File,
-        /// Locked as long as this process writes the log. It is a file of its own, which nobody else may
-        /// open: who may read the log could lock it.
-        _lock: File,
         /// The file ends within a line.
         torn: bool,
     },
@@ -81,7 +122,7 @@ impl AuditLog {
         let lock = lock(&path)?;
         let file = open(&path)?;
         let (before, torn) = last_line(&path, &file)?;
-        Ok(AuditLog::new(To::File { path, file, _lock: lock, torn }, before))
+        AuditLog::new(To::File { path, file, torn }, before, Some(lock))
     }
 
     /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. The lines of each process begin anew.
@@ -96,30 +137,98 @@ impl AuditLog {
         let failed = |e| Error::from_io(format!("the journal at {}", path.display()), e);
         let socket = UnixDatagram::unbound().map_err(failed)?;
         socket.connect(path).map_err(failed)?;
-        Ok(AuditLog::new(To::Journal(socket), NOTHING.to_owned()))
+        AuditLog::new(To::Journal(socket), NOTHING.to_owned(), None)
     }
 
-    fn new(to: To, before: String) -> AuditLog {
-        AuditLog { state: Mutex::new(State { to, before, lost: 0 }) }
+    fn new(to: To, before: String, lock: Option<File>) -> Result<AuditLog> {
+        let shared = Arc::new(Shared::default());
+        shared.queue.lock().head.clone_from(&before);
+        let (of_thread, state) = (shared.clone(), State { to, before, lost: 0 });
+        std::thread::Builder::new()
+            .name("audit".to_owned())
+            .spawn(move || of_thread.write(state))
+            .map_err(|e| Error::from_io("the thread of the audit log", e))?;
+        Ok(AuditLog { shared, lock: Mutex::new(lock) })
     }
 
     /// Writes a line with these fields, the time, and the hash of the line before it.
     ///
     /// # Errors
-    /// `InvalidInput`: the line is too long. Those of the system. The next line says in `lost` how many
-    /// are missing before it.
+    /// `InvalidInput`: the line is too long. `Busy`: it was not written within two seconds, or one
+    /// before it was not. Those of the system. The next line says in `lost` how many are missing
+    /// before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
-        let mut state = self.state.lock();
-        let written = state.write(fields);
-        state.lost += u64::from(written.is_err());
-        written
+        let (answer, answered) = mpsc::sync_channel(1);
+        let mut queue = self.shared.queue.lock();
+        let hangs = queue.writing.is_some_and(|since| since.elapsed() >= PATIENCE);
+        if hangs || queue.lines.len() >= WAITING {
+            queue.lost += 1;
+            return Err(hanging());
+        }
+        queue.number += 1;
+        let number = queue.number;
+        queue.lines.push_back(Line { number, fields, answer });
+        drop(queue);
+        self.shared.came.notify_one();
+        if let Ok(written) = answered.recv_timeout(PATIENCE) {
+            return written;
+        }
+        let mut queue = self.shared.queue.lock();
+        let waiting = queue.lines.len();
+        queue.lines.retain(|line| line.number != number);
+        // One that was begun may be written yet, and is not lost then.
+        queue.lost += (waiting - queue.lines.len()) as u64;
+        drop(queue);
+        answered.try_recv().unwrap_or_else(|_| Err(hanging()))
+    }
+
+    /// Lets another process write the log, also while a write hangs: that one ends with this
+    /// process.
+    pub fn end(&self) {
+        self.lock.lock().take();
     }
 
     /// The hash of the last line, in hexadecimal digits.
     #[must_use]
     pub fn head(&self) -> String {
-        self.state.lock().before.clone()
+        self.shared.queue.lock().head.clone()
     }
+}
+
+impl Drop for AuditLog {
+    fn drop(&mut self) {
+        self.shared.queue.lock().has_ended = true;
+        self.shared.came.notify_one();
+    }
+}
+
+impl Shared {
+    /// Writes what comes, until the log is dropped.
+    fn write(&self, mut state: State) {
+        let mut queue = self.queue.lock();
+        loop {
+            let Some(line) = queue.lines.pop_front() else {
+                if queue.has_ended {
+                    return;
+                }
+                self.came.wait(&mut queue);
+                continue;
+            };
+            queue.writing = Some(Instant::now());
+            state.lost += std::mem::take(&mut queue.lost);
+            let written = MutexGuard::unlocked(&mut queue, || state.write(line.fields));
+            state.lost += u64::from(written.is_err());
+            queue.writing = None;
+            queue.head.clone_from(&state.before);
+            // Whoever waited may have given up.
+            let _ = line.answer.send(written);
+        }
+    }
+}
+
+fn hanging() -> Error {
+    let why = "a write to it hangs: its disk does, or a program that reads it holds it up";
+    Error::new(Kind::Busy, why)
 }
 
 impl State {
@@ -469,6 +578,40 @@ mod tests {
         assert_eq!(verified.lines, 2);
         verified.read(&fs::read(&path).unwrap()[..]).unwrap();
         assert_eq!((verified.lines, verified.lost), (3, 0));
+    }
+
+    #[test]
+    fn rule_48_a_write_that_hangs_holds_up_nobody_and_its_lines_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let log = AuditLog::journal_at(&socket).unwrap();
+        // Nobody reads: the socket takes some, and then waits.
+        let begun = Instant::now();
+        let mut noted = 0;
+        while log.note(event(noted)).is_ok() {
+            noted += 1;
+        }
+        assert!(log.note(event(noted)).is_err(), "it is known to hang");
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(20), "{waited:?}");
+        // It goes on: the line that hung is written, and those after it were lost.
+        let mut verified = Verified::default();
+        let mut receive = || {
+            let mut entry = vec![0; 4096];
+            let bytes = journal.recv(&mut entry).unwrap();
+            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
+            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
+        };
+        (0..=noted).for_each(|_| receive());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while log.note(event(noted)).is_err() {
+            assert!(Instant::now() < deadline);
+        }
+        receive();
+        assert_eq!(verified.lines, noted + 2);
+        assert!(verified.lost >= 1, "{verified:?}");
+        assert_eq!(verified.head, Some(log.head()));
     }
 
     #[test]

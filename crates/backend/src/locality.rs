@@ -91,8 +91,11 @@ fn mount_of(file: BorrowedFd<'_>) -> Option<String> {
     let said =
         fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd())).ok()?;
     let number = said.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    mounts.lines().find(|line| line.split(' ').next() == Some(number)).map(str::to_owned)
+    // Paths need not be text.
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    let is_of_number = |line: &&[u8]| line.split(|&b| b == b' ').next() == Some(number.as_bytes());
+    let line = mounts.split(|&byte| byte == b'\n').find(is_of_number)?;
+    Some(String::from_utf8_lossy(line).into_owned())
 }
 
 /// True for a mount of NFS version 4 whose locks are kept by the server.

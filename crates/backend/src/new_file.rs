@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::tree::Place;
+use crate::tree::{Place, is_taken, open_file, open_place};
 
 /// Nobody else reads it while it is written, nor later, unless its owner says so.
 const MODE: Mode = Mode::from_raw_mode(0o600);
@@ -43,7 +43,7 @@ impl NewFile {
         let above =
             path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let directory = Place::of(above, true)??.open(above)?;
-        if rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        if is_taken(&directory, name) {
             return Err(wrong(Errno::EXIST));
         }
         let (file, part) = match unnamed(&directory) {
@@ -186,29 +186,20 @@ impl Spot {
     /// Removes a file that was made here, or where `existed` makes it empty again, unless the name
     /// is something else's by now: no link is followed, and what has another name too stays.
     pub fn take_back(&self, existed: bool) {
-        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let is_ours = |stat: &rustix::fs::Stat| {
-            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1
+        let is_ours = |file: &OwnedFd| {
+            rustix::fs::fstat(file).is_ok_and(|stat| {
+                FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1
+            })
         };
+        let (directory, name) = (&self.directory, &self.name);
         // The error that led here is the one to tell, whether this works or not.
         let _ = if existed {
-            rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty()).and_then(|file| {
-                if is_ours(&rustix::fs::fstat(&file)?) {
-                    rustix::fs::ftruncate(&file, 0)
-                } else {
-                    Ok(())
-                }
-            })
+            open_file(directory, name, OFlags::WRONLY)
+                .map(|file| is_ours(&file) && rustix::fs::ftruncate(&file, 0).is_ok())
         } else {
-            rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW).and_then(
-                |stat| {
-                    if is_ours(&stat) {
-                        rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())
-                    } else {
-                        Ok(())
-                    }
-                },
-            )
+            open_place(directory, name).map(|place| {
+                is_ours(&place) && rustix::fs::unlinkat(directory, name, AtFlags::empty()).is_ok()
+            })
         };
     }
 }

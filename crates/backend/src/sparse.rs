@@ -1,5 +1,8 @@
 //! Sparse files: where there is data, so that holes need not be read.
 
+mod helper;
+mod seeking;
+
 use std::{
     fs::File,
     io::{self, Seek},
@@ -8,11 +11,15 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{OFlags, SeekFrom},
+    fs::{FileType, OFlags},
     io::Errno,
 };
 
 use crate::beneath;
+use helper::ask;
+use seeking::Question;
+
+pub use helper::is_done;
 
 /// Opens the file or block device at a path for reading, following links. What is neither, as a
 /// pipe, is not opened: it could keep us waiting, or begin something.
@@ -35,35 +42,16 @@ pub fn open(path: &Path) -> Result<File> {
 /// system without holes reports the whole file as data. Moves the file's position.
 ///
 /// # Errors
-/// The errors of the system.
+/// `Busy` when somebody keeps the file locked, and those of the system.
 pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
     if from >= end {
         return Ok(None);
     }
-    // Most files have no hole, which one call tells.
-    if from == 0
-        && let Ok(stop) = rustix::fs::seek(file, SeekFrom::Hole(0))
-        && stop > 0
-    {
-        return Ok(Some((0, stop.min(end))));
+    match known(file) {
+        Known::Rest(bytes) => Ok((from < bytes).then_some((from, end.min(bytes)))),
+        Known::All => Ok(Some((from, end))),
+        Known::Nothing(owner) => ask(file, owner, Question { from, end: Some(end) }),
     }
-    let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok(None),
-        // Devices, and file systems that do not know.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((from, end))),
-        Err(errno) => return Err(Error::from_io("cannot look for holes", errno.into())),
-    };
-    // A file system that says what can't be, like a user's own, would lead round in circles.
-    if start < from {
-        return Ok(Some((from, end)));
-    }
-    if start >= end {
-        return Ok(None);
-    }
-    // The file may have been cut off in between: then the reader finds out (`still_has`).
-    let stop = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(end);
-    Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
 }
 
 /// The error of a file that ended at byte `at` while it was read, and had `end` bytes before.
@@ -91,15 +79,42 @@ pub fn still_has(mut file: &File, end: u64) -> Result<()> {
 /// has pieces. Moves the file's position.
 ///
 /// # Errors
-/// The errors of the system.
+/// As [`next_data`].
 pub fn first_data(file: &File, from: u64) -> Result<Option<u64>> {
-    match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        // A file system could say what can't be.
-        Ok(start) => Ok(Some(start.max(from))),
-        Err(Errno::NXIO) => Ok(None),
-        // Devices, and file systems that do not know.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
-        Err(errno) => Err(Error::from_io("cannot look for holes", errno.into())),
+    match known(file) {
+        Known::Rest(bytes) => Ok((from < bytes).then_some(from)),
+        Known::All => Ok(Some(from)),
+        Known::Nothing(owner) => {
+            let found = ask(file, owner, Question { from, end: None })?;
+            Ok(found.map(|(start, _)| start))
+        }
+    }
+}
+
+/// What is known of the holes of a file without looking for them.
+enum Known {
+    /// It has none, and so many bytes.
+    Rest(u64),
+    /// It has none, and does not tell its length: a device.
+    All,
+    /// It may have some. When another user may have it open: the owner.
+    Nothing(Option<u32>),
+}
+
+/// Most files occupy all of their length, and are not looked through.
+fn known(file: &File) -> Known {
+    let Ok(stat) = rustix::fs::fstat(file) else { return Known::All };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Known::All;
+    }
+    let bytes = stat.st_size as u64;
+    match stat.st_blocks as u64 >= bytes.div_ceil(512) {
+        true => Known::Rest(bytes),
+        false => {
+            let own = rustix::process::geteuid().as_raw();
+            let is_shared = stat.st_uid != own || stat.st_mode & 0o077 != 0;
+            Known::Nothing(is_shared.then_some(stat.st_uid))
+        }
     }
 }
 

@@ -534,3 +534,119 @@ fn rule_07_a_file_that_got_the_number_of_a_removed_one_is_no_name_of_that() {
         assert_eq!(*what("b/other"), What::HardLink { target: b"b/new".to_vec() });
     }
 }
+
+/// Makes something under a name until the file system gives it this number; false where it does
+/// not.
+fn has_number_again(path: &Path, number: u64, make: &dyn Fn(&Path)) -> bool {
+    let mut others = Vec::new();
+    for n in 0..2000 {
+        make(path);
+        if fs::symlink_metadata(path).unwrap().ino() == number {
+            break;
+        }
+        let other = path.with_extension(n.to_string());
+        fs::rename(path, &other).unwrap();
+        others.push(other);
+    }
+    for other in others {
+        let _ = fs::remove_file(&other).or_else(|_| fs::remove_dir(&other));
+    }
+    fs::symlink_metadata(path).is_ok_and(|there| there.ino() == number)
+}
+
+/// A user removes what was just made in his directory, and the system gives its number to what he
+/// makes.
+#[test]
+fn rule_05_what_has_the_number_of_a_removed_entry_is_not_filled() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let number = |name: &str| fs::symlink_metadata(path(name)).unwrap().ino();
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(path, Some(61_234), Some(61_234)).unwrap();
+        }
+    };
+    let mut restorer = Restorer::new(dir.path(), Choices::default()).unwrap();
+    let files = restorer.files();
+    let file = |name: &str| entry(name, What::File { bytes: 3, data: Vec::new() });
+    restorer.make(&entry("d", What::Directory)).unwrap();
+    let of_directory = restorer.number(&files, &file("d/f")).unwrap();
+    let of_root = restorer.number(&files, &file("f")).unwrap();
+    let (open, made) = files.make(of_root, &file("f")).unwrap();
+    drop(open);
+    let (of_d, of_f) = (number("d"), number("f"));
+    fs::remove_file(path("f")).unwrap();
+    let is_again = has_number_again(&path("f"), of_f, &|path| {
+        fs::write(path, "mine").unwrap();
+        mode(path, 0o666);
+    });
+    if !is_again {
+        println!("NOT TESTED: the file system gives no number again");
+        return;
+    }
+    files.open_again(of_root, &file("f"), made).unwrap_err();
+    let link = entry("g", What::HardLink { target: b"f".to_vec() });
+    files.link(of_root, &link, b"f").unwrap_err();
+    fs::remove_dir(path("d")).unwrap();
+    let is_again = has_number_again(&path("d"), of_d, &|path| {
+        fs::create_dir(path).unwrap();
+        mode(path, 0o777);
+    });
+    if !is_again {
+        println!("NOT TESTED: the file system gives no number of a directory again");
+        return;
+    }
+    files.make(of_directory, &file("d/f")).unwrap_err();
+    assert_eq!(fs::read_dir(path("d")).unwrap().count(), 0);
+    restorer.made_all().unwrap();
+    restorer.finish(&entry("d", What::Directory)).unwrap_err();
+}
+
+#[test]
+fn rule_06_a_list_that_is_handed_down_goes_also_where_the_own_one_can_not_be_set() {
+    const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let set = std::process::Command::new("setfacl")
+        .args(["-d", "-m", "u:61234:rwx,m::rwx"])
+        .arg(dir.path())
+        .status();
+    if !set.is_ok_and(|set| set.success()) {
+        println!("NOT TESTED: no default ACLs here");
+        return;
+    }
+    let has = |name: &str, list: &str| {
+        rustix::fs::getxattr(dir.path().join(name), list, &mut [0; 0]).is_ok()
+    };
+    assert!(has("", LISTS[1]));
+    let mut restorer = Restorer::new(dir.path(), Choices::default()).unwrap();
+    // No file system takes such a list.
+    let refused = |list: &str| (list.as_bytes().to_vec(), vec![2, 0, 0, 0, 0x77]);
+    let mut file = entry("f", What::File { bytes: 0, data: Vec::new() });
+    let mut below = entry("d", What::Directory);
+    (file.mode, below.mode) = (0o640, 0o750);
+    file.attributes = vec![refused(LISTS[0])];
+    below.attributes = LISTS.map(refused).to_vec();
+    restorer.make(&below).unwrap();
+    // The directory was there, and is another user's in a restore in place.
+    std::process::Command::new("setfacl")
+        .args(["-d", "-m", "u:61234:rwx"])
+        .arg(dir.path().join("d"))
+        .status()
+        .unwrap();
+    let made = restorer.make(&file).unwrap().unwrap();
+    restorer.finish_file(&file, &made).unwrap();
+    restorer.made_all().unwrap();
+    restorer.finish(&below).unwrap();
+    let left_out = restorer.end().unwrap();
+    assert_eq!(left_out.attributes, 3);
+    for name in ["f", "d"] {
+        assert!(!has(name, LISTS[0]) && !has(name, LISTS[1]), "{name}");
+    }
+    // A destination that is made gets no such list, either.
+    drop(Restorer::new(&dir.path().join("new/deep"), Choices::default()).unwrap());
+    for name in ["new", "new/deep"] {
+        assert!(!has(name, LISTS[0]) && !has(name, LISTS[1]), "{name}");
+    }
+}

@@ -38,6 +38,9 @@ use verbs::{
 };
 
 fn main() -> ExitCode {
+    if onefold_backend::sparse::is_done() {
+        return ExitCode::SUCCESS;
+    }
     quiet_guarded_panics();
     onefold_backend::signals::survive_file_limits();
     onefold_console::end("onefold", run())

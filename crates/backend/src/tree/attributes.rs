@@ -52,6 +52,14 @@ pub(super) fn drop_list(fd: &impl AsFd, list: &str) -> Result<(), Errno> {
     no_list(rustix::fs::fremovexattr(fd, list))
 }
 
+/// Removes the lists of access rights that a directory got from that above it as it was made.
+///
+/// # Errors
+/// Those of the system.
+pub fn drop_lists(directory: &OwnedFd) -> Result<(), Errno> {
+    drop_list(directory, ACCESS_LIST).and_then(|()| drop_list(directory, DEFAULT_LIST))
+}
+
 /// There may be no list, or none on the file system.
 fn no_list(removed: Result<(), Errno>) -> Result<(), Errno> {
     match removed {

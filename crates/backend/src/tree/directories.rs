@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::{
     Identity,
     shared::{Filling, open_directory},
+    stamp::Stamp,
 };
 
 /// Directories that stay open.
@@ -16,7 +17,7 @@ const OPEN: usize = 128;
 struct Directory {
     above: Option<usize>,
     name: Box<[u8]>,
-    identity: Identity,
+    stamp: Stamp,
     filling: Arc<Filling>,
     open: Option<Arc<OwnedFd>>,
 }
@@ -34,16 +35,16 @@ impl Directories {
         &mut self,
         above: Option<usize>,
         name: &[u8],
-        identity: Identity,
+        stamp: Stamp,
         filling: Arc<Filling>,
     ) -> usize {
-        self.all.push(Directory { above, name: name.into(), identity, filling, open: None });
+        self.all.push(Directory { above, name: name.into(), stamp, filling, open: None });
         self.all.len() - 1
     }
 
     /// True when this number stands for this directory.
     pub(super) fn has(&self, number: usize, identity: Identity) -> bool {
-        self.all.get(number).is_some_and(|directory| directory.identity == identity)
+        self.all.get(number).is_some_and(|directory| directory.stamp.identity == identity)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -82,7 +83,7 @@ impl Directories {
                         Err(Errno::XDEV) => return Err(Errno::STALE),
                         opened => opened?,
                     };
-                    if Identity::of(&stat) != directory.identity {
+                    if !directory.stamp.fits(&fd, &stat) {
                         return Err(Errno::STALE);
                     }
                     fd

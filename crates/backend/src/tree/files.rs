@@ -26,6 +26,7 @@ use super::{
     directories::Directories,
     mounts,
     shared::{Filling, Shared, last_part, open_path},
+    stamp::Stamp,
 };
 
 /// Group and others: the bits by which somebody else may have a file open.
@@ -36,7 +37,7 @@ pub type NamesOf<'a> = dyn Fn(usize) -> Option<Vec<u8>> + 'a;
 
 /// Which file a name stood for when it was made or found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made(Identity);
+pub struct Made(Stamp);
 
 /// See the head of the module. Any thread may call.
 pub struct Files {
@@ -53,10 +54,10 @@ impl Files {
         &self,
         above: Option<usize>,
         name: &[u8],
-        identity: Identity,
+        stamp: Stamp,
         filling: Arc<Filling>,
     ) -> usize {
-        self.directories.lock().add(above, name, identity, filling)
+        self.directories.lock().add(above, name, stamp, filling)
     }
 
     pub(super) fn has(&self, number: usize, identity: Identity) -> bool {
@@ -91,7 +92,7 @@ impl Files {
     /// `Exists` when there is something of this name, with both names, and those of the system.
     pub fn make(&self, directory: usize, entry: &Entry) -> Result<(File, Made)> {
         let (at, filling) = self.open(directory, entry)?;
-        self.shared.new_file((&at, &filling), entry, 0).map(|(file, id)| (file, Made(id)))
+        self.shared.new_file((&at, &filling), entry, 0).map(|(file, stamp)| (file, Made(stamp)))
     }
 
     /// Opens a file again, to write to it. `Busy` when another one has its name.
@@ -103,9 +104,9 @@ impl Files {
         // A writer of short ranges together reads the bytes between them.
         let name = OsStr::from_bytes(last_part(&entry.path));
         let opened = mounts::open_file(&at, name, OFlags::RDWR);
-        let opened = opened.and_then(|file| Ok((Identity::of(&rustix::fs::fstat(&file)?), file)));
+        let opened = opened.and_then(|file| Ok((rustix::fs::fstat(&file)?, file)));
         match opened {
-            Ok((identity, file)) if identity == made.0 => Ok(File::from(file)),
+            Ok((stat, file)) if made.0.fits(&file, &stat) => Ok(File::from(file)),
             // A socket can't be opened.
             Ok(_) | Err(Errno::LOOP | Errno::NOENT | Errno::NXIO) => {
                 Err(self.shared.replaced(&entry.path))
@@ -123,7 +124,7 @@ impl Files {
     pub fn remove(&self, directory: usize, entry: &Entry, made: Made) {
         let Ok((at, _)) = self.open(directory, entry) else { return };
         let name = last_part(&entry.path);
-        if mounts::identity(&at, OsStr::from_bytes(name)) == Ok(made.0) {
+        if mounts::identity(&at, OsStr::from_bytes(name)) == Ok(made.0.identity) {
             let _ = rustix::fs::unlinkat(&*at, name, AtFlags::empty());
         }
     }
@@ -157,8 +158,9 @@ impl Files {
                 && self.may_stay(entry, &again, names)
                 && self.has_only(&opened, entry)
             {
-                self.shared.note_old((&at, &filling), entry, &again)?;
-                return Ok(Some((File::from(opened), Made(identity))));
+                let stamp = Stamp::of_old(&opened, &again);
+                self.shared.note_old((&at, &filling), entry, stamp)?;
+                return Ok(Some((File::from(opened), Made(stamp))));
             }
         }
         self.shared.clear((&at, &filling), &entry.path)?;

@@ -12,6 +12,7 @@
 //! | `unnoticed` | opens files so that the times of their last access stay |
 //! | `holder` | the extended attributes of what is open |
 //! | `sweep` | removes what directories have beyond what is wanted |
+//! | `stamp` | tells what was made from a later file that has its number |
 //! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
@@ -31,13 +32,17 @@ mod names;
 mod place;
 mod restore;
 mod shared;
+mod stamp;
 mod sweep;
 mod unnoticed;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
+pub use attributes::drop_lists;
 pub use files::{Files, Made, NamesOf, punch};
+pub use mounts::{is_taken, numbers, open_directory};
+pub(crate) use mounts::{open_file, open_place};
 pub use names::NamesMemory;
 pub use place::{Followed, Place};
 pub use restore::{Restorer, write_part};

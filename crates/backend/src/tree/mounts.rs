@@ -9,11 +9,16 @@
 //! which asks nobody, and the place is looked at: it stays the same mount whatever is mounted later.
 
 use std::{
+    collections::HashMap,
     ffi::OsStr,
+    fs::File,
+    io::{Read, Seek},
     os::fd::{AsRawFd, OwnedFd},
 };
 
+use parking_lot::Mutex;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec},
     fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxAttributes, StatxFlags},
     io::Errno,
 };
@@ -42,7 +47,7 @@ pub(super) struct Closed {
     pub(super) stat: Stat,
     /// Nobody but the kernel has to answer for its attributes.
     pub(super) is_local: bool,
-    /// The user who mounted it, when that is why.
+    /// The user who mounted it, when that is why and the system tells who it was.
     pub(super) of_user: Option<u32>,
 }
 
@@ -53,20 +58,19 @@ impl Closed {
 }
 
 /// A name of a directory on which something is mounted that is not entered: anything at all with
-/// `one_file_system`, else what another user mounted. Asks no file system.
+/// `one_file_system`, else what another user mounted, or nobody knows who. Asks no file system.
 pub(super) fn closed(directory: &OwnedFd, name: &OsStr, one_file_system: bool) -> Option<Closed> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
     let told = rustix::fs::statx(directory, name, UNASKED, wanted).ok()?;
     if !told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         return None;
     }
-    let table = table();
-    let (kind, user) = of_mount(&table, told.stx_mnt_id).unwrap_or_default();
-    let of_user = user.filter(is_other);
-    if !one_file_system && of_user.is_none() {
+    let known = mounted(told.stx_mnt_id);
+    if !one_file_system && known.as_ref().is_some_and(|known| !known.is_of_other()) {
         return None;
     }
-    let is_local = !REMOTE.iter().any(|remote| kind.starts_with(remote));
+    let is_local = known.as_ref().is_some_and(|known| known.is_local);
+    let of_user = known.filter(OneMount::is_of_other).and_then(|known| known.user);
     Some(Closed { stat: stat(directory, &told, is_local)?, is_local, of_user })
 }
 
@@ -77,16 +81,30 @@ pub(super) fn is_mount(directory: &OwnedFd, name: &OsStr) -> bool {
         .is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
+/// True when a name of a directory stands for anything. Asks no file system that is mounted there.
+#[must_use]
+pub fn is_taken(directory: &OwnedFd, name: &OsStr) -> bool {
+    is_mount(directory, name) || identity(directory, name).is_ok()
+}
+
 /// Which file a name of a directory stands for. Asks no file system that is mounted there.
 pub(super) fn identity(directory: &OwnedFd, name: &OsStr) -> Result<Identity, Errno> {
     let told = rustix::fs::statx(directory, name, UNASKED, StatxFlags::INO)?;
     Ok(Identity(rustix::fs::makedev(told.stx_dev_major, told.stx_dev_minor), told.stx_ino))
 }
 
+/// The device and inode that a name of a directory stands for, in the same way.
+///
+/// # Errors
+/// Those of the system.
+pub fn numbers(directory: &OwnedFd, name: &OsStr) -> Result<(u64, u64), Errno> {
+    identity(directory, name).map(|Identity(device, inode)| (device, inode))
+}
+
 /// Opens a name of a directory as a place, without following a link: nothing happens to what it is,
 /// not even to a device that acts when it is opened. `XDEV` when another user mounted a file system of
 /// his own there.
-pub(super) fn open_place(directory: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_place(directory: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match within(directory, name, flags) {
         Some(opened) => opened,
@@ -103,8 +121,11 @@ pub(super) fn open_within(directory: &OwnedFd, name: &OsStr) -> Option<Result<Ow
     within(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)
 }
 
-/// Opens a name of a directory as a directory, without following a link. `XDEV` as above.
-pub(super) fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+/// Opens a name of a directory as a directory, without following a link.
+///
+/// # Errors
+/// `XDEV` when another user mounted a file system of his own there, and those of the system.
+pub fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match within(above, name, flags | OFlags::NOFOLLOW) {
         Some(opened) => opened,
@@ -114,7 +135,7 @@ pub(super) fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, E
 
 /// Opens a name of a directory, which was a regular file a moment ago, without following a link: a
 /// pipe is not waited for, and no device becomes the terminal. `XDEV` as above.
-pub(super) fn open_file(
+pub(crate) fn open_file(
     directory: &OwnedFd,
     name: &OsStr,
     flags: OFlags,
@@ -158,33 +179,79 @@ pub(super) fn is_of_other(place: &OwnedFd) -> bool {
     let flags = AtFlags::EMPTY_PATH | UNASKED;
     let Ok(told) = rustix::fs::statx(place, "", flags, StatxFlags::empty()) else { return false };
     told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
-        && of_mount(&table(), told.stx_mnt_id)
-            .is_some_and(|(_, user)| user.as_ref().is_some_and(is_other))
+        && mounted(told.stx_mnt_id).is_none_or(|known| known.is_of_other())
 }
 
 /// How a name is looked at without asking the file system that is mounted there.
 const UNASKED: AtFlags =
     AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::STATX_DONT_SYNC);
 
-/// True for users whose mounts are not entered.
-fn is_other(user: &u32) -> bool {
-    *user != 0 && *user != rustix::process::geteuid().as_raw()
+/// What is known of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OneMount {
+    /// Nobody but the kernel has to answer for what is in it.
+    is_local: bool,
+    /// The user who mounted it, where that is told.
+    user: Option<u32>,
 }
 
-/// What is mounted.
-fn table() -> String {
-    std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
+impl OneMount {
+    /// True for those of users whose mounts are not entered.
+    fn is_of_other(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.user.is_some_and(|user| user != 0 && user != own)
+    }
 }
 
-/// The type of a file system that is mounted, and the user who mounted it, where that is told.
-fn of_mount(table: &str, number: u64) -> Option<(&str, Option<u32>)> {
-    let line = table
-        .lines()
-        .find(|line| line.split(' ').next().and_then(|first| first.parse().ok()) == Some(number))?;
-    let mut parts = line.split_once(" - ")?.1.split(' ');
+/// The table of the system, and what it said when it was read last.
+struct Table {
+    file: File,
+    mounts: HashMap<u64, OneMount>,
+}
+
+/// Users may have many mounts, with long paths: the table is read again only when it changed.
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+/// A mount by its number. `None` when it is not mounted any more, or the system does not say what
+/// is: then it may be anybody's.
+fn mounted(number: u64) -> Option<OneMount> {
+    let mut table = TABLE.lock();
+    if table.as_ref().is_none_or(Table::has_changed) {
+        *table = Table::read(table.take()).ok();
+    }
+    table.as_ref()?.mounts.get(&number).copied()
+}
+
+impl Table {
+    /// True when anything was mounted or unmounted since this was asked last.
+    fn has_changed(&self) -> bool {
+        let mut asked = [PollFd::new(&self.file, PollFlags::PRI)];
+        let told = rustix::event::poll(&mut asked, Some(&Timespec::default()));
+        told.is_err() || asked[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
+    }
+
+    fn read(old: Option<Table>) -> std::io::Result<Table> {
+        let mut file = match old {
+            Some(old) => old.file,
+            None => File::open("/proc/self/mountinfo")?,
+        };
+        file.rewind()?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        Ok(Table { file, mounts: text.split(|&byte| byte == b'\n').filter_map(of_line).collect() })
+    }
+}
+
+/// A line of the table, whose paths need not be text.
+fn of_line(line: &[u8]) -> Option<(u64, OneMount)> {
+    let mut parts = line.split(|&byte| byte == b' ');
+    let number = str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+    let mut parts = parts.skip_while(|part| *part != b"-").skip(1);
     let (kind, options) = (parts.next()?, parts.nth(1).unwrap_or_default());
-    let user = options.split(',').find_map(|option| option.strip_prefix("user_id="));
-    Some((kind, user.and_then(|user| user.parse().ok()).filter(|_| kind.starts_with("fuse"))))
+    let is_local = !REMOTE.iter().any(|remote| kind.starts_with(remote.as_bytes()));
+    let user = options.split(|&byte| byte == b',').find_map(|one| one.strip_prefix(b"user_id="));
+    let user = user.and_then(|user| str::from_utf8(user).ok()?.parse().ok());
+    Some((number, OneMount { is_local, user: user.filter(|_| kind.starts_with(b"fuse")) }))
 }
 
 /// As the other calls tell it. A list of rights that is not read might give a group less than the
@@ -206,7 +273,7 @@ fn stat(directory: &OwnedFd, told: &Statx, is_local: bool) -> Option<Stat> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::{
-        fs::File,
+        os::unix::ffi::OsStrExt,
         path::{Path, PathBuf},
         process::{Command, Stdio},
         sync::mpsc,
@@ -350,13 +417,55 @@ mod tests {
 
     #[test]
     fn the_table_of_mounts_tells_who_mounted_what() {
-        let table = "36 35 98:0 /a /m rw,noatime master:1 - ext4 /dev/root rw,errors=continue\n\
+        let table =
+            b"36 35 98:0 /a /\xff rw,noatime master:1 - ext4 /dev/root rw,errors=continue\n\
                      41 35 0:50 / /home/u/x rw,nosuid - fuse.sshfs h: rw,user_id=1000,group_id=5\n\
                      42 35 0:51 / /strange rw - ext4 /dev/x rw,user_id=7\n\
                      43 35\n";
-        assert_eq!(of_mount(table, 36), Some(("ext4", None)));
-        assert_eq!(of_mount(table, 41), Some(("fuse.sshfs", Some(1000))));
-        assert_eq!(of_mount(table, 42), Some(("ext4", None)));
-        assert_eq!((of_mount(table, 43), of_mount(table, 4)), (None, None));
+        let known: HashMap<_, _> = table.split(|&byte| byte == b'\n').filter_map(of_line).collect();
+        let own = OneMount { is_local: true, user: None };
+        assert_eq!(known.get(&36), Some(&own));
+        assert_eq!(known.get(&41), Some(&OneMount { is_local: false, user: Some(1000) }));
+        assert_eq!(known.get(&42), Some(&own));
+        assert_eq!(known.len(), 3);
+    }
+
+    #[test]
+    fn rule_05_what_is_not_in_the_table_of_mounts_any_more_is_anybodys() {
+        assert_eq!(mounted(u64::MAX), None);
+        assert!(mounted(mount_number("/")).is_some());
+    }
+
+    fn mount_number(path: &str) -> u64 {
+        let told = rustix::fs::statx(rustix::fs::CWD, path, UNASKED, StatxFlags::MNT_ID);
+        told.unwrap().stx_mnt_id
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn rule_05_a_mount_whose_path_is_no_text_hides_no_other_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let strange = dir.path().join(OsStr::from_bytes(b"\xff"));
+        let sub = dir.path().join("sub");
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let at = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
+        for path in [&strange, &sub] {
+            std::fs::create_dir(path).unwrap();
+        }
+        assert!(open_place(&at, OsStr::new("sub")).is_ok());
+        let (Some(_first), Some(second)) = (Mounted::over(&strange), Mounted::over(&sub)) else {
+            println!("NOT TESTED: there is no FUSE here");
+            return;
+        };
+        assert_eq!(open_place(&at, OsStr::new("sub")).err(), Some(Errno::XDEV));
+        assert_eq!(
+            closed(&at, OsStr::new("sub"), false).and_then(|closed| closed.of_user),
+            Some(61234)
+        );
+        // What was detached while somebody looks at it is still that user's.
+        let place = rustix::fs::openat(&at, "sub", flags, Mode::empty()).unwrap();
+        drop(second);
+        assert!(is_of_other(&place));
+        assert!(open_place(&at, OsStr::new("sub")).is_ok());
     }
 }

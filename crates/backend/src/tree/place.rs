@@ -19,7 +19,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::mounts;
+use super::{attributes::drop_lists, mounts};
 
 /// Most links on the way, as in Linux.
 const LINKS_MAX: usize = 40;
@@ -224,12 +224,21 @@ fn follow(path: &Path, follows: bool, makes: bool) -> Result<OwnedFd, Stop> {
     Ok(at)
 }
 
-/// Makes a directory that was not there a moment ago, and opens it as a place.
+/// Makes a directory that was not there a moment ago, without the rights that the one above hands
+/// down, and opens it as a place.
 fn made(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     match rustix::fs::mkdirat(above, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => mounts::open_place(above, name),
-        Err(errno) => Err(errno),
+        Ok(()) => {
+            let opened = mounts::open_directory(above, name)?;
+            // Somebody may have put a directory of his own there: that one keeps its lists.
+            if rustix::fs::fstat(&opened)?.st_uid == rustix::process::geteuid().as_raw() {
+                drop_lists(&opened)?;
+            }
+        }
+        Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno),
     }
+    mounts::open_place(above, name)
 }
 
 /// A directory on the way, as a place: what is mounted when somebody goes through is mounted now.

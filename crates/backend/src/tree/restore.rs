@@ -26,7 +26,6 @@ use rustix::{
 };
 
 use super::{
-    Identity,
     attributes::{
         ACCESS_LIST, DEFAULT_LIST, chown_place, drop_list, drop_list_of_place, has_list, is_list,
         open_place, touch_place, without_list,
@@ -34,7 +33,8 @@ use super::{
     files::Files,
     levels::Levels,
     place,
-    shared::{Choices, Filling, LeftOut, Shared, is_empty, last_part, open_path},
+    shared::{Choices, Filling, LeftOut, Shared, has_list_stored, is_empty, last_part, open_path},
+    stamp::Stamp,
     sweep::Sweep,
 };
 
@@ -46,7 +46,7 @@ struct Place {
     /// Its path is the beginning, of so many bytes, of that of the last directory.
     length: usize,
     filling: Arc<Filling>,
-    identity: Identity,
+    stamp: Stamp,
     /// Its number among those whose files are filled by several threads.
     number: Option<usize>,
     /// The entry, without its path, from which the directory's attributes are set at the end.
@@ -108,7 +108,6 @@ impl Restorer {
             choices,
             is_root: rustix::process::geteuid().is_root(),
             user: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-            owner: stat.st_uid,
             known: Default::default(),
             left_out: Default::default(),
             last: Default::default(),
@@ -123,7 +122,8 @@ impl Restorer {
             kept: HashSet::new(),
             hasher: RandomState::new(),
         };
-        restorer.enter(opened, &stat, b"", None);
+        let stamp = Stamp::of_old(&opened, &stat);
+        restorer.enter(opened, &stat, b"", stamp, None);
         Ok(restorer)
     }
 
@@ -161,16 +161,14 @@ impl Restorer {
         self.parent(&entry.path)?;
         let (mut above, mut from) = (None, 0);
         for place in self.levels.each() {
-            let number = match place.number.filter(|number| files.has(*number, place.identity)) {
+            let number = match place
+                .number
+                .filter(|number| files.has(*number, place.stamp.identity))
+            {
                 Some(number) => number,
                 None => {
                     let name = self.path.get(from..place.length).unwrap_or_default();
-                    *place.number.insert(files.add(
-                        above,
-                        name,
-                        place.identity,
-                        place.filling.clone(),
-                    ))
+                    *place.number.insert(files.add(above, name, place.stamp, place.filling.clone()))
                 }
             };
             (above, from) = (Some(number), place.length + usize::from(place.length > 0));
@@ -186,13 +184,19 @@ impl Restorer {
         self.shared.replaced(path)
     }
 
-    fn enter(&mut self, directory: OwnedFd, stat: &Stat, path: &[u8], entry: Option<Entry>) {
+    fn enter(
+        &mut self,
+        directory: OwnedFd,
+        stat: &Stat,
+        path: &[u8],
+        stamp: Stamp,
+        entry: Option<Entry>,
+    ) {
         self.path.clear();
         self.path.extend_from_slice(path);
-        let (filling, identity) = (Arc::new(self.shared.filling(stat)), Identity::of(stat));
-        let (length, device) = (path.len(), stat.st_dev);
-        let place = Place { length, filling, identity, number: None, entry, device };
-        self.levels.push(directory, identity, place);
+        let (filling, length) = (Arc::new(self.shared.filling(stat)), path.len());
+        let place = Place { length, filling, stamp, number: None, entry, device: stat.st_dev };
+        self.levels.push(directory, stamp.identity, place);
     }
 
     /// The directory that `path` lies in. The directory is one of the open ones, because listings
@@ -287,18 +291,22 @@ impl Restorer {
         let (opened, stat) = shared.open_old(at.0, &entry.path)?;
         shared.may_enter(&entry.path, &stat)?;
         if is_new {
-            shared.is_ours(entry, &stat)?;
+            shared.is_ours(at.0, entry, &stat)?;
             drop_list(&opened, DEFAULT_LIST).map_err(|errno| shared.wrong(&entry.path, errno))?;
             // In other directories no user could have put another directory there.
             if at.1.is_shared && !is_empty(&opened) {
                 return Err(shared.replaced(&entry.path));
             }
         }
+        let stamp = match is_new {
+            true => Stamp::of_new(&opened, &stat),
+            false => Stamp::of_old(&opened, &stat),
+        };
         match is_new {
-            true => shared.note(at, entry, &stat),
-            false => shared.note_old(at, entry, &stat)?,
+            true => shared.note(at, entry, stamp),
+            false => shared.note_old(at, entry, stamp)?,
         }
-        self.enter(opened, &stat, &entry.path, None);
+        self.enter(opened, &stat, &entry.path, stamp, None);
         Ok(is_new)
     }
 
@@ -351,18 +359,18 @@ impl Restorer {
         if !same || stat.st_nlink > 1 {
             return Err(shared.replaced(&entry.path));
         }
-        shared.is_ours(entry, &stat)?;
-        shared.note(at, entry, &stat);
+        shared.is_ours(at.0, entry, &stat)?;
+        shared.note(at, entry, Stamp::of_new(&place, &stat));
         if shared.owners(entry) {
             shared.owned(chown_place(&place, entry)).map_err(wrong)?;
         }
         let hands_down = later.as_ref().is_some_and(|later| later.hands_down);
         let dropped = if hands_down { drop_list_of_place(&place) } else { Ok(()) };
-        let has_its_list = shared.set_on_place(&place, entry).map_err(wrong)?;
+        let left_out = shared.set_on_place(&place, entry).map_err(wrong)?;
+        let has_its_list =
+            has_list_stored(entry, ACCESS_LIST) && !left_out.contains(&ACCESS_LIST.as_bytes());
         let opened = dropped.and_then(|()| match later {
-            Some(Later { mode, .. }) if has_its_list && has_list_stored(entry) => {
-                open_place(&place, mode)
-            }
+            Some(Later { mode, .. }) if has_its_list => open_place(&place, mode),
             Some(Later { mode, hands_down: true }) => open_place(&place, without_list(entry, mode)),
             _ => Ok(()),
         });
@@ -404,10 +412,12 @@ impl Restorer {
         let shared = self.shared.clone();
         let (directory, _) = self.parent(&entry.path)?;
         let (opened, stat) = shared.open_old(directory, &entry.path)?;
-        self.shared.is_known(&entry.path, &stat).map_err(|_| self.replaced(&entry.path))?;
-        let path = &entry.path;
+        self.shared
+            .is_known(&entry.path, &opened, &stat)
+            .map_err(|_| self.replaced(&entry.path))?;
+        let (path, stamp) = (&entry.path, Stamp::of_old(&opened, &stat));
         if self.kept.contains(&self.hasher.hash_one(path)) {
-            self.enter(opened, &stat, path, None);
+            self.enter(opened, &stat, path, stamp, None);
             return Ok(());
         }
         let mut entry = Entry { path: Vec::new(), ..entry.clone() };
@@ -429,7 +439,7 @@ impl Restorer {
             entry.attributes = Vec::new();
         }
         self.held += entry.attributes_memory();
-        self.enter(opened, &stat, path, Some(entry));
+        self.enter(opened, &stat, path, stamp, Some(entry));
         Ok(())
     }
 
@@ -485,11 +495,6 @@ impl Restorer {
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
     }
-}
-
-/// True for an entry that was stored with a list of access rights.
-fn has_list_stored(entry: &Entry) -> bool {
-    entry.attributes.iter().any(|(name, _)| name == ACCESS_LIST.as_bytes())
 }
 
 fn unsafe_path() -> Error {

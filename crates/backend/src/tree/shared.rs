@@ -22,6 +22,8 @@ use rustix::{
     io::Errno,
 };
 
+use crate::random::random_bytes;
+
 use super::{
     Identity,
     attributes::{
@@ -29,6 +31,7 @@ use super::{
         without_list,
     },
     mounts, shown,
+    stamp::Stamp,
 };
 
 /// Choices for restoring a tree.
@@ -67,12 +70,12 @@ pub(super) struct Filling {
     pub(super) made: Mutex<HashSet<Identity>>,
 }
 
-/// Identities of what was made, by the hashes of paths: these may be long, and users have many. Who
+/// Stamps of what was made, by the hashes of paths: these may be long, and users have many. Who
 /// does not know this process can't choose paths of one hash.
 #[derive(Default)]
 pub(super) struct Known {
     hashers: [RandomState; 2],
-    all: HashMap<[u64; 2], Identity>,
+    all: HashMap<[u64; 2], Stamp>,
 }
 
 impl Known {
@@ -80,11 +83,11 @@ impl Known {
         self.hashers.each_ref().map(|hasher| hasher.hash_one(path))
     }
 
-    fn insert(&mut self, path: &[u8], identity: Identity) {
-        self.all.insert(self.key(path), identity);
+    fn insert(&mut self, path: &[u8], stamp: Stamp) {
+        self.all.insert(self.key(path), stamp);
     }
 
-    fn get(&self, path: &[u8]) -> Option<Identity> {
+    fn get(&self, path: &[u8]) -> Option<Stamp> {
         if self.all.is_empty() { None } else { self.all.get(&self.key(path)).copied() }
     }
 }
@@ -135,9 +138,6 @@ pub(super) struct Shared {
     pub(super) choices: Choices,
     pub(super) is_root: bool,
     pub(super) user: (u32, u32),
-    /// The owner of the destination. On file systems without owners everything belongs to this
-    /// user.
-    pub(super) owner: u32,
     /// What was made under names that other users could exchange.
     pub(super) known: Mutex<Known>,
     pub(super) left_out: Mutex<LeftOut>,
@@ -200,13 +200,15 @@ impl Shared {
     }
 
     /// The directory of an earlier entry, a descriptor of what is there, and which file it is.
-    /// `STALE` when it is not what was made.
+    /// `STALE` when it is not what was made; whoever it belongs to by now.
     pub(super) fn find(&self, path: &[u8]) -> Result<(OwnedFd, OwnedFd, Stat), Errno> {
         let name = last_part(path);
         let above = &path[..path.len() - name.len()];
         let at = self.above(above)?;
         let (place, stat) = open_path(&at, name).map_err(stale)?;
-        self.is_known(path, &stat)?;
+        if self.known.lock().get(path).is_some_and(|known| !known.may_be(&place, &stat)) {
+            return Err(Errno::STALE);
+        }
         Ok((at, place, stat))
     }
 
@@ -220,14 +222,15 @@ impl Shared {
         for part in path[length..].split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
             length += part.len() + usize::from(length > 0);
             let (next, stat) = open_directory(way.end(&root), part).map_err(stale)?;
-            self.is_known(&path[..length], &stat)?;
+            self.is_known(&path[..length], &next, &stat)?;
             way.go_on(length, next);
         }
         rustix::io::fcntl_dupfd_cloexec(way.end(&root), 0)
     }
 
-    pub(super) fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
-        if self.known.lock().get(path).is_none_or(|known| known == Identity::of(stat)) {
+    /// `STALE` when this is not the unfinished directory that was made.
+    pub(super) fn is_known(&self, path: &[u8], fd: &OwnedFd, stat: &Stat) -> Result<(), Errno> {
+        if self.known.lock().get(path).is_none_or(|known| known.fits(fd, stat)) {
             Ok(())
         } else {
             Err(Errno::STALE)
@@ -295,27 +298,30 @@ impl Shared {
             );
             self.owned(owned)?;
         }
-        let has_its_list = self.set_attributes(fd, &entry.attributes, keeps)?;
+        let left_out = self.set_attributes(fd, &entry.attributes, keeps)?;
+        // A list that the directory above handed down goes, also where the own one can't be set:
+        // the mode would let in whom it names.
         let is_directory = entry.what == What::Directory;
         for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
-            if !entry.attributes.iter().any(|(name, _)| name == list.as_bytes()) {
+            if !has_list_stored(entry, list) || left_out.contains(&list.as_bytes()) {
                 drop_list(fd, list)?;
             }
         }
         let mode = self.mode_beside(entry, there);
-        let mode = if has_its_list { mode } else { without_list(entry, mode) };
+        let lacks_its_list = left_out.contains(&ACCESS_LIST.as_bytes());
+        let mode = if lacks_its_list { without_list(entry, mode) } else { mode };
         rustix::fs::fchmod(fd, mode)?;
         rustix::fs::futimens(fd, &times(entry))
     }
 
     /// Sets attributes of what is open, as [`set_each`](Self::set_each) does. With `keeps`, those that are
     /// not restored and are there as they are stored are not counted.
-    pub(super) fn set_attributes(
+    pub(super) fn set_attributes<'a>(
         &self,
         fd: &impl AsFd,
-        attributes: &[(Vec<u8>, Vec<u8>)],
+        attributes: &'a [(Vec<u8>, Vec<u8>)],
         keeps: bool,
-    ) -> Result<bool, Errno> {
+    ) -> Result<Vec<&'a [u8]>, Errno> {
         self.set_each(
             attributes,
             &|name, value| keeps && has_attribute(fd, name, value),
@@ -324,21 +330,25 @@ impl Shared {
     }
 
     /// Sets attributes of a link, pipe, socket or device that was just made.
-    pub(super) fn set_on_place(&self, place: &OwnedFd, entry: &Entry) -> Result<bool, Errno> {
+    pub(super) fn set_on_place<'a>(
+        &self,
+        place: &OwnedFd,
+        entry: &'a Entry,
+    ) -> Result<Vec<&'a [u8]>, Errno> {
         self.set_each(&entry.attributes, &|_, _| false, &|name, value| {
             set_on_place(place, name, value)
         })
     }
 
-    /// Sets those attributes that the choices allow, and counts the others, and those that can't be set;
-    /// gives false when a list of access rights could not be set.
-    fn set_each(
+    /// Sets those attributes that the choices allow, and counts the others, and those that can't be
+    /// set, whose names it gives.
+    fn set_each<'a>(
         &self,
-        attributes: &[(Vec<u8>, Vec<u8>)],
+        attributes: &'a [(Vec<u8>, Vec<u8>)],
         is_there: &dyn Fn(&[u8], &[u8]) -> bool,
         set: &dyn Fn(&[u8], &[u8]) -> Result<(), Errno>,
-    ) -> Result<bool, Errno> {
-        let mut has_its_list = true;
+    ) -> Result<Vec<&'a [u8]>, Errno> {
+        let mut left_out = Vec::new();
         for (name, value) in attributes {
             if !self.choices.privileged && !is_plain(name) {
                 self.left_out.lock().attributes += u64::from(!is_there(name, value));
@@ -358,21 +368,29 @@ impl Shared {
                     | Errno::DQUOT,
                 ) => {
                     self.left_out.lock().attributes += 1;
-                    has_its_list &= name != ACCESS_LIST.as_bytes();
+                    left_out.push(&name[..]);
                 }
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(has_its_list)
+        Ok(left_out)
     }
 
-    /// Checks that this user made the file, as far as the file system knows users.
-    pub(super) fn is_ours(&self, entry: &Entry, stat: &Stat) -> Result<()> {
-        if stat.st_uid == self.user.0 || stat.st_uid == self.owner {
+    /// Checks that this user made what was just made in a directory, as far as its file system
+    /// knows users.
+    pub(super) fn is_ours(&self, at: &OwnedFd, entry: &Entry, stat: &Stat) -> Result<()> {
+        if stat.st_uid == self.user.0 || owner_of_new(at) == Some(stat.st_uid) {
             Ok(())
         } else {
             Err(self.replaced(&entry.path))
         }
+    }
+
+    /// True when an earlier file belongs to whom it was made by, or shall: nobody else's gets a
+    /// further name.
+    fn has_right_owner(&self, entry: &Entry, target: &[u8], stat: &Stat) -> bool {
+        let maker = self.known.lock().get(target).map_or(self.user.0, |known| known.owner);
+        stat.st_uid == maker || self.is_root && stat.st_uid == entry.uid
     }
 
     /// Remembers a file that was there already, for one entry.
@@ -383,24 +401,23 @@ impl Shared {
         &self,
         at: (&OwnedFd, &Filling),
         entry: &Entry,
-        stat: &Stat,
+        stamp: Stamp,
     ) -> Result<()> {
-        if self.choices.in_place && at.1.made.lock().contains(&Identity::of(stat)) {
+        if self.choices.in_place && at.1.made.lock().contains(&stamp.identity) {
             return Err(self.meets(at.0, &entry.path));
         }
-        self.note(at, entry, stat);
+        self.note(at, entry, stamp);
         Ok(())
     }
 
     /// Remembers a file that was just made, or linked. The file system may give it the number of one
     /// that was restored and removed since, so it is not asked whether another entry had the number.
-    pub(super) fn note(&self, at: (&OwnedFd, &Filling), entry: &Entry, stat: &Stat) {
-        let identity = Identity::of(stat);
+    pub(super) fn note(&self, at: (&OwnedFd, &Filling), entry: &Entry, stamp: Stamp) {
         if self.choices.in_place {
-            at.1.made.lock().insert(identity);
+            at.1.made.lock().insert(stamp.identity);
         }
         if at.1.is_shared {
-            self.known.lock().insert(&entry.path, identity);
+            self.known.lock().insert(&entry.path, stamp);
         }
     }
 
@@ -463,18 +480,19 @@ impl Shared {
         at: (&OwnedFd, &Filling),
         entry: &Entry,
         bytes: u64,
-    ) -> Result<(File, Identity)> {
+    ) -> Result<(File, Stamp)> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = last_part(&entry.path);
         let made = rustix::fs::openat(at.0, name, flags, Mode::from_raw_mode(0o600));
         let file = File::from(made.map_err(|errno| self.not_made(at.0, entry, errno))?);
         let stat = rustix::fs::fstat(&file).map_err(|errno| self.wrong(&entry.path, errno))?;
-        self.note(at, entry, &stat);
+        let stamp = Stamp::of_new(&file, &stat);
+        self.note(at, entry, stamp);
         if bytes > 0 {
             file.set_len(bytes).map_err(|e| Error::from_io(shown(&self.shown, &entry.path), e))?;
         }
-        Ok((file, Identity::of(&stat)))
+        Ok((file, stamp))
     }
 
     /// Makes another name of an earlier entry.
@@ -499,7 +517,10 @@ impl Shared {
             first => first.map_err(|errno| self.wrong(target, errno))?,
         };
         // The first name stays open, so that no other file gets its inode number meanwhile.
-        let (above, _first, stat) = first;
+        let (above, first, stat) = first;
+        if !self.has_right_owner(entry, target, &stat) {
+            return Err(self.replaced(target));
+        }
         let name = last_part(&entry.path);
         self.is_not_mounted(at.0, &entry.path)?;
         if self.choices.in_place
@@ -507,7 +528,7 @@ impl Shared {
             && has_no_twin(at.0, name)
         {
             // It is a name of the file already.
-            self.note(at, entry, &stat);
+            self.note(at, entry, Stamp::of_old(&first, &stat));
             return Ok(());
         }
         self.clear(at, &entry.path)?;
@@ -520,7 +541,7 @@ impl Shared {
         if Identity::of(&again.1) != Identity::of(&stat) {
             return Err(self.replaced(target));
         }
-        self.note(at, entry, &again.1);
+        self.note(at, entry, Stamp::of_old(&again.0, &again.1));
         Ok(())
     }
 
@@ -605,6 +626,11 @@ fn has_attribute(fd: &impl AsFd, name: &[u8], value: &[u8]) -> bool {
     rustix::fs::fgetxattr(fd, name, &mut there[..]).is_ok_and(|n| there[..n] == *value)
 }
 
+/// True for an entry that was stored with this list of access rights.
+pub(super) fn has_list_stored(entry: &Entry, list: &str) -> bool {
+    entry.attributes.iter().any(|(name, _)| name == list.as_bytes())
+}
+
 /// True when something belongs to whom it shall already, as files of root do that root makes.
 fn has_owner(fd: &impl AsFd, entry: &Entry) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_uid, stat.st_gid) == (entry.uid, entry.gid))
@@ -616,6 +642,16 @@ pub(super) fn last_part(path: &[u8]) -> &[u8] {
 
 pub(super) fn text(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
+}
+
+/// The owner that a new file in a directory gets: another one than its maker where a file system
+/// has no owners. Nobody else can have put the file there that tells it.
+fn owner_of_new(directory: &OwnedFd) -> Option<u32> {
+    let name = format!(".onefold-{:016x}", u64::from_le_bytes(random_bytes().ok()?));
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    let _ = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
+    rustix::fs::fstat(&made).ok().map(|stat| stat.st_uid)
 }
 
 /// A name of which another user made a mount of his own is not what was made.

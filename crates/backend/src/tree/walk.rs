@@ -957,7 +957,9 @@ fn look_at(
     if let Some(place) = mounts::open_within(directory, name) {
         return (None, place.and_then(opened).map(|found| late(found, opens_late)));
     }
-    let closed = mounts::closed(directory, name, one_file_system);
+    // Of what nobody knows who mounted it the opening says that it is another user's.
+    let closed = mounts::closed(directory, name, one_file_system)
+        .filter(|closed| one_file_system || closed.of_user.is_some());
     let opened = match &closed {
         Some(closed) if !closed.is_directory() && closed.of_user.is_some() => Err(Errno::ACCESS),
         Some(closed) if closed.is_directory() => Ok((None, closed.stat)),

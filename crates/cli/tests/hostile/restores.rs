@@ -340,3 +340,34 @@ fn rule_05_what_a_user_mounted_keeps_no_other_from_a_restore_in_place() {
         }
     }
 }
+
+#[test]
+#[ignore = "needs root"]
+fn rule_05_what_a_user_mounted_on_the_name_of_a_new_file_or_directory_keeps_nobody_waiting() {
+    let street = Street::new();
+    let home = street.home("home", STRANGER);
+    street.home("home/out", STRANGER);
+    fs::write(home.join("file"), "x").unwrap();
+    fs::write(street.path("letter"), "dear").unwrap();
+    for arguments in
+        ["create archive roots", "put roots letter letter", "backup roots letter --set h"]
+    {
+        let output = street.onefold(0, arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {output:?}");
+    }
+    for options in ["", ",allow_other"] {
+        let mounted = ["out", "file"].map(|name| Mounted::new(home.join(name), options));
+        if mounted.iter().any(Option::is_none) {
+            println!("NOT TESTED: there is no FUSE here");
+            return;
+        }
+        for verb in ["restore roots h --atomic -C home/out", "get roots letter --output home/file"]
+        {
+            let mut command = street.program(0, Path::new("timeout"));
+            let output = command.args(["20", "./onefold"]).args(verb.split(' ')).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{verb}{options}: {told}");
+            assert!(told.to_lowercase().contains("exists") || told.contains("is there"), "{told}");
+        }
+    }
+}

@@ -96,7 +96,8 @@ impl Pieces {
     /// The next piece of a file, after its holes.
     fn cut(&self, current: &mut Current) -> Result<Option<Piece>> {
         if current.at >= current.data_end {
-            let data = next_data(&current.file, current.at, current.bytes)?;
+            let data = next_data(&current.file, current.at, current.bytes)
+                .map_err(|error| error.context(current.path.display()))?;
             // Whole blocks: what a hole shares with data counts as data.
             let (start, end) = data.map_or((current.bytes, current.bytes), |(start, end)| {
                 (start - start % BLOCK, end)

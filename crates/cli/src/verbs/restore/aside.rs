@@ -11,12 +11,12 @@ use std::{
 
 use onefold_backend::{
     random::random_bytes,
-    tree::{Choices, Place, Restorer},
+    tree::{Choices, Place, Restorer, drop_lists, is_taken, numbers, open_directory},
 };
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, Stat},
+    fs::{Dir, Mode, OFlags, RenameFlags, Stat},
     io::Errno,
 };
 
@@ -52,7 +52,7 @@ impl Aside {
         };
         let last = path.join(name);
         let above = OwnedFd::from(Place::make(&path)?);
-        if rustix::fs::statat(&above, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        if is_taken(&above, name) {
             let what = format!("{} is there already, and --atomic makes it", last.display());
             return Err(Error::new(Kind::Exists, what).into());
         }
@@ -62,14 +62,13 @@ impl Aside {
         let at = path.join(&beside);
         let wrong = |errno: Errno| Error::from_io(at.display(), errno.into());
         rustix::fs::mkdirat(&above, &beside, Mode::RWXU).map_err(wrong)?;
-        let opened =
-            rustix::fs::openat(&above, &beside, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
-                .map_err(wrong)?;
+        let opened = open_directory(&above, &beside).map_err(wrong)?;
         let stat = rustix::fs::fstat(&opened).map_err(wrong)?;
         let user = rustix::process::geteuid().as_raw();
         if stat.st_uid != user || !is_empty(&opened).map_err(wrong)? {
             return Err(replaced(&at).into());
         }
+        drop_lists(&opened).map_err(wrong)?;
         let name = name.to_owned();
         Ok(Aside { at, last, above, beside, name, opened, stat })
     }
@@ -121,9 +120,7 @@ impl Aside {
 
     /// True when what was made has this name.
     fn is_called(&self, name: &OsString) -> bool {
-        let found = rustix::fs::statat(&self.above, name, AtFlags::SYMLINK_NOFOLLOW);
-        let own = (self.stat.st_dev, self.stat.st_ino);
-        found.is_ok_and(|found| (found.st_dev, found.st_ino) == own)
+        numbers(&self.above, name) == Ok((self.stat.st_dev, self.stat.st_ino))
     }
 
     /// Says where that is which could not be restored whole.

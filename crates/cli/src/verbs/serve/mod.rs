@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let trust =
         Trust::read(options.tls.as_deref(), options.access.as_deref(), options.audit.as_deref())?;
     let ended = work(options, service, &trust, (settings, limits));
-    trust.tells("ended", &options.store);
+    trust.ended(&options.store);
     ended
 }
 

@@ -46,10 +46,19 @@ impl Trust {
         self.audit.as_ref().map(Auditor::heard)
     }
 
-    /// Writes to the audit log, if there is one, that the server begins or ends its work on a store.
+    /// Writes to the audit log, if there is one, what the server does with a store.
     pub(super) fn tells(&self, event: &str, store: &Path) {
         if let Some(audit) = &self.audit {
             audit.tells(event, &store.display().to_string());
+        }
+    }
+
+    /// Writes that the server ended its work on a store. Another one may write the audit log from
+    /// now on.
+    pub(super) fn ended(&self, store: &Path) {
+        self.tells("ended", store);
+        if let Some(audit) = &self.audit {
+            audit.end();
         }
     }
 
