@@ -36,8 +36,8 @@ cargo xtask demo
 .ci/run
 "#;
 
-/// The service that runs the script in a system that was started. The system ends with it, and with its
-/// status; the limit is shorter than that of [`BOOT_LIMIT`].
+/// The service that runs the script in a system that was started. The system ends with it, and with
+/// its status. Its limit is below [`BOOT_LIMIT`], so that a script that hangs is told as a failure.
 const SERVICE: &str = "[Unit]
 After=multi-user.target
 SuccessAction=exit
@@ -105,9 +105,9 @@ impl Debian {
         Ok(show(apart(&[], &outside), LIMIT)?.status.success())
     }
 
-    /// Starts it, with systemd as its first process and a network that leads nowhere, and runs a script in
-    /// it as the superuser; returns whether that succeeded. The system ends with the script, also where
-    /// this is cut off.
+    /// Starts it, with systemd as its first process and a network that leads nowhere, and runs a
+    /// script in it as the superuser; returns whether that succeeded. The system ends with the
+    /// script, also where this is cut off.
     ///
     /// # Errors
     /// When the system does not come as far as the script.
@@ -120,8 +120,8 @@ impl Debian {
         let wants = units.join("graphical.target.wants");
         fs::create_dir_all(&wants)?;
         let _ = symlink("../inside.service", wants.join("inside.service"));
-        // What systemd-nspawn leaves behind below /run goes with the mount. The services lock their keys in
-        // memory.
+        // What systemd-nspawn leaves behind below /run goes with the mount. Services lock their keys
+        // in memory.
         let outside = format!(
             "set -e; mkdir -p /run/systemd; mount -t tmpfs tmpfs /run/systemd; exec \
              systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe \

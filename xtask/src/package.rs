@@ -78,8 +78,8 @@ test ! -e /usr/lib/systemd/system/onefold-nightly@.timer
 getent passwd onefold
 "#;
 
-/// Uses the units of the installed package in a system that was started, and looks at them when it was
-/// started once more.
+/// Uses the units of the installed package in a system that was started, and looks at them when it
+/// was started once more.
 const BOOTED: [&str; 2] = [include_str!("package/boot.sh"), include_str!("package/again.sh")];
 
 /// Makes the package; with `--try` of a build with assertions, which is then installed, used and

@@ -1,6 +1,9 @@
 # After the next start of the system: what was enabled is there by itself.
 set -Eeuo pipefail
-trap 'echo "FAILED: line $LINENO: $BASH_COMMAND"; journalctl --boot --no-pager --no-hostname --lines=60' ERR
+trap '
+    echo "FAILED: line $LINENO, from ${BASH_LINENO[*]}: $BASH_COMMAND"
+    journalctl --boot --no-pager --no-hostname --lines=60
+' ERR
 cd /root
 echo "==> started once more: enabled sockets, services and timers are there"
 for unit in onefold@srv-disk.onefold.socket onefold@srv-sealed.onefold.service \

@@ -1,7 +1,10 @@
 # The packaged units under a systemd of their own, used as docs/how-to/systemd.md says. Runs inside as the
 # superuser, when the system has started.
 set -Eeuo pipefail
-trap 'echo "FAILED: line $LINENO: $BASH_COMMAND"; journalctl --boot --no-pager --no-hostname --lines=60' ERR
+trap '
+    echo "FAILED: line $LINENO, from ${BASH_LINENO[*]}: $BASH_COMMAND"
+    journalctl --boot --no-pager --no-hostname --lines=60
+' ERR
 export HOME=/root
 cd /root
 

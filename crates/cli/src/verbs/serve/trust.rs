@@ -1,8 +1,8 @@
 //! Who is let in over a network, and how the server hears that this has changed.
 //!
 //! SIGHUP has the files of `--tls` and of `--access` read again; what can't be read leaves all as it
-//! was. Connections that would not be let in any more end then. Without such files a service goes on,
-//! and a server on a terminal ends.
+//! was. Connections that would not be let in any more end then. Without such files a service goes
+//! on, and a server on a terminal ends.
 
 use std::{path::Path, sync::Arc};
 
