@@ -7,7 +7,9 @@
 
 use std::{
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -17,7 +19,7 @@ use crate::{
     cleanup::Guard,
     machine,
     product::path,
-    program::{program, run as run_program, show},
+    program::{finish, program, run as run_program, show},
 };
 
 /// Packages that Rust needs, and git.
@@ -33,6 +35,22 @@ cd /root/onefold
 cargo xtask demo
 .ci/run
 "#;
+
+/// The service that runs the script in a system that was started. The system ends with it, and with
+/// its status. Its limit is below [`BOOT_LIMIT`], so that a script that hangs is told as a failure.
+const SERVICE: &str = "[Unit]
+After=multi-user.target
+SuccessAction=exit
+FailureAction=exit
+[Service]
+Type=oneshot
+ExecStart=/bin/bash /root/inside
+StandardOutput=append:/root/said
+TimeoutStartSec=900
+";
+
+/// Longest that a system may run that was started.
+const BOOT_LIMIT: Duration = Duration::from_secs(1000);
 
 /// A bare Debian 12 in a directory, removed when this is dropped.
 pub(crate) struct Debian {
@@ -84,10 +102,47 @@ impl Debian {
              sysfs '{0}/sys'; exec chroot '{0}' /bin/bash /root/inside",
             path(&self.place)
         );
-        let mut command = program("unshare");
-        command.args(["--mount", "--propagation", "private", "bash", "-c", &outside]);
-        Ok(show(command, LIMIT)?.status.success())
+        Ok(show(apart(&[], &outside), LIMIT)?.status.success())
     }
+
+    /// Starts it, with systemd as its first process and a network that leads nowhere, and runs a
+    /// script in it as the superuser; returns whether that succeeded. The system ends with the
+    /// script, also where this is cut off.
+    ///
+    /// # Errors
+    /// When the system does not come as far as the script.
+    pub(crate) fn boot(&self, script: &str) -> Result<bool> {
+        let said = self.place.join("root/said");
+        let _ = fs::remove_file(&said);
+        fs::write(self.place.join("root/inside"), script)?;
+        let units = self.place.join("etc/systemd/system");
+        fs::write(units.join("inside.service"), SERVICE)?;
+        let wants = units.join("graphical.target.wants");
+        fs::create_dir_all(&wants)?;
+        let _ = symlink("../inside.service", wants.join("inside.service"));
+        // What systemd-nspawn leaves behind below /run goes with the mount. Services lock their keys
+        // in memory.
+        let outside = format!(
+            "set -e; mkdir -p /run/systemd; mount -t tmpfs tmpfs /run/systemd; exec \
+             systemd-nspawn --quiet --register=no --keep-unit --private-network --console=pipe \
+             --capability=CAP_IPC_LOCK --directory='{}' --boot systemd.show_status=false",
+            path(&self.place)
+        );
+        let processes = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+        let ended = finish(apart(&processes, &outside), BOOT_LIMIT, false)?;
+        let Ok(said) = fs::read_to_string(said) else {
+            bail!("systemd does not start in a container ({}):\n{}", ended.status, ended.output);
+        };
+        said.lines().for_each(|line| println!("    {line}"));
+        Ok(ended.status.success())
+    }
+}
+
+/// A line of the shell whose mounts, and with `more` other things, are its own and go with it.
+fn apart(more: &[&str], line: &str) -> Command {
+    let mut command = program("unshare");
+    command.args(["--mount", "--propagation", "private"]).args(more).args(["bash", "-c", line]);
+    command
 }
 
 /// Makes the system, runs everything, and removes it.

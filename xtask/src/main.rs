@@ -81,8 +81,10 @@ cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
 cargo xtask docs [--book]           writes the reference of the commands and checks all documents; \
                      --book makes the book in target/book
 cargo xtask man [DIRECTORY]         the manual pages
-cargo xtask package [--try]         the Debian package; --try installs, uses and removes one in a \
-                     bare Debian 12 (root and debootstrap)
+cargo xtask package [--try | --boot]
+                                    the Debian package; --try installs, uses and removes one in a \
+                     bare Debian 12 (root and debootstrap); --boot tries its units under systemd \
+                     (and systemd-nspawn)
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
 //! `cargo xtask package`: the Debian package, and a trial of it in a bare Debian 12, which is a step
-//! of the tests, too.
+//! of the tests, too. The long form starts that Debian, and tries the units.
 
 use std::{
     fs,
@@ -20,12 +20,15 @@ use crate::{
 /// Longest that packing may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Installs, uses and removes the package, inside.
-const TRIAL: &str = r#"set -euo pipefail
+/// Installs the package, inside, and those whose names follow.
+const INSTALL: &str = "set -euo pipefail
 export HOME=/root DEBIAN_FRONTEND=noninteractive
 cd /root
 apt-get update
-apt-get install --yes --no-install-recommends /root/onefold.deb rsync
+apt-get install --yes --no-install-recommends /root/onefold.deb";
+
+/// Uses and removes the installed package, inside.
+const TRIAL: &str = r#"
 echo "==> installed: user, manual, completions, units"
 getent passwd onefold
 zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
@@ -75,8 +78,12 @@ test ! -e /usr/lib/systemd/system/onefold-nightly@.timer
 getent passwd onefold
 "#;
 
+/// Uses the units of the installed package in a system that was started, and looks at them when it
+/// was started once more.
+const BOOTED: [&str; 2] = [include_str!("package/boot.sh"), include_str!("package/again.sh")];
+
 /// Makes the package; with `--try` of a build with assertions, which is then installed, used and
-/// removed in a bare Debian 12.
+/// removed in a bare Debian 12; with `--boot` the same build under systemd.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     match arguments {
         [] => {
@@ -85,7 +92,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             Ok(true)
         }
         [word] if word == "--try" => try_out(&pack(Build::Test)?, &debian()?),
-        _ => bail!("package takes --try or nothing"),
+        [word] if word == "--boot" => try_units(),
+        _ => bail!("package takes --try, --boot or nothing"),
     }
 }
 
@@ -128,7 +136,7 @@ fn pack(build: Build) -> Result<PathBuf> {
 /// The step of the tests: the package of the build that they test, tried in a bare Debian 12. Where
 /// that can't be made, the step says so.
 pub(crate) fn step() -> Result<Tally> {
-    let ready = tools().and_then(|()| debian());
+    let ready = tools(&[DEBOOTSTRAP]).and_then(|()| debian());
     let debian = match ready {
         Ok(debian) => debian,
         Err(why) => {
@@ -142,11 +150,18 @@ pub(crate) fn step() -> Result<Tally> {
     Ok(Tally::fail("the package does not do what it should"))
 }
 
+/// A program, and the Debian package that has it.
+type Wanted = (&'static str, &'static str);
+const DEBOOTSTRAP: Wanted = ("debootstrap", "debootstrap");
+const NSPAWN: Wanted = ("systemd-nspawn", "systemd-container");
+
 /// Installs what makes the package and the system, as far as it is not there.
-fn tools() -> Result<()> {
+fn tools(wanted: &[Wanted]) -> Result<()> {
     ensure!(machine::is_root(), "a chroot needs root");
-    if machine::find("debootstrap").is_none() {
-        packages::install(&["debootstrap"])?;
+    for (program, package) in wanted {
+        if machine::find(program).is_none() {
+            packages::install(&[package])?;
+        }
     }
     if machine::find("cargo-deb").is_none() {
         // Unoptimised: it is built faster than it would pack faster.
@@ -163,7 +178,36 @@ fn debian() -> Result<Debian> {
 }
 
 fn try_out(package: &Path, debian: &Debian) -> Result<bool> {
+    install(package, debian, "rsync", TRIAL)
+}
+
+/// Installs the package and others, and goes on with a script.
+fn install(package: &Path, debian: &Debian, others: &str, then: &str) -> Result<bool> {
     fs::copy(package, debian.path().join("root/onefold.deb"))
         .context("copying the package into the bare system")?;
-    debian.run(TRIAL)
+    debian.run(&format!("{INSTALL} {others}\n{then}"))
+}
+
+/// The units, in a Debian 12 that is started. Where that can't be, it says so.
+fn try_units() -> Result<bool> {
+    let not_tested = |why: anyhow::Error| {
+        println!("NOT TESTED: the units under systemd: {why:#}");
+        Ok(true)
+    };
+    println!("    Debian 12 with systemd, from its packages");
+    let made = tools(&[DEBOOTSTRAP, NSPAWN])
+        .and_then(|()| Debian::make("boot", "ca-certificates,systemd,systemd-sysv,dbus"));
+    let debian = match made.and_then(|debian| debian.boot("true").map(|_| debian)) {
+        Ok(debian) => debian,
+        Err(why) => return not_tested(why),
+    };
+    if !install(&pack(Build::Test)?, &debian, "curl libnbd-bin", "")? {
+        return Ok(false);
+    }
+    for script in BOOTED {
+        if !debian.boot(script)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

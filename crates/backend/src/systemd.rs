@@ -158,6 +158,12 @@ fn address(text: &[u8]) -> Result<SocketAddr> {
 }
 
 impl Notifier {
+    /// True in a service: a service manager listens.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.address.is_some()
+    }
+
     /// Says that the service is ready to serve, with a line for its status.
     ///
     /// # Errors

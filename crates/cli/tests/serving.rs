@@ -337,7 +337,7 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     command
         .stdin(std::process::Stdio::from(std::os::fd::OwnedFd::from(listener)))
         .current_dir(desk.path("."));
-    let serving = Serving::start(&mut command);
+    let mut serving = Serving::start(&mut command);
     let told = || {
         let mut message = [0; 1024];
         let n = manager.recv(&mut message).unwrap();
@@ -352,6 +352,9 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     assert!(!desk.path("a.sock").exists());
     let uri = format!("nbd+unix:///v?socket={}", desk.path("activated.sock").display());
     qemu_io(&uri, &["write -P 9 0 64k", "read -P 9 0 64k"]);
+    // A service is asked to read files again, also where it has none.
+    serving.signal(Signal::HUP);
+    serving.wait_for("SIGHUP");
     serving.signal(Signal::TERM);
     assert_eq!(told(), "STOPPING=1");
     assert!(serving.end().0.success());

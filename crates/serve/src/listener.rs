@@ -105,7 +105,13 @@ impl Listener {
             open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(failed)?;
         let private = PrivateDirectory::new(&directory).map_err(failed)?;
-        let socket = private.listening(reach, descriptors).map_err(failed)?;
+        let socket = private.listening(reach, descriptors).map_err(|errno| match reach.group {
+            Some(group) if errno == Errno::PERM => Error::new(
+                Kind::Denied,
+                format!("can't listen on {shown}: this user is not in group {group}"),
+            ),
+            _ => failed(errno),
+        })?;
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
         let identity = identity(&look(&private.inside, SOCKET_NAME).map_err(failed)?);
 

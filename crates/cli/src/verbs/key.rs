@@ -279,11 +279,14 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
             "the key area was changed by somebody without its key; nothing that it says counts";
         return Err(Failure::new(format!("{}: {why}", store.display())));
     }
+    // The name of a credential has it.
+    let id: String = area.id().iter().map(|byte| format!("{byte:02x}")).collect();
     let report = json!({
-        "store": shown(store), "keys": area.sequence(), "proven": proven, "slots": rows,
+        "store": shown(store), "id": id, "keys": area.sequence(), "proven": proven, "slots": rows,
     });
     let said = if proven { "" } else { "\nnot proven: with --key it is" };
-    answer.tell(&report, format_args!("slot  kind        made\n{}{said}", words.join("\n")))
+    let words = words.join("\n");
+    answer.tell(&report, format_args!("id {id}\nslot  kind        made\n{words}{said}"))
 }
 
 /// Fails unless the key opens all of the store, and not only a slot: an older key area opens nothing.

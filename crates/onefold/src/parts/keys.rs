@@ -177,7 +177,7 @@ impl Asker {
             return Ok(whence.clone());
         }
         let has = |kind| area.slots().any(|(_, slot)| slot.kind() == kind);
-        if has(SlotKind::Credential) && credential(area.id()).is_some_and(|path| path.exists()) {
+        if credential(area.id()).is_some_and(|path| path.exists()) {
             return Ok(Whence::Credential);
         }
         if has(SlotKind::Passphrase) && self.can_ask {

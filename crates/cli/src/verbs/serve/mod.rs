@@ -63,8 +63,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (settings, limits) = (options.settings()?, options.limits()?);
     let_in(options, &service.sockets)?;
     // Before the store is opened: that may take long, and a file may be missing.
-    let trust =
-        Trust::read(options.tls.as_deref(), options.access.as_deref(), options.audit.as_deref())?;
+    let trust = Trust::read(
+        options.tls.as_deref(),
+        options.access.as_deref(),
+        options.audit.as_deref(),
+        service.notifier.is_there(),
+    )?;
     let ended = work(options, service, &trust, (settings, limits));
     trust.ended(&options.store);
     ended

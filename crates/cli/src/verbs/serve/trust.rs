@@ -1,7 +1,8 @@
 //! Who is let in over a network, and how the server hears that this has changed.
 //!
 //! SIGHUP has the files of `--tls` and of `--access` read again; what can't be read leaves all as it
-//! was. Connections that would not be let in any more end then.
+//! was. Connections that would not be let in any more end then. Without such files a service goes
+//! on, and a server on a terminal ends.
 
 use std::{path::Path, sync::Arc};
 
@@ -21,6 +22,9 @@ use super::{append_only::ReadOnly, auditor::Auditor};
 pub(super) struct Trust {
     pub(super) credentials: Option<Arc<Credentials>>,
     access: Option<Arc<Access>>,
+    /// SIGHUP comes from a service manager that wants files read again. Else it may say that the
+    /// terminal is gone.
+    in_service: bool,
     /// Where it is written who did what.
     pub(super) audit: Option<Arc<Auditor>>,
 }
@@ -34,11 +38,13 @@ impl Trust {
         tls: Option<&Path>,
         access: Option<&Path>,
         audit: Option<&Path>,
+        in_service: bool,
     ) -> Result<Trust> {
         let audit = audit.map(Auditor::open).transpose()?;
         let credentials = tls.map(Credentials::read).transpose()?;
         let access = access.map(Access::read).transpose()?;
-        Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new), audit })
+        let (credentials, access) = (credentials.map(Arc::new), access.map(Arc::new));
+        Ok(Trust { credentials, access, in_service, audit })
     }
 
     /// Hears of commands.
@@ -71,10 +77,9 @@ impl Trust {
         if append_only { Arc::new(ReadOnly(rights)) } else { rights }
     }
 
-    /// Reads the files again at each SIGHUP, and ends connections of those who lost what they had. A
-    /// server without such files ends by the signal, as it always did.
+    /// Reads the files again at each SIGHUP, and ends connections of those who lost what they had.
     pub(super) fn follow_hangups(&self, watch: Watch) -> Result<()> {
-        if self.credentials.is_none() && self.access.is_none() {
+        if self.credentials.is_none() && self.access.is_none() && !self.in_service {
             return Ok(());
         }
         let (trust, mut hangups) = (self.clone(), Hangups::install()?);
