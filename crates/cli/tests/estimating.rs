@@ -81,7 +81,7 @@ fn with_little_memory_a_sample_is_counted_and_it_says_so() {
 #[test]
 fn what_is_not_there_is_an_error() {
     let desk = Desk::new();
-    desk.fails("estimate", 2, &["<PATH>"]);
+    desk.fails("estimate", 2, &["PATH… is missing"]);
     desk.fails("estimate missing", 1, &["there is no file, directory or device missing"]);
     assert_eq!(desk.ok("estimate .").lines().next().unwrap(), "read           0 bytes  in 0 files");
 }

@@ -305,7 +305,7 @@ fn a_wrong_command_line_is_one_sentence_and_status_two() {
     let desk = Desk::new();
     desk.fails("", 2, &["--help"]);
     desk.fails("frobnicate", 2, &["frobnicate"]);
-    desk.fails("status", 2, &["<STORE>"]);
+    desk.fails("status", 2, &["STORE is missing", "`onefold status STORE`"]);
     desk.fails("status a b", 2, &["unexpected argument 'b'"]);
     desk.fails("status a --jsno", 2, &["unexpected argument '--jsno'", "--json"]);
     desk.fails("volume", 2, &["--help"]);
