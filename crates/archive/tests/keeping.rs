@@ -292,6 +292,44 @@ fn counting_in_the_background_asks_before_each_read_and_can_be_ended() {
     assert_eq!(desk.archive().tables().care.collected, NOW);
 }
 
+/// A collection that has no room for its counts makes them in memory, and the next one counts again from
+/// those on the disk: what the first one dropped must not be what the second one reads.
+#[test]
+fn what_a_collection_counted_in_memory_alone_stays_to_be_counted_again() {
+    let desk = Desk::new();
+    let is_full = Arc::new(AtomicU64::new(0));
+    let full = is_full.clone();
+    let watch: support::Watch = Arc::new(move |name, call, does| {
+        let is_new = matches!(call, Call::Change) && name.starts_with("counts-");
+        match is_new && full.load(Relaxed) > 0 {
+            true => Err(Error::new(Kind::NoSpace, "no room")),
+            false => does(),
+        }
+    });
+    let files = Arc::new(Directory::open(&desk.0.path().join("a"), true).unwrap());
+    let settings = Settings { container_bytes: 256 << 10, ..Settings::default() };
+    let archive =
+        Arc::new(Archive::open(Arc::new(Watched { files, watch }), true, settings).unwrap());
+    let collect =
+        || Collection::begin(&archive, options(NOW, 0)).unwrap().run(&mut |_| {}).unwrap();
+    let content = noise(1, 4 << 20);
+    put(&archive, "one", &content).unwrap();
+    // What both have is counted twice, on the disk, until the recipe of the first is read again.
+    put(&archive, "other", &content[..1 << 20]).unwrap();
+    collect();
+    archive.remove("one").unwrap();
+    is_full.store(1, Relaxed);
+    assert!(collect().dropped > 0);
+    is_full.store(0, Relaxed);
+    collect();
+    archive.remove("other").unwrap();
+    collect();
+    collect();
+    let checked = check(&archive, true, &mut |_, _, _| {}).unwrap();
+    assert!(checked.is_well(), "{checked:?}");
+    assert_eq!(archive.tables().containers.iter().count(), 0);
+}
+
 #[test]
 fn rule_31_a_collection_asks_again_before_more_than_a_container_is_read_or_written() {
     const CONTAINER: u64 = 256 << 10;
