@@ -11,7 +11,6 @@ use onefold_seal::{
     AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, is_being_erased, judge,
 };
 
-use super::archive::Archive;
 #[cfg(feature = "planted-bugs")]
 use super::broken;
 use crate::{
@@ -90,25 +89,6 @@ pub fn key_area(files: &dyn Files) -> Result<KeyArea> {
         (Ok(first), Ok(second)) if second.sequence() > first.sequence() => Ok(second),
         (Ok(area), _) | (_, Ok(area)) => Ok(area),
         (Err(error), _) => Err(error),
-    }
-}
-
-/// Errors when the keys of a sealed archive were destroyed since it was opened: nobody could ever
-/// read what would be stored now.
-pub(crate) fn not_erased(archive: &Archive) -> Result<()> {
-    if archive.label.sealed.is_none() {
-        return Ok(());
-    }
-    match key_area(&*archive.files) {
-        Ok(area) if !area.is_erased() => Ok(()),
-        Err(error) if error.kind() != Kind::Corrupt => Err(error),
-        Ok(_) | Err(_) => Err(Error::new(
-            Kind::Stopped,
-            format!(
-                "the keys of the archive (`{KEYS}`) were destroyed, and nobody could read what \
-                 is stored now"
-            ),
-        )),
     }
 }
 

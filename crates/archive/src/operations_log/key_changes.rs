@@ -6,15 +6,19 @@ use onefold_seal::{Keys, Random};
 use super::{
     archive::Archive,
     commit::append_behind,
-    key_area::{judged, no_key, open_file, overwrite, write_copies},
+    key_area::{judged, key_area, no_key, open_file, overwrite, write_copies},
     upgrade::without_writers,
 };
-use crate::{format::record::Record, rules::Rule};
+use crate::{
+    format::{names::KEYS, record::Record},
+    rules::Rule,
+};
 
 /// Destroys the keys of a sealed archive: a copy of its key area is written that says so and has no
 /// keys, then both are overwritten; each step is durable before the next. Nobody opens the archive by
-/// them any more. After a crash in between, whoever opens the archive to write ends it. Nobody
-/// stores meanwhile, and who waited for that looks for the keys again; who reads goes on.
+/// them any more. After a crash in between, whoever opens the archive to write ends it. It holds the
+/// locks of all who store: a process that waited for them looks whether the keys are still there
+/// ([`not_erased`]). Readers go on.
 ///
 /// # Errors
 /// `InvalidInput`: the archive is plain or was opened for reading. `Busy`: somebody stores, serves,
@@ -33,6 +37,25 @@ pub fn erase_keys(archive: &Archive, random: &dyn Random) -> Result<()> {
         write_copies(&*file, &keys.erased_area(random)?, [true, false])?;
         overwrite(&*file, random)
     })
+}
+
+/// Errors when the keys of a sealed archive were destroyed since it was opened: nobody could ever
+/// read what would be stored now.
+pub(crate) fn not_erased(archive: &Archive) -> Result<()> {
+    if archive.label.sealed.is_none() {
+        return Ok(());
+    }
+    match key_area(&*archive.files) {
+        Ok(area) if !area.is_erased() => Ok(()),
+        Err(error) if error.kind() != Kind::Corrupt => Err(error),
+        Ok(_) | Err(_) => Err(Error::new(
+            Kind::Stopped,
+            format!(
+                "the keys of the archive (`{KEYS}`) were destroyed, or can't be read any more: nobody \
+                 could read what is stored now"
+            ),
+        )),
+    }
 }
 
 /// Changes the keys of a sealed archive, by the key that its opener is asked for: `change` gets them

@@ -53,7 +53,7 @@ pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     domains::{domain_of, is_there},
-    key_area::not_erased,
+    key_changes::not_erased,
     leaf_check::look_at_leaves,
 };
 pub use self::{

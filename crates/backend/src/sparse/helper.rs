@@ -8,7 +8,6 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
     fs::File,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
@@ -17,12 +16,11 @@ use std::{
         unix::process::CommandExt,
     },
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
 use onefold_core::{Error, Kind, Result};
-use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
@@ -37,18 +35,18 @@ use super::seeking::{Question, Stretch};
 /// What the process is called.
 const NAME: &str = "onefold-holes";
 
-/// How long the first file of an owner is waited for that another process keeps locked, and each
-/// other one.
+/// How long this process waits for the first locked file, and for each later one.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(1)];
 
-/// Files of one owner that are waited for in vain. No further one of his with holes is tried.
-const IN_VAIN: usize = 16;
+/// Files that this process waits for in vain, each of which costs a helper. Behind them no file is asked
+/// for its holes that another user may have open.
+const IN_VAIN: usize = 64;
 
 /// Only the command itself knows how to be such a process.
 static MAY_START: AtomicBool = AtomicBool::new(false);
 
-/// Files that were waited for in vain, by owners.
-static STUCK: Mutex<Option<HashMap<u32, usize>>> = Mutex::new(None);
+/// Files that this process waited for in vain.
+static STUCK: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
@@ -60,7 +58,10 @@ thread_local! {
 pub fn is_done() -> bool {
     let is_helper = std::env::args_os().next().is_some_and(|name| name == NAME);
     match is_helper {
-        true => while serve(rustix::stdio::stdin()).is_ok() {},
+        true => {
+            let _ = rustix::thread::set_name(c"onefold-holes");
+            while serve(rustix::stdio::stdin()).is_ok() {}
+        }
         false => MAY_START.store(true, Relaxed),
     }
     is_helper
@@ -75,34 +76,43 @@ pub(super) fn ask(file: &File, owner: Option<u32>, question: Question) -> Result
     let wrong = |errno: Errno| Error::from_io("cannot look for holes", errno.into());
     let here = || question.answer(file.as_fd()).map_err(wrong);
     let Some(owner) = owner.filter(|_| MAY_START.load(Relaxed)) else { return here() };
-    let in_vain = STUCK.lock().as_ref().and_then(|all| all.get(&owner).copied()).unwrap_or(0);
+    let in_vain = STUCK.load(Relaxed);
     if in_vain >= IN_VAIN {
         return Err(locked(owner));
     }
     HELPER.with_borrow_mut(|helper| {
-        if helper.is_none() {
-            *helper = Helper::start();
-        }
-        let Some(asked) = helper else { return here() };
-        match asked.ask(file, question, PATIENCE[in_vain.min(1)]) {
-            Ok(answer) => answer.map_err(wrong),
-            Err(is_late) => {
-                asked.hangs = is_late;
-                *helper = None;
-                if !is_late {
-                    return here();
+        // One that somebody ended is replaced once.
+        for _ in 0..2 {
+            if helper.is_none() {
+                *helper = Helper::start();
+            }
+            let Some(asked) = helper else {
+                MAY_START.store(false, Relaxed);
+                tracing::warn!(
+                    "no process can be started that looks for holes: who keeps a file locked holds this one up"
+                );
+                break;
+            };
+            match asked.ask(file, question, PATIENCE[in_vain.min(1)]) {
+                Ok(answer) => return answer.map_err(wrong),
+                Err(is_late) => {
+                    asked.hangs = is_late;
+                    *helper = None;
+                    if is_late {
+                        STUCK.fetch_add(1, Relaxed);
+                        return Err(locked(owner));
+                    }
                 }
-                *STUCK.lock().get_or_insert_default().entry(owner).or_default() += 1;
-                Err(locked(owner))
             }
         }
+        here()
     })
 }
 
 fn locked(owner: u32) -> Error {
     let why = format!(
-        "it can't be looked for holes: user {owner}, whose it is, or somebody who may read it \
-         keeps it locked by a read or write that does not end"
+        "its holes can't be found: a read or write that does not end keeps it locked (its owner is user \
+         {owner})"
     );
     Error::new(Kind::Busy, why)
 }

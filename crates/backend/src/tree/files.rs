@@ -158,7 +158,7 @@ impl Files {
                 && self.may_stay(entry, &again, names)
                 && self.has_only(&opened, entry)
             {
-                let stamp = Stamp::of_old(&opened, &again);
+                let stamp = Stamp::of_old(&again);
                 self.shared.note_old((&at, &filling), entry, stamp)?;
                 return Ok(Some((File::from(opened), Made(stamp))));
             }

@@ -122,7 +122,7 @@ impl Restorer {
             kept: HashSet::new(),
             hasher: RandomState::new(),
         };
-        let stamp = Stamp::of_old(&opened, &stat);
+        let stamp = Stamp::of_old(&stat);
         restorer.enter(opened, &stat, b"", stamp, None);
         Ok(restorer)
     }
@@ -300,7 +300,7 @@ impl Restorer {
         }
         let stamp = match is_new {
             true => Stamp::of_new(&opened, &stat),
-            false => Stamp::of_old(&opened, &stat),
+            false => Stamp::of_old(&stat),
         };
         match is_new {
             true => shared.note(at, entry, stamp),
@@ -415,7 +415,7 @@ impl Restorer {
         self.shared
             .is_known(&entry.path, &opened, &stat)
             .map_err(|_| self.replaced(&entry.path))?;
-        let (path, stamp) = (&entry.path, Stamp::of_old(&opened, &stat));
+        let (path, stamp) = (&entry.path, Stamp::of_old(&stat));
         if self.kept.contains(&self.hasher.hash_one(path)) {
             self.enter(opened, &stat, path, stamp, None);
             return Ok(());

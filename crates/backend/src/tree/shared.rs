@@ -517,7 +517,7 @@ impl Shared {
             first => first.map_err(|errno| self.wrong(target, errno))?,
         };
         // The first name stays open, so that no other file gets its inode number meanwhile.
-        let (above, first, stat) = first;
+        let (above, _first, stat) = first;
         if !self.has_right_owner(entry, target, &stat) {
             return Err(self.replaced(target));
         }
@@ -528,7 +528,7 @@ impl Shared {
             && has_no_twin(at.0, name)
         {
             // It is a name of the file already.
-            self.note(at, entry, Stamp::of_old(&first, &stat));
+            self.note(at, entry, Stamp::of_old(&stat));
             return Ok(());
         }
         self.clear(at, &entry.path)?;
@@ -541,7 +541,7 @@ impl Shared {
         if Identity::of(&again.1) != Identity::of(&stat) {
             return Err(self.replaced(target));
         }
-        self.note(at, entry, Stamp::of_old(&again.0, &again.1));
+        self.note(at, entry, Stamp::of_old(&again.1));
         Ok(())
     }
 

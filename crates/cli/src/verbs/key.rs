@@ -391,6 +391,9 @@ fn exchange(
             Err(Error::new(Kind::Busy, format!("somebody else changed slot {slot} meanwhile")))
         }
     })
+    .map_err(|failure| {
+        failure.and(format!("slot {slot} still opens the store: `onefold key remove` removes it"))
+    })
 }
 
 fn slot_of(keys: &Keys, slot: usize) -> Result<Slot> {

@@ -68,11 +68,12 @@ impl Root {
     }
 }
 
-/// The paths that a file lists, as they stand there.
+/// The paths that a file lists, as they stand there; `-` is standard input.
 ///
 /// # Errors
 /// It can't be read, or has more than paths of a snapshot can have.
 pub(super) fn listed(file: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let file = if file == Path::new("-") { Path::new("/dev/stdin") } else { file };
     let text = given_file(file, LISTED_BYTES, "paths")?;
     let lines = text.split(|&byte| byte == b'\n');
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#"));

@@ -629,15 +629,15 @@ impl<'a, 'f> Teller<'a, 'f> {
             self.feeder.event(Event::Known(known))?;
         }
         let trust = self.settled.ask(found.device, &file);
-        let mut tries = 0;
+        let (mut tries, mut length) = (0, bytes);
         if let Some(trust) = trust {
             let matching = trust.matching;
             self.feeder.compare(before, |entry, known| now.is_same(entry, known, matching));
         }
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            // A length from before the first reading belongs to the time of change that is compared.
-            let read = self.read(&file, (tries == 0).then_some(bytes))?;
+            // The length belongs to the time of change that is compared.
+            let read = self.read(&file, length)?;
             let differed = self.feeder.differed();
             let after = match file.metadata() {
                 Ok(after) => after,
@@ -658,14 +658,15 @@ impl<'a, 'f> Teller<'a, 'f> {
                 Some(trust) if !trust.matching.ctime => (written, (node.seconds, node.nanoseconds)),
                 _ => (changed, (stat.changed_seconds, stat.changed_nanoseconds)),
             };
-            let same = time == last;
+            // Of a file that is being cut off the length changes before the times do.
+            let same = time == last && after.len() == length;
             match read {
                 Some(error) => {
                     node.is_in_part = true;
                     self.left_out(&error.context(path.display()));
                 }
                 None if !same && tries < READ_AGAIN => {
-                    tries += 1;
+                    (tries, length) = (tries + 1, after.len());
                     self.feeder.event(Event::Discard)?;
                     continue;
                 }
@@ -716,11 +717,7 @@ impl<'a, 'f> Teller<'a, 'f> {
     }
 
     /// Gives all of a file, its holes without reading them; an error is one of reading it.
-    fn read(&mut self, file: &File, bytes: Option<u64>) -> Result<Option<Error>> {
-        let bytes = match bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok) {
-            Ok(bytes) => bytes,
-            Err(error) => return Ok(Some(Error::from_io("it can't be looked at", error))),
-        };
+    fn read(&mut self, file: &File, bytes: u64) -> Result<Option<Error>> {
         let (mut at, mut spared) = (0, Spared::new(file, bytes));
         loop {
             let (start, end) = match next_data(file, at, bytes) {
