@@ -7,9 +7,9 @@
 //! *Durability:* a line is given to the system before [`AuditLog::note`] returns. It survives the end of the
 //! server; a power cut may take the last ones.
 //!
-//! Who may read a log can hold up writes to it: a read past the cache into memory that a program of
-//! his serves, and never fills, keeps the lock of the file. So a thread of its own writes, for
-//! which everybody else waits for a while only.
+//! A user who may read a log can hold up writes to it: a read past the cache into memory that a program of
+//! that user serves, and never fills, keeps the lock of the file. So a thread of its own writes, and
+//! everybody else waits for it for a while only.
 
 use std::{
     collections::VecDeque,

@@ -1,10 +1,10 @@
 //! A process that looks for holes in files for this one, and may hang instead of it.
 //!
-//! Some file systems, as ext4, lock a file while they look for its holes. Who may read a file can
-//! keep that lock for ever: he reads or writes it from memory that a program of his serves, and
-//! never fills. No signal ends the wait for it, a thread that waits keeps its process from ending,
-//! and the locks of an archive with it. So a process without any lock waits, for each thread that
-//! asks, and is given up after a while.
+//! Some file systems, as ext4, lock a file while they look for its holes. A user who may read a file can
+//! keep that lock for ever, by a read or write whose memory a program of that user serves and never fills.
+//! No signal ends the wait for it. A thread that waits keeps its process from ending, and the process keeps
+//! the locks of an archive. So for each thread that asks a process without any lock waits, and is given up
+//! after a while (decision 78).
 
 use std::{
     cell::RefCell,
