@@ -10,9 +10,9 @@ use onefold_console::size::Size;
 /// Paths are those in the snapshot, and patterns with *, ?, [a-z] and **; without one, all of it is
 /// restored. Each file comes back below DIR with its whole path. Each chunk is compared with its
 /// fingerprint. A file of which a chunk is lost gets the end `.damaged`, the rest is restored, and
-/// the exit status is 3. What --preserve-privileged would have restored beside is counted at the end,
-/// and is no reason for a status of 3. The verb writes nothing outside DIR, and goes through no
-/// symbolic link.
+/// the exit status is 3. At the end the verb counts what only --preserve-privileged restores; that alone
+/// is no reason for a status of 3. The verb writes nothing outside DIR, and goes through no symbolic
+/// link.
 /// When it ends, everything that it restored is durable. Chunks are read in the order in which they
 /// lie in the archive, each once for a window of files.
 #[derive(Debug, Args)]
