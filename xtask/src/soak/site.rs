@@ -1,6 +1,6 @@
 //! A store of one of the engines, its server, and what operators do to it.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 
@@ -9,7 +9,11 @@ use crate::{
     clients,
     nbd::Client,
     product::{Build, Onefold, Server, path},
+    program::run,
 };
+
+/// Longest that verifying a store may take: it has what clients wrote for an hour, on a busy machine.
+const CHECK_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,9 +156,10 @@ impl Site {
     /// Ends the server and verifies the store.
     pub(super) fn check(&mut self) -> Result<()> {
         self.server.take().context("the server does not run")?.stop()?;
-        match self.engine {
-            Engine::Cluster => self.onefold.verb(["repair", path(&self.store)]).map(|_| ()),
-            _ => self.onefold.check(&self.store).map(|_| ()),
-        }
+        let verb = match self.engine {
+            Engine::Cluster => "repair",
+            _ => "check",
+        };
+        run(self.onefold.command([verb, path(&self.store)]), CHECK_LIMIT).map(|_| ())
     }
 }
