@@ -314,7 +314,7 @@ fn what_a_collection_counted_in_memory_alone_stays_to_be_counted_again() {
         || Collection::begin(&archive, options(NOW, 0)).unwrap().run(&mut |_| {}).unwrap();
     let content = noise(1, 4 << 20);
     put(&archive, "one", &content).unwrap();
-    // What both have is counted twice, on the disk, until the recipe of the first is read again.
+    // On the disk chunks of both streams are counted twice, until the recipe of the first is read again.
     put(&archive, "other", &content[..1 << 20]).unwrap();
     collect();
     archive.remove("one").unwrap();

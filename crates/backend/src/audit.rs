@@ -64,7 +64,7 @@ pub struct AuditLog {
     lock: Mutex<Option<File>>,
 }
 
-/// What the thread that writes shares with the others.
+/// Shared by the thread that writes and those that have lines.
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
@@ -595,7 +595,7 @@ mod tests {
         assert!(log.note(event(noted)).is_err(), "it is known to hang");
         let waited = begun.elapsed();
         assert!(waited < Duration::from_secs(20), "{waited:?}");
-        // It goes on: the line that hung is written, and those after it were lost.
+        // The log goes on: the thread writes the line that hung, and those after it were lost.
         let mut verified = Verified::default();
         let mut receive = || {
             let mut entry = vec![0; 4096];

@@ -1,5 +1,5 @@
-//! What a process does before a signal ends it: it says a sentence, and gives the terminal back what a
-//! question changed.
+//! Before a signal ends a process that asks or waits, the process says a sentence and gives the terminal
+//! back what a question changed.
 //!
 //! While a [`LastAct`] is there, SIGINT, SIGTERM, SIGHUP and SIGQUIT do it and end the process, so that
 //! whoever waits for the process learns which of them it was. That holds also where the process has
@@ -20,7 +20,7 @@ use std::{
 
 const SIGNALS: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// What a handler finds. It is never freed, as a handler may be at work in another thread.
+/// The act that a handler finds. It is never freed, as a handler may be at work in another thread.
 struct Act {
     words: Vec<u8>,
     /// The terminal of the process, as it was.

@@ -66,7 +66,7 @@ pub fn cut_off(at: u64, end: u64) -> Error {
 /// reads as a hole. Moves the file's position.
 ///
 /// # Errors
-/// That of [`cut_off`], and those of the system.
+/// `Io`, as [`cut_off`] words it, and those of the system.
 pub fn still_has(mut file: &File, end: u64) -> Result<()> {
     let now = file
         .seek(io::SeekFrom::End(0))
@@ -91,13 +91,13 @@ pub fn first_data(file: &File, from: u64) -> Result<Option<u64>> {
     }
 }
 
-/// What is known of the holes of a file without looking for them.
+/// The holes of a file, as far as they are known without looking for them.
 enum Known {
-    /// It has none, and so many bytes.
+    /// The file has so many bytes, and no hole.
     Rest(u64),
-    /// It has none, and does not tell its length: a device.
+    /// A device, which has no holes and does not tell its length.
     All,
-    /// It may have some. When another user may have it open: the owner.
+    /// The file may have holes. When another user may have it open: the owner.
     Nothing(Option<u32>),
 }
 

@@ -522,6 +522,35 @@ fn what_was_forgotten_comes_back_until_a_collection_removed_it() {
     desk.fails("forget a t~1 t~0 --keep-last 1", 2, &["not both"]);
 }
 
+/// The length of a file that is cut off changes at once, and its times when the cut has ended.
+#[test]
+fn a_file_that_is_cut_off_while_it_is_read_is_read_again() {
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    fs::create_dir(desk.path("tree")).unwrap();
+    let file = desk.path("tree/file");
+    fs::write(&file, noise(3, 300_000_000)).unwrap();
+    let mut made = desk.command("backup a tree --set t --json");
+    let made = made.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let stored = || {
+        let names = fs::read_dir(desk.path("a")).unwrap().map(|entry| entry.unwrap());
+        let segments =
+            names.filter(|entry| entry.file_name().to_string_lossy().contains("segment"));
+        segments.map(|entry| entry.metadata().unwrap().len()).sum::<u64>()
+    };
+    let begun = std::time::Instant::now();
+    while stored() < 16 << 20 {
+        assert!(begun.elapsed().as_secs() < 60, "nothing is stored");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 20).unwrap();
+    let ended = made.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    desk.ok("restore a t -C out");
+    let shown = file.strip_prefix("/").unwrap();
+    assert!(fs::read(desk.path("out").join(shown)).unwrap() == noise(3, 300_000_000)[..1 << 20]);
+}
+
 #[test]
 fn a_killed_backup_leaves_what_was_there() {
     let desk = Desk::new();

@@ -264,7 +264,7 @@ done
 
 echo "==> the store that is not there: who waited for it is sent away, and it can be made now"
 failed() { [ "$(systemctl is-failed onefold@srv-absent.service)" = failed ]; }
-within 60 failed
+within 300 failed
 fails wait $waiting
 onefold create block /srv/absent --size 64M --no-encryption
 chown onefold: /srv/absent

@@ -299,6 +299,32 @@ fn rule_08_a_quota_costs_root_its_owners_files_and_a_lost_device_all() {
     }
 }
 
+/// Overlayfs copies a directory up when something is made in it, and shows another time of birth then.
+#[test]
+#[ignore = "needs root"]
+fn rule_05_a_restore_in_place_knows_directories_of_overlayfs_again() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let script = r#"
+        mkdir lower lower/docs upper work m && echo one >lower/docs/one && echo two >lower/docs/two || exit 7
+        chown -R 61777:61777 lower
+        mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work m || exit 9
+        "$0" backup a m/docs --as /docs --set o >/dev/null || exit 8
+        rm m/docs/two && chmod 700 m/docs
+        "$0" restore a o / --in-place -C m || exit 6
+        stat -c '%u %a' m/docs && cat m/docs/two
+    "#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    command.arg(env!("CARGO_BIN_EXE_onefold"));
+    let said = command.current_dir(desk.path("")).output().unwrap();
+    if said.status.code() == Some(9) {
+        return println!("NOT TESTED: no overlayfs is to be had here");
+    }
+    let out = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && out.ends_with("\n61777 755\ntwo\n"), "{said:?}");
+}
+
 #[test]
 #[ignore = "needs root"]
 fn rule_05_what_a_user_mounted_keeps_no_other_from_a_restore_in_place() {
