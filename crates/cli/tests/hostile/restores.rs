@@ -308,9 +308,9 @@ fn rule_05_a_restore_in_place_knows_directories_of_overlayfs_again() {
     let script = r#"
         mkdir lower lower/docs upper work m && echo one >lower/docs/one && echo two >lower/docs/two || exit 7
         chown -R 61777:61777 lower
+        "$0" backup a lower/docs --as /docs --set o >/dev/null || exit 8
+        rm lower/docs/two && chmod 700 lower/docs
         mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work m || exit 9
-        "$0" backup a m/docs --as /docs --set o >/dev/null || exit 8
-        rm m/docs/two && chmod 700 m/docs
         "$0" restore a o / --in-place -C m || exit 6
         stat -c '%u %a' m/docs && cat m/docs/two
     "#;
