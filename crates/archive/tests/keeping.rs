@@ -168,6 +168,19 @@ fn notes_of_care_outlive_logs_and_snapshots() {
 }
 
 #[test]
+fn a_round_that_a_wrong_clock_began_is_due_as_a_whole() {
+    const DAYS: u64 = 30 * 86_400;
+    let desk = Desk::new();
+    put(&desk.archive(), "a", &noise(1, 3 << 20)).unwrap();
+    let mut round = ScrubRound::begin(&desk.archive(), NOW + 1000 * 86_400).unwrap();
+    let read = round.step(NOW + 1000 * 86_400).unwrap().unwrap();
+    round.end(NOW + 1000 * 86_400).unwrap();
+    let archive = desk.archive();
+    let due = ScrubRound::begin(&archive, NOW).unwrap().due_bytes(NOW, DAYS).unwrap();
+    assert_eq!(due, archive.tables().stored_bytes() - read);
+}
+
+#[test]
 fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
     const DAYS: u64 = 30 * 86_400;
     let desk = Desk::new();

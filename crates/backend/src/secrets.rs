@@ -53,6 +53,20 @@ impl Random for SystemRandom {
 /// `Denied`: others may read it, or it is somebody else's. `InvalidInput`: it is no file, or longer than
 /// a key. Those of the system.
 pub fn key_file(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    read_key(path, 0o077)
+}
+
+/// The same, of a credential in the directory of a service manager: systemd gives the service's user a file
+/// of root's by a list of rights, whose mask stands where a mode has the rights of a group.
+///
+/// # Errors
+/// As [`key_file`].
+pub fn credential_file(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    read_key(path, 0o037)
+}
+
+/// Reads a key, unless its mode has one of the rights that others must not have.
+fn read_key(path: &Path, others: u32) -> Result<Zeroizing<Vec<u8>>> {
     let wrong = |kind, why: &str| Error::new(kind, format!("{}: {why}", path.display()));
     let calm = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(calm.bits() as i32).open(path);
@@ -61,7 +75,7 @@ pub fn key_file(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
     if !metadata.is_file() {
         return Err(wrong(Kind::InvalidInput, "a key file is a regular file"));
     }
-    if metadata.mode() & 0o077 != 0 {
+    if metadata.mode() & others != 0 {
         let why = "others may read this key file: `chmod 600` it";
         return Err(wrong(Kind::Denied, why));
     }
@@ -363,6 +377,12 @@ mod tests {
         assert_eq!(new_key_file(&path, "other").unwrap_err().kind(), Kind::Exists);
         File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(key_file(&path).unwrap_err().kind(), Kind::Denied);
+        // The mask of a list of rights stands where a mode has the rights of a group.
+        for (mode, may) in [(0o440, true), (0o400, true), (0o460, false), (0o444, false)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(credential_file(&path).is_ok(), may, "{mode:o}");
+            assert_eq!(key_file(&path).is_ok(), mode == 0o400, "{mode:o}");
+        }
         assert_eq!(key_file(folder.path()).unwrap_err().kind(), Kind::InvalidInput);
         let long = folder.path().join("long");
         new_key_file(&long, &"x".repeat(5000)).unwrap();

@@ -19,7 +19,7 @@ use std::{
 };
 
 use serde_json::Value;
-use support::{Desk, noise};
+use support::{Desk, noise, unmount};
 
 /// The entries of a tree, by path: mode, owner, time, target or content.
 type Listed = BTreeMap<String, (u32, u32, i64, Vec<u8>)>;
@@ -898,8 +898,7 @@ fn snapshots_are_mounted() {
     desk.ok("forget a t~0");
     desk.ok("gc a --trash 0");
     assert!(fs::read_dir(desk.path("m/t")).is_err() || !at("t", "tree").exists());
-    let killed = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
-    assert!(killed.success());
+    unmount(&desk.path("m"));
     assert!(mount.wait().unwrap().success());
 }
 
@@ -941,8 +940,8 @@ fn a_mount_supports_labels_of_selinux_from_the_first_that_it_meets() {
     assert_eq!(asked("labelled/one", LABEL), Ok(label.len()));
     assert_eq!(asked("labelled/two", LABEL), Err(none.raw_os_error()));
     assert_eq!(asked("plain/two", LABEL), Err(none.raw_os_error()));
-    let ended = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
-    assert!(ended.success() && mount.wait().unwrap().success());
+    unmount(&desk.path("m"));
+    assert!(mount.wait().unwrap().success());
 }
 
 #[test]
@@ -1110,7 +1109,7 @@ fn rule_06_nobody_gets_more_by_a_restore_or_a_mount_than_a_list_of_rights_gave()
         let inside = desk.path("m").join(desk.path(path).strip_prefix("/").unwrap());
         assert_eq!(mode(&inside), 0o700, "{path}");
     }
-    assert!(std::process::Command::new("umount").arg(desk.path("m")).status().unwrap().success());
+    unmount(&desk.path("m"));
     assert!(mount.wait().unwrap().success());
 }
 

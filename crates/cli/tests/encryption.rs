@@ -311,6 +311,12 @@ fn rule_22_a_list_with_a_key_refuses_an_older_key_area() {
     fs::write(desk.path("a/keys"), &before).unwrap();
     desk.fails("key list a --key key", 1, &["older"]);
     assert!(desk.ok("key list a").contains("not proven"));
+    // Only the server of a block store knows how old its keys are.
+    desk.ok("create block s --size 64M --key key");
+    let server = desk.serve("s --key key");
+    assert!(desk.ok("key list s --key key").contains("proven, but perhaps older"));
+    assert!(server.terminate().0.success());
+    assert!(!desk.ok("key list s --key key").contains("proven"));
 }
 
 #[test]

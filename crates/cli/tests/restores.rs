@@ -16,7 +16,7 @@ use std::{
 };
 
 use serde_json::Value;
-use support::{Desk, noise, overwrite};
+use support::{Desk, noise, overwrite, unmount};
 
 /// A user who owns nothing that the tests make.
 const STRANGER: u32 = 61_234;
@@ -354,7 +354,7 @@ fn rule_05_removals_stay_on_one_mount() {
     let (from, to) = (desk.path("elsewhere"), out.join("new/mount"));
     bind(&["mount", "--bind", from.to_str().unwrap(), to.to_str().unwrap()]);
     let said = desk.run("restore a t -C out --in-place --delete");
-    bind(&["umount", to.to_str().unwrap()]);
+    unmount(&to);
     assert!(said.status.success(), "{said:?}");
     assert!(said.err.contains("other mounts"), "{said:?}");
     assert!(desk.path("elsewhere/deep/file").exists());

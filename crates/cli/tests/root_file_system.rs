@@ -16,7 +16,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use support::{Desk, noise};
+use support::{Desk, noise, unmount};
 
 /// Links, set-id programs, devices, pipes, holes, attributes, lists of rights, owners, times and names as
 /// they are in the root of a Debian system. `$1` is where it is made.
@@ -211,7 +211,7 @@ fn a_root_file_system_comes_back_the_same_by_restore_and_by_mount() {
     said.read_line(&mut String::new()).unwrap();
     let latest = desk.path("m/root/latest").join(root.strip_prefix("/").unwrap());
     let same = std::panic::catch_unwind(|| is_the_same(&root, &latest));
-    let ended = Command::new("umount").arg(desk.path("m")).status().unwrap();
-    assert!(mount.wait().unwrap().success() && ended.success());
+    unmount(&desk.path("m"));
+    assert!(mount.wait().unwrap().success());
     same.unwrap();
 }

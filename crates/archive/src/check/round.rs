@@ -8,9 +8,9 @@
 //! A container that is written behind the place where the round is belongs to the next round. So
 //! all data is read within the time of two rounds after it was written, and once in each.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use onefold_core::{Error, Result};
+use onefold_core::{Error, Result, clock::age};
 
 use super::{PROBLEMS_LISTED, Report, scrub_one};
 use crate::{
@@ -135,7 +135,9 @@ impl ScrubRound {
             all += bytes;
             read += if stored.id <= self.upto { bytes } else { 0 };
         }
-        let since = now.saturating_sub(self.began).saturating_add(DAY).min(seconds);
+        // A round that a wrong clock began is due as a whole: nobody knows when it began.
+        let [began, now] = [self.began, now].map(Duration::from_secs);
+        let since = age(began, now).map_or(seconds, |age| (age.as_secs() + DAY).min(seconds));
         let share = u128::from(all) * u128::from(since) / u128::from(seconds.max(1));
         Ok(u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(read))
     }

@@ -119,10 +119,23 @@ impl Options {
 /// All of a file of patterns or paths, which is named on the command line.
 ///
 /// # Errors
-/// It can't be read, or has more bytes than `most`.
+/// As [`given`].
 pub(super) fn given_file(file: &Path, most: u64, of: &str) -> Result<Vec<u8>, Failure> {
+    given(std::fs::File::open(file), file, most, of)
+}
+
+/// All that is read of `file`, once it is open.
+///
+/// # Errors
+/// It can't be read, or has more bytes than `most`.
+pub(super) fn given(
+    opened: std::io::Result<impl Read>,
+    file: &Path,
+    most: u64,
+    of: &str,
+) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
-    let read = std::fs::File::open(file).and_then(|f| f.take(most + 1).read_to_end(&mut text));
+    let read = opened.and_then(|opened| opened.take(most + 1).read_to_end(&mut text));
     read.map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
     match text.len() as u64 > most {
         true => {

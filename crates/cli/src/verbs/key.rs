@@ -125,7 +125,7 @@ enum Verb {
     ///
     /// Both copies of the keys are overwritten. Copies of them elsewhere still open it, and so
     /// may old blocks of a flash disk or of a file system that copies on write. It is refused while
-    /// somebody serves the store or stores into it.
+    /// somebody serves the store or stores into it; of a store on Ceph, while servers or workers do.
     #[command(after_help = "Examples:\n  onefold key erase backups --confirm 1f2e3d4c")]
     Erase {
         /// The store
@@ -264,14 +264,21 @@ fn words_of(number: usize, slot: &Slot) -> String {
 }
 
 fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
+    let proves = the_asker()?.named().is_some();
+    // An older key area opens nothing. Of a block store that is served only its server knows that.
+    let is_served = proves
+        && match opens(&at(store)?) {
+            Err(error) if error.kind() == Kind::Busy => true,
+            opened => {
+                opened.map_err(|error| error.context(store.display()))?;
+                false
+            }
+        };
     let area = area(store)?;
     let rows: Vec<Value> = area.slots().map(|(number, slot)| row(number, slot)).collect();
     let words: Vec<String> = area.slots().map(|(number, slot)| words_of(number, slot)).collect();
     let asker = the_asker()?;
     let proven = asker.named().is_some();
-    if proven {
-        opens(store)?;
-    }
     if proven
         && !area.is_of(&asker.root(&area, store).map_err(|error| error.context(store.display()))?)
     {
@@ -284,23 +291,27 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     let report = json!({
         "store": shown(store), "id": id, "keys": area.sequence(), "proven": proven, "slots": rows,
     });
-    let said = if proven { "" } else { "\nnot proven: with --key it is" };
+    let said = match (proven, is_served) {
+        (false, _) => "\nnot proven: with --key it is",
+        (true, true) => "\nproven, but perhaps older than its server knows: it is served",
+        (true, false) => "",
+    };
     let words = words.join("\n");
     answer.tell(&report, format_args!("id {id}\nslot  kind        made\n{words}{said}"))
 }
 
 /// Fails unless the key opens all of the store, and not only a slot: an older key area opens nothing.
-fn opens(store: &Path) -> std::result::Result<(), Failure> {
-    match at(store)? {
+fn opens(store: &Store) -> Result<()> {
+    match store {
         Store::Archive(directory) => drop(directory.open_to_read(READER_BYTES)?),
         Store::Block(file) => drop(file.open_unchanged()?),
-        Store::Cluster(url) => drop(Opened::look(&url)?),
+        Store::Cluster(url) => drop(Opened::look(url)?),
     }
     Ok(())
 }
 
 fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
-    opens(store)?;
+    opens(&at(store)?)?;
     let area = area(store)?;
     let (slot, _) =
         the_asker()?.open(&area, store).map_err(|error| error.context(store.display()))?;
@@ -385,11 +396,10 @@ fn exchange(
             "slot {slot} is still there, and slot {number} is new: remove one of them"
         ))
     })?;
-    change(store, &mut |keys, _| match replaced.as_ref() == Some(&slot_of(keys, slot)?) {
+    change(store, &mut |keys, _| match slot_of(keys, slot).ok() == replaced {
         true => keys.remove_slot(slot),
-        false => {
-            Err(Error::new(Kind::Busy, format!("somebody else changed slot {slot} meanwhile")))
-        }
+        // Somebody else removed it meanwhile, and perhaps uses its number.
+        false => Ok(()),
     })
     .map_err(|failure| {
         failure.and(format!("slot {slot} still opens the store: `onefold key remove` removes it"))

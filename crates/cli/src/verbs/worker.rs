@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, mpsc::RecvTimeoutError},
     time::{Duration, Instant},
 };
 
@@ -118,9 +118,20 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         let backing = Backing::open(&store, options.pace.timeout())?;
         let workers = Workers::start(&backing, options.threads, &options.pace)?;
         tracing::info!("deduplicating {store}");
-        signals.wait();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                signals.wait();
+                drop(stop);
+            })
+            .map_err(|e| Error::from_io("cannot start a thread", e))?;
+        // A folder that was moved or replaced takes no more writes.
+        while stopped.recv_timeout(LOOK).is_err_and(|error| error == RecvTimeoutError::Timeout)
+            && backing.stopped().is_none()
+        {}
         workers.stop();
-        return Ok(());
+        return backing.stopped().map_or(Ok(()), |error| Err(error.into()));
     }
     let opened = Opened::with(&store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
@@ -286,11 +297,10 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// The life of a worker's thread; it ends when the other side of `stopped` is gone.
 fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
-    use std::sync::mpsc::RecvTimeoutError::Timeout;
     let begun = Instant::now();
     let (mut looked, mut allowed, mut flipped) = (None::<Duration>, u64::MAX, 0);
     let (mut pause, mut idle) = (Duration::ZERO, IDLE);
-    while stopped.recv_timeout(pause).is_err_and(|error| error == Timeout) {
+    while stopped.recv_timeout(pause).is_err_and(|error| error == RecvTimeoutError::Timeout) {
         let now = begun.elapsed();
         let mut step = || -> Result<Duration, Error> {
             if looked.is_none_or(|looked| now >= looked + LOOK) {

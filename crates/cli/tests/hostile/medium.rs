@@ -130,6 +130,30 @@ fn rule_17_nothing_is_acknowledged_on_a_folder_that_was_moved_or_replaced() {
 }
 
 #[test]
+fn rule_17_a_worker_ends_when_its_folder_is_gone() {
+    let desk = Desk::new();
+    desk.ok("create cluster c --no-encryption");
+    let mut worker = desk.command("worker c --cold 0");
+    let mut worker = worker.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert!(worker.try_wait().unwrap().is_none());
+    fs::rename(desk.path("c"), desk.path("old")).unwrap();
+    let begun = std::time::Instant::now();
+    while worker.try_wait().unwrap().is_none() {
+        if begun.elapsed().as_secs() > 30 {
+            worker.kill().unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let ended = worker.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(
+        ended.status.code() == Some(1) && said.contains("is not at its path any more"),
+        "{said}"
+    );
+}
+
+#[test]
 fn rule_17_nothing_is_acknowledged_on_a_folder_with_other_files() {
     for name in ["objects.redb", "data", "claim"] {
         let replace = |path: &Path| {

@@ -10,7 +10,7 @@ use std::{
 use super::{
     actors::{STRANGER, Street},
     mounts::Mounted,
-    support::{Desk, noise},
+    support::{Desk, noise, unmount},
 };
 
 /// A directory below so many others with names of 250 bytes, and its path.
@@ -246,7 +246,7 @@ fn rule_08_a_restore_that_a_full_disk_ends_leaves_no_part_of_a_file_under_its_na
         Err(_) => true,
     };
     let sound: Vec<bool> = (0..8).map(sound).collect();
-    run("umount", &[out.to_str().unwrap()]);
+    unmount(&out);
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert_eq!(sound, [true; 8]);
 }

@@ -312,6 +312,17 @@ pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(next).flatten().take(bytes).collect()
 }
 
+/// Ends a mount. A file that another thread of this test had open may live on for a moment in a program
+/// that it starts, between its fork and its exec; so a mount that is busy is tried again.
+pub(crate) fn unmount(at: &Path) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = rustix::mount::unmount(at, rustix::mount::UnmountFlags::NOFOLLOW) {
+        let is_busy = error == rustix::io::Errno::BUSY && Instant::now() < deadline;
+        assert!(is_busy, "{}: {error}", at.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// All that a reader gives.
 pub(crate) fn drain(mut from: impl Read) -> String {
     let mut text = String::new();

@@ -9,8 +9,8 @@ use onefold_archive::KeySource;
 use onefold_backend::{
     locked::keep_keys,
     secrets::{
-        SystemRandom, credential, has_credentials, key_file, key_from_command, machine_memory,
-        no_dumps,
+        SystemRandom, credential, credential_file, has_credentials, key_file, key_from_command,
+        machine_memory, no_dumps,
     },
 };
 use onefold_core::{Error, Kind, Result};
@@ -149,7 +149,8 @@ impl Asker {
                     Error::new(Kind::NotFound, why)
                 })?;
                 SlotSecret::Key(
-                    key_of(&key_file(&path)?).map_err(|error| error.context(path.display()))?,
+                    key_of(&credential_file(&path)?)
+                        .map_err(|error| error.context(path.display()))?,
                 )
             }
         })

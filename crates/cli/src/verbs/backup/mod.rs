@@ -242,6 +242,7 @@ fn store(
             begun => break begun?,
         }
         if let Some(server) = directory.server()? {
+            drop(waiting);
             return send(server, directory, options, rules, counts);
         }
         waiting.go_on()?;

@@ -13,7 +13,7 @@ use onefold_console::failure::Failure;
 use onefold_core::{Error, Kind, Result, tree::ACCESS_LIST};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
 
-use crate::verbs::exclude::given_file;
+use crate::verbs::exclude::{given, given_file};
 
 /// Bytes of a list of paths at most.
 const LISTED_BYTES: u64 = 1 << 20;
@@ -73,8 +73,10 @@ impl Root {
 /// # Errors
 /// It can't be read, or has more than paths of a snapshot can have.
 pub(super) fn listed(file: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let file = if file == Path::new("-") { Path::new("/dev/stdin") } else { file };
-    let text = given_file(file, LISTED_BYTES, "paths")?;
+    let text = match file == Path::new("-") {
+        true => given(Ok(std::io::stdin().lock()), file, LISTED_BYTES, "paths")?,
+        false => given_file(file, LISTED_BYTES, "paths")?,
+    };
     let lines = text.split(|&byte| byte == b'\n');
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#"));
     let paths: Vec<PathBuf> = lines.map(|line| OsStr::from_bytes(line).into()).collect();

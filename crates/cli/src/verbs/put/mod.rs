@@ -263,6 +263,7 @@ fn store(
             begun => break begun?,
         }
         if let Some(server) = directory.server()? {
+            drop(waiting);
             return send((server, directory), source, gauge, options);
         }
         waiting.go_on()?;

@@ -14,6 +14,7 @@ use onefold_serve::{
     nbd::{Rights, Watch},
     tls::Credentials,
 };
+use parking_lot::Mutex;
 
 use super::{append_only::ReadOnly, auditor::Auditor};
 
@@ -22,9 +23,10 @@ use super::{append_only::ReadOnly, auditor::Auditor};
 pub(super) struct Trust {
     pub(super) credentials: Option<Arc<Credentials>>,
     access: Option<Arc<Access>>,
-    /// SIGHUP comes from a service manager that wants files read again. Else it may say that the
-    /// terminal is gone.
-    in_service: bool,
+    /// SIGHUP, where there are files to be read again, and of a service manager. Else it may say that the
+    /// terminal is gone. Until [`follow_hangups`](Trust::follow_hangups) takes it a SIGHUP waits, and ends no
+    /// service that opens its store.
+    hangups: Arc<Mutex<Option<Hangups>>>,
     /// Where it is written who did what.
     pub(super) audit: Option<Arc<Auditor>>,
 }
@@ -44,7 +46,10 @@ impl Trust {
         let credentials = tls.map(Credentials::read).transpose()?;
         let access = access.map(Access::read).transpose()?;
         let (credentials, access) = (credentials.map(Arc::new), access.map(Arc::new));
-        Ok(Trust { credentials, access, in_service, audit })
+        let reads = credentials.is_some() || access.is_some() || in_service;
+        let hangups = reads.then(Hangups::install).transpose()?;
+        let hangups = Arc::new(Mutex::new(hangups));
+        Ok(Trust { credentials, access, hangups, audit })
     }
 
     /// Hears of commands.
@@ -79,10 +84,8 @@ impl Trust {
 
     /// Reads the files again at each SIGHUP, and ends connections of those who lost what they had.
     pub(super) fn follow_hangups(&self, watch: Watch) -> Result<()> {
-        if self.credentials.is_none() && self.access.is_none() && !self.in_service {
-            return Ok(());
-        }
-        let (trust, mut hangups) = (self.clone(), Hangups::install()?);
+        let Some(mut hangups) = self.hangups.lock().take() else { return Ok(()) };
+        let trust = self.clone();
         let follow = move || {
             loop {
                 hangups.wait();

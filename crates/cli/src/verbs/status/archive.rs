@@ -388,7 +388,11 @@ impl Stats {
             }
         }
         let (gc, scrub) = (Last::of(self.care.gc_ended), Last::of(self.care.scrub_ended));
-        let first = Last::of(first).or(Last::Ago(0));
+        // An archive whose first content is dated in the future is new: gc and scrub have their time.
+        let first = match Last::of(first) {
+            Last::InTheFuture | Last::Never => Last::Ago(0),
+            ago => ago,
+        };
         if gc.or(first).is_late(limits.gc) {
             all.push(format!("gc is overdue: {}", went_through(gc)));
         }
@@ -455,6 +459,7 @@ fn went_through(last: Last) -> String {
 fn had_read(last: Last) -> String {
     match last {
         Last::InTheFuture => "the end of the last round is dated in the future".to_owned(),
+        Last::Never => "all data were never read".to_owned(),
         last => last.told("all data had been read "),
     }
 }
