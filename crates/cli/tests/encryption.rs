@@ -626,6 +626,51 @@ fn is_in(folder: &std::path::Path, canary: &[u8]) -> bool {
 }
 
 #[test]
+fn rule_52_what_was_compressed_is_encrypted_too() {
+    // Half of each block is noise, which a compressor leaves as it is: who looks for it finds it in a
+    // compressed payload.
+    let half = |n: u64| [noise(n + 1, 2048), vec![n as u8; 2048]].concat();
+    let content: Vec<u8> = (0..64).flat_map(half).collect();
+    let canaries: Vec<&[u8]> = content.chunks(4096).map(|block| &block[1000..1032]).collect();
+    for key in ["", " --key key"] {
+        let desk = Desk::new();
+        fs::write(desk.path("content"), &content).unwrap();
+        fs::create_dir(desk.path("stores")).unwrap();
+        for create in ["archive stores/a", "block stores/b --size 64M", "cluster stores/c"] {
+            desk.ok(&format!("create {create}{key}"));
+        }
+        let mut told = desk.ok(&format!("put stores/a s content --json{key}"));
+        told += &desk.ok(&format!("import stores/b v content --json{key}"));
+        told += &desk.ok(&format!("put stores/c s content --json{key}"));
+        for (store, stored) in [("stores/a", "s"), ("stores/b", "v"), ("stores/c", "s")] {
+            let is_block = store == "stores/b";
+            let get = if is_block { "export" } else { "get" };
+            let to = if is_block { "out" } else { "--output out" };
+            desk.ok(&format!("{get} {store} {stored} {to}{key}"));
+            assert!(fs::read(desk.path("out")).unwrap() == content);
+            fs::remove_file(desk.path("out")).unwrap();
+            told += &desk.ok(&format!("status {store} --json{key}"));
+            told += &desk.ok(&format!("check {store} --json{key}"));
+        }
+        // Of the block store, what is not empty.
+        let blocks = fs::read(desk.path("stores/b")).unwrap();
+        let blocks: Vec<&[u8]> = blocks.chunks(4096).filter(|b| b.iter().any(|&b| b != 0)).collect();
+        let shown = |canary: &[u8]| {
+            let [archive, cluster] = ["stores/a", "stores/c"].map(|at| is_in(&desk.path(at), canary));
+            let in_block = |block: &&[u8]| block.windows(canary.len()).any(|part| part == canary);
+            [archive, blocks.iter().any(in_block), cluster]
+        };
+        for canary in canaries.iter().step_by(9) {
+            assert_eq!(shown(canary), [key.is_empty(); 3], "{key}");
+            assert!(!told.as_bytes().windows(32).any(|part| part == *canary));
+        }
+        // What was compressed is not there whole.
+        let whole = content.chunks(4096).filter(|block| blocks.contains(block)).count();
+        assert!(whole < if key.is_empty() { 64 } else { 1 } && !shown(&content[..4096])[0]);
+    }
+}
+
+#[test]
 fn rule_23_a_cluster_store_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
     let desk = Desk::new();
     let made = desk.ok("create cluster s --key key");
