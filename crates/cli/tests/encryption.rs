@@ -654,9 +654,11 @@ fn rule_52_what_was_compressed_is_encrypted_too() {
         }
         // Of the block store, what is not empty.
         let blocks = fs::read(desk.path("stores/b")).unwrap();
-        let blocks: Vec<&[u8]> = blocks.chunks(4096).filter(|b| b.iter().any(|&b| b != 0)).collect();
+        let blocks: Vec<&[u8]> =
+            blocks.chunks(4096).filter(|b| b.iter().any(|&b| b != 0)).collect();
         let shown = |canary: &[u8]| {
-            let [archive, cluster] = ["stores/a", "stores/c"].map(|at| is_in(&desk.path(at), canary));
+            let [archive, cluster] =
+                ["stores/a", "stores/c"].map(|at| is_in(&desk.path(at), canary));
             let in_block = |block: &&[u8]| block.windows(canary.len()).any(|part| part == canary);
             [archive, blocks.iter().any(in_block), cluster]
         };

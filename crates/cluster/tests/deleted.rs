@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use onefold_cluster::{Format, Mode, Session, Settings, Volume, What, create, format::ObjectId};
-use onefold_core::object::{ObjectStore, Pool, PoolKind, Refusal};
+use onefold_core::object::{ObjectStore, Pool, PoolKind, Refusal, Write};
 use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
@@ -41,7 +41,7 @@ fn objects(store: &MemoryObjects) -> Vec<String> {
 fn deleted(bytes: u64, operations: u64, looked_for_max: u64) -> bool {
     let store = new_store();
     let left = AtomicU64::new(operations);
-    let dies = move || {
+    let dies = move |_: &Write| {
         let dead = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
         dead.then_some(Fault { refusal: Refusal::Fenced, applied: false })
     };

@@ -27,7 +27,7 @@ static COUNTS: Mutex<()> = Mutex::new(());
 fn counted() -> (MemoryObjects, Arc<Session>) {
     let store = MemoryObjects::new(PoolKind::Replicated);
     create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
-    let faulty = Faulty { store: store.session("one"), fault: || None };
+    let faulty = Faulty { store: store.session("one"), fault: |_: &Write| None };
     let session = Arc::new(Session::open(Arc::new(faulty), Settings::default()).unwrap());
     (store, session)
 }
@@ -243,7 +243,7 @@ fn rule_09_a_huge_volume_that_was_not_closed_is_attached_by_what_there_is_of_it(
         }]);
     }
     assert_eq!(session.backlog().unwrap(), 0);
-    let faulty = Faulty { store: store.session("two"), fault: || None };
+    let faulty = Faulty { store: store.session("two"), fault: |_: &Write| None };
     let other = Arc::new(Session::open(Arc::new(faulty), Settings::default()).unwrap());
     let before = READ.load(Relaxed);
     let taken = Volume::attach(&other, "v", Mode::TakeOver).unwrap();

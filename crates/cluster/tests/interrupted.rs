@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use onefold_cluster::{Format, Mode, Scrub, Session, Settings, Volume, create};
-use onefold_core::object::{PoolKind, Refusal};
+use onefold_core::object::{PoolKind, Refusal, Write};
 use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
@@ -32,7 +32,7 @@ fn shrinks_within(operations: u64) -> bool {
 
     let left = Arc::new(AtomicU64::new(u64::MAX));
     let counted = left.clone();
-    let dies = move || {
+    let dies = move |_: &Write| {
         let dead = counted.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
         dead.then_some(Fault { refusal: Refusal::Fenced, applied: false })
     };

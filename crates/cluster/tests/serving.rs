@@ -28,7 +28,7 @@ fn rule_12_a_volume_that_is_being_attached_keeps_nobody_from_the_others() {
     // While it is set, writes of the session stand still.
     let (holds, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (set, count) = (holds.clone(), held.clone());
-    let slow = move || {
+    let slow = move |_: &Write| {
         count.fetch_add(u64::from(set.load(SeqCst)), SeqCst);
         while set.load(SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
@@ -76,7 +76,7 @@ fn rule_12_a_volume_that_is_being_attached_keeps_no_other_from_being_attached() 
         Arc::new(AtomicBool::new(false)),
     );
     let (first, still, end) = (stops.clone(), stands.clone(), ends.clone());
-    let slow = move || {
+    let slow = move |_: &Write| {
         if first.swap(false, SeqCst) {
             still.store(true, SeqCst);
             while !end.load(SeqCst) {
@@ -156,7 +156,7 @@ fn rule_12_clients_that_ask_for_lists_do_not_read_all_names_each() {
         let op = Write { object: ObjectName::metadata(shard), guards: Vec::new(), changes };
         store.write(&[op]).remove(0).unwrap();
     }
-    let counted = Arc::new(Faulty { store: store.session("serves"), fault: || None });
+    let counted = Arc::new(Faulty { store: store.session("serves"), fault: |_: &Write| None });
     let session = Session::open(counted, Settings::default()).unwrap();
     session.create_volume("one", 1 << 20).unwrap();
     let exports = Arc::new(ClusterExports::new(Arc::new(session), Mode::Own));

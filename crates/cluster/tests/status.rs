@@ -6,7 +6,7 @@ mod support;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_cluster::{Format, Look, Session, Settings, create};
-use onefold_core::object::{ObjectStore, Pool, PoolKind};
+use onefold_core::object::{ObjectStore, Pool, PoolKind, Write};
 use onefold_testbed::MemoryObjects;
 use support::{Faulty, READ};
 
@@ -28,7 +28,7 @@ fn a_sample_tells_how_far_from_the_truth_it_may_be_and_reads_little() {
     let format =
         Format { object_bytes: 64 << 10, ..Format::new([1; 16], [2; 32], PoolKind::Replicated) };
     create(&store, &format).unwrap();
-    let faulty = Faulty { store: store.session("one"), fault: || None };
+    let faulty = Faulty { store: store.session("one"), fault: |_: &Write| None };
     let session = Arc::new(Session::open(Arc::new(faulty), Settings::default()).unwrap());
     session.put("large", &mut &content(40 << 20)[..]).unwrap();
     session.put("small", &mut &content(100_000)[..]).unwrap();

@@ -2,7 +2,9 @@
 //! with a state.
 //!
 //! Adding takes three steps: the reference and *pending*, unless the state is *present*; the data;
-//! *present*, if the pending stamp is still there. Removing takes three as well: *removing*, at the
+//! *present*, at the version that *pending* made. A late copy of the first step may make an object
+//! again that was removed, so *pending* alone does not say that the data is there; the version does,
+//! as no object has the same one twice. Removing takes three as well: *removing*, at the
 //! version at which there was no reference; the data, at the version that they had while the state
 //! was still ours; the reference object. A session that adds meanwhile sets *pending* and writes
 //! the data anew, so that they have another version.
@@ -20,6 +22,15 @@ const REMOVING: u8 = 3;
 
 fn state(tag: u8, stamp: Stamp) -> Vec<u8> {
     [&[tag][..], &stamp.0.to_le_bytes()].concat()
+}
+
+/// The last step of adding: the data is there since the object has this version.
+fn finished(references: ObjectName, pending: Version) -> Write {
+    Write {
+        object: references,
+        guards: vec![Guard::Version(pending)],
+        changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
+    }
 }
 
 impl ChunkPool {
@@ -61,7 +72,7 @@ impl ChunkPool {
         let stamps: Vec<Stamp> = wanted.iter().map(|_| self.kernel.stamp()).collect();
         let references = |n: usize| ObjectName::metadata(Chunk { id: wanted[n].0, copy: 0 }.name());
         let pending = |n: usize| (key::STATE.to_vec(), state(PENDING, stamps[n]));
-        let create = |n: usize| Write {
+        let create = |n: usize, _: Version| Write {
             object: references(n),
             guards: vec![Guard::Absent],
             changes: vec![
@@ -69,25 +80,27 @@ impl ChunkPool {
                 Change::SetXattr(SPREAD, vec![0]),
             ],
         };
-        let data = |n: usize| Write {
+        let data = |n: usize, _: Version| Write {
             object: ObjectName::chunk(Chunk { id: wanted[n].0, copy: 0 }.name()),
             guards: Vec::new(),
             changes: self.body(wanted[n].1),
         };
-        let finish = |n: usize| Write {
-            object: references(n),
-            guards: vec![Guard::Omap(key::STATE.to_vec(), pending(n).1)],
-            changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
-        };
+        let finish = |n: usize, pending: Version| finished(references(n), pending);
+        let steps: [&dyn Fn(usize, Version) -> Write; 3] = [&create, &data, &finish];
         let mut results: Vec<Result<Version, Refusal>> =
             wanted.iter().map(|_| Ok(Version(0))).collect();
-        let steps: [&dyn Fn(usize) -> Write; 3] = [&create, &data, &finish];
-        for step in steps {
+        // Where *pending* was set.
+        let mut at = vec![Version(0); wanted.len()];
+        for (number, step) in steps.into_iter().enumerate() {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
-            let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
-            open.into_iter()
-                .zip(self.kernel.behind_until_answered(note, &ops)?)
-                .for_each(|(n, result)| results[n] = result);
+            let ops: Vec<Write> = open.iter().map(|n| step(*n, at[*n])).collect();
+            for (n, result) in open.into_iter().zip(self.kernel.behind_until_answered(note, &ops)?)
+            {
+                if let (0, Ok(version)) = (number, &result) {
+                    at[n] = *version;
+                }
+                results[n] = result;
+            }
         }
         Ok(results)
     }
@@ -125,9 +138,9 @@ impl ChunkPool {
                 guards: guards.into_iter().flatten().collect(),
                 changes: vec![Change::SetOmap(next.clone())],
             };
-            match self.kernel.until_answered(&op) {
+            let pending = match self.kernel.until_answered(&op) {
                 Ok(_) if done => return Ok(false),
-                Ok(_) => {}
+                Ok(version) => version,
                 Err(Refusal::Missing) => {
                     let pending = vec![key.clone(), (key::STATE.to_vec(), state(PENDING, stamp))];
                     let changes = vec![Change::SetOmap(pending), Change::SetXattr(SPREAD, vec![0])];
@@ -136,7 +149,7 @@ impl ChunkPool {
                         guards: vec![Guard::Absent],
                         changes,
                     }) {
-                        Ok(_) => {}
+                        Ok(version) => version,
                         Err(Refusal::Exists) => {
                             known = self.state_or(&references)?;
                             continue;
@@ -154,20 +167,16 @@ impl ChunkPool {
                     continue;
                 }
                 Err(refusal) => return Err(refusal),
-            }
+            };
             self.kernel.until_answered(&Write {
                 object: ObjectName::chunk(chunk.name()),
                 guards: Vec::new(),
                 changes: self.body(data),
             })?;
-            let finish = Write {
-                object: references.clone(),
-                guards: vec![Guard::Omap(key::STATE.to_vec(), state(PENDING, stamp))],
-                changes: vec![Change::SetOmap(vec![(key::STATE.to_vec(), present())])],
-            };
-            match self.kernel.until_answered(&finish) {
+            match self.kernel.until_answered(&finished(references.clone(), pending)) {
                 Ok(_) => return Ok(true),
-                // Somebody else writes it too, or it was our own reply that got lost.
+                // Somebody else writes it too, or has another reference, or it was our own reply
+                // that got lost.
                 Err(Refusal::Mismatch | Refusal::Missing) => known = self.state_or(&references)?,
                 Err(refusal) => return Err(refusal),
             }

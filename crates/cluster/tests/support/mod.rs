@@ -20,20 +20,20 @@ pub(crate) struct Fault {
 /// Objects that were read through any store here.
 pub(crate) static READ: AtomicU64 = AtomicU64::new(0);
 
-/// A session's store; `fault` is asked before each write.
+/// A session's store; `fault` is asked of each write before it is applied.
 pub(crate) struct Faulty<F> {
     pub(crate) store: MemoryObjects,
     pub(crate) fault: F,
 }
 
-impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
+impl<F: Fn(&Write) -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
     fn kind(&self, pool: Pool) -> PoolKind {
         self.store.kind(pool)
     }
 
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let one = |op: &Write| {
-            let fault = (self.fault)();
+            let fault = (self.fault)(op);
             if let Some(Fault { refusal, applied: false }) = fault {
                 return Err(refusal);
             }
