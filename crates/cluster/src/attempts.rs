@@ -9,9 +9,10 @@
 //! stale reference is dropped before its attempt is removed. A reference whose entry still waits
 //! for its flip keeps its attempt, since a client may overwrite the entry. Judging the attempt of a
 //! living session does no harm: a stale reference stays stale for ever, and the session drops a
-//! reference that it adds later when its flip fails. Only two faults together leave a reference to
+//! reference that it adds later when its flip fails; where the step itself fails, as in a full store,
+//! it notes the attempt again with its next record. Only two faults together leave a reference to
 //! the scrub: an operation or a stopped session comes back after `AGE`, and its session then ends
-//! before it drops the reference.
+//! before it drops the reference or notes it.
 //!
 //! The copies of a chunk may be doubled between two tries, which then add the same reference to two
 //! copies. Copy 0 may also be created anew, without the reference. So workers look at all copies,

@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,7 +16,9 @@ use std::{
 use onefold_cluster::{
     Dedup, Format, Mode, Published, Session, Settings, Volume, Watermarks, Worker, create,
 };
-use onefold_core::object::{ObjectStore, Pool, PoolKind, Refusal, Write};
+use onefold_core::object::{
+    Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+};
 use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
@@ -143,4 +146,53 @@ fn a_chunk_that_late_copies_make_anew_is_not_taken_for_one_with_data() {
             volume.detach().unwrap();
         }
     }
+}
+
+/// Workers may have judged, and removed, the attempt of a reference that came late. Where its step failed,
+/// nobody else would know of it.
+#[test]
+fn a_step_that_fails_notes_its_attempts_again() {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    let format = Format {
+        object_bytes: 64 << 10,
+        chunk_bytes: 16 << 10,
+        shards: 1,
+        ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
+    };
+    create(&store, &format).unwrap();
+    let attempts = || {
+        let name = ObjectName::metadata("a.00");
+        let answer = store.read(&[Read { object: name, parts: vec![ReadPart::Page(vec![], 100)] }]);
+        let found = answer.into_iter().next().unwrap();
+        let pairs = found.map(|found| found.pairs(0).0.to_vec()).unwrap_or_default();
+        pairs.into_iter().map(|(key, _)| key).collect::<BTreeSet<_>>()
+    };
+    // The store takes one chunk, and then it is full.
+    let room = Arc::new(AtomicU64::new(1));
+    let left = room.clone();
+    let fills = move |op: &Write| {
+        let is_new = op.object.pool == Pool::Chunks && op.guards.contains(&Guard::Absent);
+        let is_full = is_new && left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_err();
+        is_full.then_some(Fault { refusal: Refusal::Full, applied: false })
+    };
+    let full = Arc::new(Faulty { store: store.session("first"), fault: fills });
+    let settings = Settings { cold: Duration::ZERO, ..Settings::default() };
+    let session = Arc::new(Session::open(full, settings).unwrap());
+    session.create_volume("v", 1 << 20).unwrap();
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    volume.write_at(0, &[[7; 16 << 10], [8; 16 << 10]].concat()).unwrap();
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
+    assert!((0..9).any(|_| worker.step().is_err()));
+    let noted = attempts();
+    assert_eq!(noted.len(), 2);
+    // Judged by a worker that saw no reference yet.
+    let gone = Change::DropOmap(noted.iter().cloned().collect());
+    let object = ObjectName::metadata("a.00");
+    store.write(&[Write { object, guards: vec![], changes: vec![gone] }]).remove(0).unwrap();
+    room.store(u64::MAX, Relaxed);
+    volume.write_at(0, &[0; 32 << 10]).unwrap();
+    volume.write_at(512 << 10, &[9; 16 << 10]).unwrap();
+    deduplicate(&session);
+    assert!(attempts().is_superset(&noted));
+    volume.detach().unwrap();
 }

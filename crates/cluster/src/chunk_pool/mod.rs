@@ -164,7 +164,7 @@ impl ChunkPool {
         wanted: &[(ChunkId, &[u8], Reference)],
     ) -> Result<Vec<Chunk>, Refusal> {
         self.notes.record(wanted)?;
-        self.add_noted(wanted, None)
+        self.add_or_note_again(wanted, None)
     }
 
     /// As [`add_references`](Self::add_references), where a client waits. The record of the
@@ -173,7 +173,18 @@ impl ChunkPool {
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
     ) -> Result<Vec<Chunk>, Refusal> {
-        self.add_noted(wanted, self.notes.record_op(wanted))
+        self.add_or_note_again(wanted, self.notes.record_op(wanted))
+    }
+
+    /// Where the step fails, some of the references may be there, and others may come late.
+    fn add_or_note_again(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        note: Option<Write>,
+    ) -> Result<Vec<Chunk>, Refusal> {
+        self.add_noted(wanted, note).inspect_err(|_| {
+            self.notes.are_open(wanted.iter().map(|(id, _, reference)| (*id, *reference)));
+        })
     }
 
     fn add_noted(
@@ -234,6 +245,11 @@ impl ChunkPool {
         let spreads = self.spreads.lock();
         let over = added.into_iter().filter(|(chunk, _)| !spreads.contains_key(&chunk.id));
         self.notes.are_over(over.map(|(_, reference)| reference));
+    }
+
+    /// A step failed behind these references: the next record of attempts has them again.
+    pub(crate) fn attempts_are_open(&self, added: impl IntoIterator<Item = (Chunk, Reference)>) {
+        self.notes.are_open(added.into_iter().map(|(chunk, reference)| (chunk.id, reference)));
     }
 
     /// Removes at once the attempts that are over.

@@ -22,11 +22,16 @@ pub(super) struct Notes {
     kernel: Arc<Kernel>,
     /// Keys of attempts that the next record of attempts removes.
     over: Mutex<Vec<Vec<u8>>>,
+    /// Attempts that the next record of attempts sets again, with the chunks.
+    open: Mutex<Vec<(ChunkId, Reference)>>,
 }
+
+/// Most attempts that are kept to be set again: a scrub finds what further ones leave.
+const OPEN_MAX: usize = 1024;
 
 impl Notes {
     pub(super) fn new(kernel: Arc<Kernel>) -> Notes {
-        Notes { kernel, over: Mutex::default() }
+        Notes { kernel, over: Mutex::default(), open: Mutex::default() }
     }
 
     fn shard(&self) -> ObjectName {
@@ -40,15 +45,16 @@ impl Notes {
             return None;
         }
         let stamp = self.kernel.stamp();
-        let pair = |(id, _, reference): &(ChunkId, &[u8], Reference)| {
+        let pair = |(id, reference): &(ChunkId, Reference)| {
             (key::attempt(self.kernel.number(), reference), attempt::encode(id, stamp))
         };
         let mut over = std::mem::take(&mut *self.over.lock());
         if !self.kernel.keeps(Rule::AttemptsTakenBack) {
             over.clear();
         }
-        let changes =
-            vec![Change::DropOmap(over), Change::SetOmap(wanted.iter().map(pair).collect())];
+        let mut all = std::mem::take(&mut *self.open.lock());
+        all.extend(wanted.iter().map(|(id, _, reference)| (*id, *reference)));
+        let changes = vec![Change::DropOmap(over), Change::SetOmap(all.iter().map(pair).collect())];
         Some(Write { object: self.shard(), guards: Vec::new(), changes })
     }
 
@@ -62,6 +68,14 @@ impl Notes {
         let keys =
             references.into_iter().map(|reference| key::attempt(self.kernel.number(), &reference));
         self.over.lock().extend(keys);
+    }
+
+    /// The next record of attempts sets those at these references again: their step failed, and a worker
+    /// that judged them before the references were there has removed them.
+    pub(super) fn are_open(&self, attempts: impl IntoIterator<Item = (ChunkId, Reference)>) {
+        let mut open = self.open.lock();
+        let room = OPEN_MAX - open.len();
+        open.extend(attempts.into_iter().take(room));
     }
 
     /// Removes at once the attempts that the next record would remove; if that fails, workers do

@@ -164,7 +164,13 @@ impl Deduplication<'_> {
         for ((result, ended), finished) in open(&mut drafts).zip(ends).zip(finished) {
             match (result.as_mut(), ended.and(finished)) {
                 (Ok(draft), Ok(operations)) => draft.done.operations += operations,
-                (_, Err(refusal)) => *result = Err(refusal),
+                (draft, Err(refusal)) => {
+                    if let Ok(draft) = draft {
+                        let added = draft.flips.iter().filter_map(|flip| flip.added);
+                        self.chunk_pool.attempts_are_open(added);
+                    }
+                    *result = Err(refusal);
+                }
                 (Err(_), Ok(_)) => {}
             }
         }

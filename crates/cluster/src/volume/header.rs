@@ -127,13 +127,12 @@ impl Bits {
                 Err(Refusal::Mismatch) => {
                     let answer =
                         kernel.read_one(&name(volume), vec![ReadPart::Keys(vec![key.clone()])])?;
-                    let value = answer
-                        .pairs(0)
-                        .0
-                        .first()
-                        .map(|(_, value)| value.clone())
-                        .unwrap_or_default();
-                    self.learn(&key, &value)?;
+                    let value = answer.pairs(0).0.first().map(|(_, value)| value.clone());
+                    match value {
+                        // Who deletes a volume was overtaken, and a lock made the header anew.
+                        None if !there => drop(self.0.remove(&group)),
+                        value => drop(self.learn(&key, &value.unwrap_or_default())?),
+                    }
                 }
                 Err(refusal) => return Err(refusal),
             }
@@ -257,7 +256,13 @@ impl Inline {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use onefold_core::object::{ObjectStore, PoolKind};
+    use onefold_testbed::MemoryObjects;
+
     use super::*;
+    use crate::{Format, Session, Settings, create};
 
     #[test]
     fn bits_are_found_again() {
@@ -275,6 +280,23 @@ mod tests {
             [0..at + 1, at..at + 1, at + 1..at + 9, 0..at].map(|range| bits.first(range)),
             [Some(at), Some(at), None, None]
         );
+    }
+
+    #[test]
+    fn a_header_that_a_lock_made_anew_has_no_bits_to_clear_and_takes_none() {
+        let store = Arc::new(MemoryObjects::new(PoolKind::Replicated));
+        create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session = Session::open(store.clone(), Settings::default()).unwrap();
+        let mut group = vec![0; GROUP_BYTES];
+        group[0] = 0b11;
+        for (there, index) in [(false, 1), (true, 2)] {
+            store.lock(&name(7), LOCK, "another", None).unwrap();
+            let mut bits = Bits::default();
+            bits.learn(&key::numbered(BITS, 0), &group).unwrap();
+            assert_eq!(bits.change(session.kernel(), 7, index, there).is_ok(), !there);
+            assert_eq!(bits.has(0), there);
+            store.unlock(&name(7), LOCK, "another").unwrap();
+        }
     }
 
     #[test]
