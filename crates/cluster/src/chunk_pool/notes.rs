@@ -1,7 +1,7 @@
 //! Records of the references that this session is about to add, and their removal; see
 //! [`attempts`](crate::attempts).
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::object::{Change, Guard, ObjectName, Refusal, Write};
 use parking_lot::Mutex;
@@ -65,9 +65,10 @@ impl Notes {
 
     /// The next record of attempts removes those at these references.
     pub(super) fn are_over(&self, references: impl IntoIterator<Item = Reference>) {
-        let keys =
-            references.into_iter().map(|reference| key::attempt(self.kernel.number(), &reference));
-        self.over.lock().extend(keys);
+        let over: BTreeSet<Reference> = references.into_iter().collect();
+        self.open.lock().retain(|(_, reference)| !over.contains(reference));
+        let number = self.kernel.number();
+        self.over.lock().extend(over.iter().map(|reference| key::attempt(number, reference)));
     }
 
     /// The next record of attempts sets those at these references again: their step failed, and a worker

@@ -306,8 +306,14 @@ impl Deduplication<'_> {
             swap.new[*n].1.base = Some(Base { chunk, stamp: reference.stamp });
             swap.added.push((chunk, *reference));
         }
+        let ended = self.end_swap(object, &swap, done);
+        ended.inspect_err(|_| self.chunk_pool.attempts_are_open(swap.added.iter().copied()))
+    }
+
+    /// Goes on once the references are added; true when the new entries are there.
+    fn end_swap(&self, object: ObjectId, swap: &Swap, done: &mut Done) -> Result<bool, Refusal> {
         done.operations += 2;
-        if self.flip_swap(object, &swap)? {
+        if self.flip_swap(object, swap)? {
             done.flipped += swap.new.len() as u64;
             self.chunk_pool.attempts_are_over(swap.added.iter().copied());
             done.operations += self.chunk_pool.finish_drops(&swap.dropped)?;
