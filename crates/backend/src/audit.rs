@@ -89,7 +89,8 @@ struct Queue {
 struct Line {
     number: u64,
     fields: Map<String, Value>,
-    answer: mpsc::SyncSender<Result<()>>,
+    /// Where somebody waits for it.
+    answer: Option<mpsc::SyncSender<Result<()>>>,
 }
 
 struct State {
@@ -159,17 +160,7 @@ impl AuditLog {
     /// before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
         let (answer, answered) = mpsc::sync_channel(1);
-        let mut queue = self.shared.queue.lock();
-        let hangs = queue.writing.is_some_and(|since| since.elapsed() >= PATIENCE);
-        if hangs || queue.lines.len() >= WAITING {
-            queue.lost += 1;
-            return Err(hanging());
-        }
-        queue.number += 1;
-        let number = queue.number;
-        queue.lines.push_back(Line { number, fields, answer });
-        drop(queue);
-        self.shared.came.notify_one();
+        let number = self.line_up(fields, Some(answer))?;
         if let Ok(written) = answered.recv_timeout(PATIENCE) {
             return written;
         }
@@ -180,6 +171,34 @@ impl AuditLog {
         queue.lost += (waiting - queue.lines.len()) as u64;
         drop(queue);
         answered.try_recv().unwrap_or_else(|_| Err(hanging()))
+    }
+
+    /// As [`note`](Self::note), for a thread that must not wait: the line is written later, or `lost` of
+    /// the next one counts it.
+    ///
+    /// # Errors
+    /// `Busy`: a write hangs, or too many lines wait.
+    pub fn note_later(&self, fields: Map<String, Value>) -> Result<()> {
+        self.line_up(fields, None).map(|_| ())
+    }
+
+    /// Gives the thread that writes a line, and the line a number.
+    fn line_up(
+        &self,
+        fields: Map<String, Value>,
+        answer: Option<mpsc::SyncSender<Result<()>>>,
+    ) -> Result<u64> {
+        let mut queue = self.shared.queue.lock();
+        let hangs = queue.writing.is_some_and(|since| since.elapsed() >= PATIENCE);
+        if hangs || queue.lines.len() >= WAITING {
+            queue.lost += 1;
+            return Err(hanging());
+        }
+        queue.number += 1;
+        let number = queue.number;
+        queue.lines.push_back(Line { number, fields, answer });
+        self.shared.came.notify_one();
+        Ok(number)
     }
 
     /// Lets another process write the log, also while a write hangs: that one ends with this
@@ -220,8 +239,10 @@ impl Shared {
             state.lost += u64::from(written.is_err());
             queue.writing = None;
             queue.head.clone_from(&state.before);
-            // Whoever waited may have given up.
-            let _ = line.answer.send(written);
+            if let Some(answer) = line.answer {
+                // Whoever waited may have given up.
+                let _ = answer.send(written);
+            }
         }
     }
 }
@@ -612,6 +633,33 @@ mod tests {
         assert_eq!(verified.lines, noted + 2);
         assert!(verified.lost >= 1, "{verified:?}");
         assert_eq!(verified.head, Some(log.head()));
+    }
+
+    #[test]
+    fn rule_48_a_thread_that_must_not_wait_does_not_while_a_write_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let log = AuditLog::journal_at(&socket).unwrap();
+        let begun = Instant::now();
+        let mut noted: u64 = 0;
+        while log.note_later(event(noted)).is_ok() {
+            noted += 1;
+        }
+        let waited = begun.elapsed();
+        assert!(waited < PATIENCE, "{waited:?}");
+        assert!(noted >= WAITING as u64);
+        let mut verified = Verified::default();
+        let mut receive = || {
+            let mut entry = vec![0; 4096];
+            let bytes = journal.recv(&mut entry).unwrap();
+            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
+            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
+        };
+        (0..noted).for_each(|_| receive());
+        log.note(event(noted)).unwrap();
+        receive();
+        assert_eq!((verified.lines, verified.lost), (noted + 1, 1));
     }
 
     #[test]

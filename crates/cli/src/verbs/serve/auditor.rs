@@ -62,6 +62,13 @@ enum Of {
     Refusals,
 }
 
+/// Whether a thread goes on before its line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    ForTheDisk,
+    ForNothing,
+}
+
 /// What one client may still write.
 struct Budget {
     lines: f64,
@@ -116,11 +123,9 @@ impl Auditor {
 
     /// The server works on this store from now on, or ends.
     pub(super) fn tells(&self, event: &str, store: &str) {
-        self.count(Duration::ZERO);
-        self.write(fields(
-            event,
-            [("store", json!(store)), ("process", json!(std::process::id()))],
-        ));
+        self.count(Duration::ZERO, Waits::ForTheDisk);
+        let more = [("store", json!(store)), ("process", json!(std::process::id()))];
+        self.write(fields(event, more), Waits::ForTheDisk);
     }
 
     /// Lets another server write the log, also while a write to it hangs.
@@ -147,11 +152,12 @@ impl Auditor {
             Ok(_) => "done".to_owned(),
             Err(error) => error.to_string().chars().take(1000).collect(),
         };
-        self.say(&who, Of::Uses, fields("command", [("asked", asked), ("answer", json!(answer))]));
+        let line = fields("command", [("asked", asked), ("answer", json!(answer))]);
+        self.say(&who, Of::Uses, line, Waits::ForTheDisk);
     }
 
     /// Writes how many lines were not written of clients that were silent for this long since.
-    fn count(&self, after: Duration) {
+    fn count(&self, after: Duration, waits: Waits) {
         let due: Vec<(String, u64)> = {
             let (mut state, now) = (self.state.lock(), Instant::now());
             let silent = state.budgets.iter_mut().filter(|(_, budget)| {
@@ -161,13 +167,13 @@ impl Auditor {
         };
         for (who, unsaid) in due {
             let who = if who.is_empty() { "others" } else { &who };
-            self.write(fields("unsaid", [("who", json!(who)), ("unsaid", json!(unsaid))]));
+            self.write(fields("unsaid", [("who", json!(who)), ("unsaid", json!(unsaid))]), waits);
         }
     }
 
     /// Writes a line about a client, within its budget.
-    fn say(&self, who: &str, of: Of, mut line: Map<String, Value>) {
-        self.count(COUNT_AFTER);
+    fn say(&self, who: &str, of: Of, mut line: Map<String, Value>, waits: Waits) {
+        self.count(COUNT_AFTER, waits);
         let unsaid = {
             let (mut state, now) = (self.state.lock(), Instant::now());
             let budgets = &mut state.budgets;
@@ -188,11 +194,15 @@ impl Auditor {
         if unsaid > 0 {
             line.insert("unsaid".to_owned(), json!(unsaid));
         }
-        self.write(line);
+        self.write(line, waits);
     }
 
-    fn write(&self, line: Map<String, Value>) {
-        let Err(error) = self.log.note(line) else { return };
+    fn write(&self, line: Map<String, Value>, waits: Waits) {
+        let written = match waits {
+            Waits::ForTheDisk => self.log.note(line),
+            Waits::ForNothing => self.log.note_later(line),
+        };
+        let Err(error) = written else { return };
         let mut state = self.state.lock();
         if state.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
             state.told = Some(Instant::now());
@@ -237,7 +247,12 @@ impl Audit for Auditor {
             Event::SentAway { why } => fields("sent-away", [("why", json!(why))]),
             Event::Pages { allowed } => fields("pages", [("allowed", json!(allowed))]),
         };
-        self.say(&who.to_string(), of, line);
+        // The thread that welcomes clients sends away, and nobody waits for an answer then.
+        let waits = match event {
+            Event::SentAway { .. } => Waits::ForNothing,
+            _ => Waits::ForTheDisk,
+        };
+        self.say(&who.to_string(), of, line, waits);
     }
 }
 
