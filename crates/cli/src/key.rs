@@ -45,8 +45,9 @@ pub(crate) struct Options {
     #[arg(long, global = true, value_name = "N", hide_short_help = true, help_heading = EVERY_VERB)]
     passphrase_fd: Option<RawFd>,
 
-    /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost.
-    /// Keys that were removed since open it again
+    /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost: keys
+    /// that were removed since open it again. Also opens a store that is older than what was seen here,
+    /// or that others changed since it was
     #[arg(long, global = true, hide_short_help = true, help_heading = EVERY_VERB)]
     accept_older: bool,
 }

@@ -25,6 +25,7 @@
 mod area;
 mod cipher;
 mod copies;
+mod head;
 mod keys;
 #[cfg(feature = "observer")]
 pub mod observer;
@@ -40,6 +41,7 @@ pub use crate::{
     area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, is_being_erased, judge},
+    head::{Head, Mark},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
     opener::Opener,
     random::Random,

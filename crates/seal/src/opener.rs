@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::Result;
 
-use crate::{area::KeyArea, random::Random, secret::Secret};
+use crate::{area::KeyArea, head::Head, random::Random, secret::Secret};
 
 /// Gives the key of a store that is being opened, and chance for what is sealed.
 pub trait Opener: Send + Sync {
@@ -28,6 +28,20 @@ pub trait Opener: Send + Sync {
     /// The store with this id is in this durable state from now on: [`state_seen`](Self::state_seen) is to
     /// know it. Called by what changes a store without working on it: changes of keys, and repair.
     fn saw_state(&self, _id: &[u8; 16], _state: u64) {}
+
+    /// The newest head that is known here of the archive with this id; `None` when none is. An archive that
+    /// does not descend from it was put back, or others were shown another history.
+    fn head_seen(&self, _id: &[u8; 16]) -> Option<Head> {
+        None
+    }
+
+    /// The archive with this id has come to this head, and what led there is durable:
+    /// [`head_seen`](Self::head_seen) is to know it. Called at each change that is seen or made.
+    fn saw_head(&self, _id: &[u8; 16], _head: &Head) {}
+
+    /// The archive with this id had so many changes since the head that was seen that nobody can tell
+    /// whether they descend from it.
+    fn cannot_compare(&self, _id: &[u8; 16], _changes: u64) {}
 
     /// True when only a sealed store may be opened: the operator named a key, or gave one, and a plain
     /// store in its place is a forgery.

@@ -15,12 +15,16 @@ use onefold_backend::{
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
-    KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, from_words, key_file as key_of,
+    Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, from_words, key_file as key_of,
 };
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use super::{operator::warn, sealed_before};
+use super::{
+    heads_before::{self, HeadNotes},
+    operator::warn,
+    sealed_before,
+};
 
 /// Where a key comes from. None of it ever comes from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -305,7 +309,10 @@ pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
 
 /// The same, for an archive that is opened.
 pub(super) fn of_archive(store: &Path) -> KeySource {
-    let given = |asker| KeySource::new(Arc::new(OfStore::new(asker, store, false)));
+    let given = |asker: &Arc<Asker>| {
+        let heads = Some(HeadNotes::new(asker.accepts_older));
+        KeySource::new(Arc::new(OfStore { heads, ..OfStore::new(asker, store, false) }))
+    };
     asker().map_or_else(KeySource::default, given)
 }
 
@@ -316,11 +323,13 @@ struct OfStore {
     store: PathBuf,
     /// States of it that were seen here are remembered.
     has_states: bool,
+    /// So are heads of it, as it is an archive.
+    heads: Option<HeadNotes>,
 }
 
 impl OfStore {
     fn new(asker: &Arc<Asker>, store: &Path, has_states: bool) -> OfStore {
-        OfStore { asker: asker.clone(), store: store.to_owned(), has_states }
+        OfStore { asker: asker.clone(), store: store.to_owned(), has_states, heads: None }
     }
 }
 
@@ -341,6 +350,24 @@ impl Opener for OfStore {
         if self.has_states {
             sealed_before::note_state(id, state);
         }
+    }
+
+    fn head_seen(&self, id: &[u8; 16]) -> Option<Head> {
+        self.heads.as_ref().and_then(|_| heads_before::seen(id))
+    }
+
+    fn saw_head(&self, id: &[u8; 16], head: &Head) {
+        if let Some(heads) = &self.heads {
+            heads.saw(id, head);
+        }
+    }
+
+    fn cannot_compare(&self, _id: &[u8; 16], changes: u64) {
+        warn(&format!(
+            "{} had {changes} changes since it was last seen here, too many to find out whether they go on \
+             from what was seen",
+            self.store.display()
+        ));
     }
 
     fn refuses_plain(&self) -> bool {

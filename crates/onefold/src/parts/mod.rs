@@ -8,6 +8,7 @@ pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
 pub mod far;
+mod heads_before;
 pub mod index_move;
 mod index_place;
 pub mod keeper;
