@@ -49,6 +49,8 @@ pub struct Volume {
     pub of: Option<Key>,
     /// Only a receive changes it.
     pub replica: bool,
+    /// Blocks that it may map; 0 for any number.
+    pub quota: u64,
     cells: BTreeMap<u64, Cell>,
 }
 
@@ -123,6 +125,21 @@ impl Model {
     #[must_use]
     pub fn live(&self, key: Key, lba: u64) -> Vec<Content> {
         self.cell(key, lba).map_or(vec![ZEROES], Cell::live)
+    }
+
+    /// How many blocks of a volume are mapped: at least, and at most.
+    #[must_use]
+    pub fn mapped(&self, key: Key) -> (u64, u64) {
+        let Some(volume) = self.volumes.get(&key) else { return (0, 0) };
+        let (mut least, mut most) = (0, 0);
+        for (_, cell) in volume.cells.range(..volume.blocks) {
+            let live = cell.live();
+            let mapped =
+                live.iter().filter(|&&content| content != ZEROES && content != LOST).count();
+            least += u64::from(mapped == live.len());
+            most += u64::from(mapped > 0);
+        }
+        (least, most)
     }
 
     /// Different contents that may be live, the zeroes left out.
