@@ -25,6 +25,8 @@ use crate::{
 /// Blocks that are admitted and copied while the lock is held once.
 const PIECE: usize = 32;
 
+const _: () = assert!(PIECE <= 64, "a quota has a bit for each");
+
 /// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries
 /// that say nothing.
 const KEEP_BLOCKS_MAX: u64 = 8192;

@@ -137,7 +137,7 @@ impl Model {
             let mapped =
                 live.iter().filter(|&&content| content != ZEROES && content != LOST).count();
             least += u64::from(mapped == live.len());
-            most += u64::from(mapped > 0);
+            most += u64::from(mapped > 0 || cell.zeroed_in_parts);
         }
         (least, most)
     }
@@ -155,6 +155,20 @@ impl Model {
 
     fn cell(&self, key: Key, lba: u64) -> Option<&Cell> {
         self.volumes.get(&key)?.cells.get(&lba)
+    }
+
+    /// A block was zeroed in parts: it may be stored as a block of zeroes.
+    pub fn zeroed_in_parts(&mut self, key: Key, lba: u64) {
+        let cells = self.volumes.get_mut(&key).map(|volume| &mut volume.cells);
+        if let Some(cell) = cells.and_then(|cells| cells.get_mut(&lba)) {
+            cell.zeroed_in_parts = true;
+        }
+    }
+
+    /// True when a block is certainly not mapped.
+    #[must_use]
+    pub fn is_hole(&self, key: Key, lba: u64) -> bool {
+        self.cell(key, lba).is_none_or(|cell| cell.is_clear() && !cell.zeroed_in_parts)
     }
 
     /// A block got new content.

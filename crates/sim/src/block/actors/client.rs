@@ -283,6 +283,9 @@ impl<S: Subject> Sim<S> {
             }
             let content = self.model.contents.intern(&bytes);
             self.model.write(key, lba, content, outcome);
+            if !inside && content == ZEROES {
+                self.model.zeroed_in_parts(key, lba);
+            }
         }
     }
 

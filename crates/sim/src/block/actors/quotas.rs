@@ -41,7 +41,7 @@ impl<S: Subject> Sim<S> {
         }
         let end = offset + data.len() as u64;
         let all = offset / BLOCK..end.div_ceil(BLOCK);
-        all.filter(|&lba| self.model.live(key, lba) == [ZEROES]).collect()
+        all.filter(|&lba| self.model.is_hole(key, lba)).collect()
     }
 
     /// A write was taken that began with `holes`: did it pass the quota?
