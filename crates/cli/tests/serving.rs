@@ -340,11 +340,16 @@ fn a_volume_at_its_quota_is_refused_alone() {
     qemu_io(&other, &[&write("0", "8M"), "flush"]);
     qemu_io(&small, &["write -P 8 100M 4M", "write -z 0 64M", "flush", "read -P 8 100M 4M"]);
     let line = desk.ok("volume list a");
-    assert!(line.contains("4M mapped  small  (quota 4M)"), "{line}");
-    assert!(desk.ok("status a").contains("'small' has mapped 4M of its quota of 4M: new data"));
+    assert!(line.contains("4.00 MiB mapped  small  (quota 4.00 MiB)"), "{line}");
+    assert!(
+        desk.ok("status a").contains("'small' has mapped 4.00 MiB of its quota of 4.00 MiB: new")
+    );
     qemu_io(&small, &["discard 100M 1M", "write -P 9 0 1M", "flush"]);
     full("write -P 7 1M 4k");
-    assert_eq!(desk.ok("volume set a small --quota 5M"), "volume 'small' has a quota of 5M\n");
+    assert_eq!(
+        desk.ok("volume set a small --quota 5M"),
+        "volume 'small' has a quota of 5.00 MiB\n"
+    );
     qemu_io(&small, &["write -P 9 1M 1M", "flush"]);
     full("write -P 7 2M 4k");
     // It outlives a crash of the server.

@@ -73,8 +73,8 @@ fn left(state: &State, volume: VolumeId) -> Result<Option<Left>> {
     let discards = tables.discards.meeting(volume, 0, u64::MAX).next().is_some();
     Ok(Some(Left {
         quota,
-        blocks: quota.saturating_sub(mapped.saturating_add(charge.blocks)),
-        loose: charge.loose || discards,
+        blocks: quota.saturating_sub(mapped.saturating_add(charge.blocks())),
+        loose: charge.is_loose() || discards,
     }))
 }
 
@@ -120,7 +120,8 @@ impl Granted {
     /// Charges block number `n` to the open window, into which it is put.
     pub(super) fn charge(self, kernel: &Kernel, state: &mut State, volume: VolumeId, n: usize) {
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
-            state.windows.charge(volume, Charge { blocks: 1, loose: self.loose });
+            let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
+            state.windows.charge(volume, charge);
         }
     }
 }

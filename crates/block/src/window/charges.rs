@@ -7,15 +7,27 @@ use onefold_core::VolumeId;
 /// Blocks that a volume maps more than the tables say, or fewer than that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// At most so many.
-    pub(crate) blocks: u64,
-    /// They may be fewer: nobody asked which blocks were mapped before, or some were trimmed.
-    pub(crate) loose: bool,
+    blocks: u64,
+    loose: bool,
 }
 
 impl Charge {
+    pub(crate) fn exactly(blocks: u64) -> Charge {
+        Charge { blocks, loose: false }
+    }
+
     pub(crate) fn at_most(blocks: u64) -> Charge {
         Charge { blocks, loose: true }
+    }
+
+    /// At most so many.
+    pub(crate) fn blocks(self) -> u64 {
+        self.blocks
+    }
+
+    /// True when they may be fewer: nobody asked which blocks were mapped before, or some were trimmed.
+    pub(crate) fn is_loose(self) -> bool {
+        self.loose
     }
 
     /// Both together.
