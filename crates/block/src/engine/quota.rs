@@ -156,7 +156,8 @@ pub(super) fn grant(
     for (n, &zero) in zero.iter().enumerate() {
         let in_tables = || asked.mapped.as_ref().is_some_and(|mapped| mapped[n]);
         let mapped = || is_mapped(state, volume, first.plus(n as u64), in_tables);
-        if !zero && !(kernel.keeps(Rule::OverwritesAreFree) && mapped()) {
+        let free = zero || kernel.keeps(Rule::OverwritesAreFree) && mapped();
+        if !free {
             if u64::from(granted.added.count_ones()) == left.blocks {
                 break;
             }
