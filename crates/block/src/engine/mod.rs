@@ -40,6 +40,7 @@ pub(crate) mod lookup;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;
+pub(crate) mod quota;
 pub(crate) mod read;
 
 pub(crate) mod resolve;
@@ -209,6 +210,15 @@ impl Engine {
     /// As [`create_volume`](Self::create_volume).
     pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
         catalogue::set_limits(&self.kernel, &*self.scheme, id, limits)
+    }
+
+    /// Gives a volume a quota: so many blocks may be mapped in it, or any number with 0. What is mapped
+    /// already stays.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume); `Unsupported` where maps are not counted.
+    pub fn set_quota(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
+        catalogue::set_quota(&self.kernel, &*self.scheme, id, blocks)
     }
 
     /// Deletes a volume; its blocks become free in the background.

@@ -421,9 +421,16 @@ pub(crate) const FIGURES: &[Figure] = &[
         "volume_mapped_bytes",
         (Gauge, Bytes),
         ByOperator,
-        "Content of a volume without zeroes and holes; of a block store where it has snapshots or clones, \
-         as of the last checkpoint.",
+        "Content of a volume without zeroes and holes; of a block store where it has snapshots, clones or \
+         quotas, as of the last checkpoint.",
         &[Source::new(&["block", "archive"], "/volumes", Read::OfVolumes("mapped_bytes"))],
+    ),
+    figure(
+        "volume_quota_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Most bytes of content that clients may map in a volume; only of volumes with a quota.",
+        &[Source::new(BLOCK, "/volumes", Read::OfVolumes("quota_bytes"))],
     ),
     figure(
         "volume_lost_bytes",

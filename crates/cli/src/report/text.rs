@@ -74,6 +74,20 @@ impl Display for Report {
                     f,
                     self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
                 )?;
+                for volume in &self.volumes {
+                    let Some(quota) = volume.quota_bytes else { continue };
+                    let mapped =
+                        volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+                    let reached = volume.mapped_bytes.is_some_and(|bytes| bytes >= quota);
+                    writeln!(
+                        f,
+                        "  '{}' has mapped {} of its quota of {}{}",
+                        volume.name.escape_debug(),
+                        mapped,
+                        Size(quota),
+                        if reached { ": new data is refused" } else { "" }
+                    )?;
+                }
                 for volume in self.volumes.iter().filter(|volume| volume.erased) {
                     writeln!(
                         f,

@@ -291,6 +291,9 @@ impl<S: Subject> Sim<S> {
         self.model.damage = self.disk.damage();
         self.model.restart();
         let Some(store) = &self.store else { return Ok(false) };
+        if self.params.options.quotas {
+            self.model.resolve_quotas(|id| store.quota(id).0)?;
+        }
         let listed = match store.volumes() {
             Ok(volumes) => self.model.resolve(&volumes),
             Err(error) => Err(Failure::new(
