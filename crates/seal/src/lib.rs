@@ -41,7 +41,7 @@ pub use crate::{
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, is_being_erased, judge},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
-    opener::Opener,
+    opener::{DurableState, Opener, StateSeen},
     random::Random,
     recovery::{from_words, to_words},
     secret::Secret,

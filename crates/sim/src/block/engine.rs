@@ -30,7 +30,7 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo, ZoneId, checksum,
 };
-use onefold_seal::{Keys, Random};
+use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
@@ -218,8 +218,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         PayloadsByDomain, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
         RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease, RollbackAfterChanges,
         SealedCarriersProven, SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered,
-        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        SnapshotsLimited, StatesToldWhenDurable, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement,
+        VolumesLimited, WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst,
+        ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -328,6 +329,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
                 OlderStateRefused,
+                StatesToldWhenDurable,
                 CodeBeforeCopying,
                 ErasureEnded,
                 FingerprintsByDomain,
@@ -857,7 +859,7 @@ impl Subject for Thin {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        (byte, seen): (u8, Option<u64>),
+        (byte, seen): (u8, Option<DurableState>),
     ) -> Result<bool> {
         let settings = Settings { keys: keys::by(byte, seen), ..Thin::settings(options) };
         match Engine::open(disk, clock, settings) {
@@ -867,7 +869,7 @@ impl Subject for Thin {
         }
     }
 
-    fn durable_state(&self) -> u64 {
+    fn durable_state(&self) -> Result<DurableState> {
         onefold_block::durable_state(&self.0)
     }
 
