@@ -178,11 +178,14 @@ fn ask(
         return Err(role.failed(program, &why));
     };
     let _ = reading.join();
+    // Who says too much is cut off, and fails because of that.
+    let answer = read
+        .map_err(|_| role.failed(program, &format!("its {gives} is too long, or can't be read")))?;
     if !status.success() {
         let why = format!("it ended with a failure, and its {gives} is not used");
         return Err(role.failed(program, &why));
     }
-    read
+    Ok(answer)
 }
 
 /// Waits until a child has ended, until then, or not at all; ends it and its group otherwise. `None` when

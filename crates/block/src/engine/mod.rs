@@ -387,6 +387,13 @@ impl Engine {
         checkpoint::checkpoint_useful(&self.kernel, &*self.scheme)
     }
 
+    /// Asks for a checkpoint, if one would carry anything into the tables.
+    pub fn want_checkpoint(&self) {
+        if checkpoint::checkpoint_needed(&self.kernel, &*self.scheme) {
+            self.kernel.state.lock().checkpoint_wanted = true;
+        }
+    }
+
     /// True between the steps of a checkpoint.
     #[must_use]
     pub fn checkpoint_running(&self) -> bool {
