@@ -29,7 +29,7 @@ fn keeps(desk: &Desk, name: &str, options: &str) -> PathBuf {
     let directory = desk.path("elsewhere");
     fs::create_dir_all(&directory).unwrap();
     let (script, directory) = (script.display(), directory.display());
-    program(desk, name, &format!("exec sh {script} {options} {directory}"))
+    program(desk, name, &format!("exec sh {script} {directory} {options}"))
 }
 
 /// What the script knows of the one store.
@@ -231,7 +231,7 @@ fn rule_43_writes_go_on_while_the_witness_fails_and_the_status_says_so() {
 #[test]
 fn rule_43_a_witness_that_takes_no_lower_number_is_not_talked_out_of_what_it_knows() {
     let desk = Desk::new();
-    let witness = keeps(&desk, "witness", "--never-lower");
+    let witness = keeps(&desk, "witness", "rising");
     let by = format!("--witness {}", witness.display());
     desk.ok("create block disk --size 64M");
     fs::copy(desk.path("disk"), desk.path("older")).unwrap();
