@@ -256,6 +256,9 @@ pub enum Rule {
     /// A sealed store opens only in a state that is not older than the newest one that its opener saw.
     /// Otherwise an older image that somebody put back passes for the store.
     OlderStateRefused,
+    /// A state of a store is told to who keeps it elsewhere once it is durable. Otherwise a store is
+    /// refused after a crash, as one that somebody put back.
+    StatesToldWhenDurable,
     /// A copy of the key area is written like the other one only after the code of that one agreed.
     /// Otherwise a forged copy replaces the good one.
     CodeBeforeCopying,
@@ -298,7 +301,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 97] = [
+    pub const BUGS: [(&'static str, Rule); 98] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -383,6 +386,7 @@ impl Rule {
         ("one-key-area", Rule::BothKeyAreasWritten),
         ("older-keys-taken", Rule::KeyAreaNumberCompared),
         ("older-state-taken", Rule::OlderStateRefused),
+        ("state-told-early", Rule::StatesToldWhenDurable),
         ("keys-copied-unproven", Rule::CodeBeforeCopying),
         ("erasure-not-ended", Rule::ErasureEnded),
         ("fingerprint-of-other-domain", Rule::FingerprintsByDomain),

@@ -405,7 +405,7 @@ fn rule_23_a_program_that_others_can_change_gives_no_key() {
     }
     mode(&program, 0o755);
     mode(&desk.path(""), 0o777);
-    desk.fails(&verb, 1, &["the program that gives the key", "others may write"]);
+    desk.fails(&verb, 1, &["the program that gives a key", "others may write"]);
     mode(&desk.path(""), 0o700);
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&program, Some(65_534), None).unwrap();

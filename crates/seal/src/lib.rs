@@ -43,7 +43,7 @@ pub use crate::{
     copies::{Care, Judged, is_being_erased, judge},
     head::{Head, Mark},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
-    opener::Opener,
+    opener::{DurableState, Opener, StateSeen},
     random::Random,
     recovery::{from_words, to_words},
     secret::Secret,

@@ -174,6 +174,20 @@ pub(crate) const FIGURES: &[Figure] = &[
         ],
     ),
     figure(
+        "witness_behind_seconds",
+        (Gauge, Seconds),
+        ByAll,
+        "For how long the store has a durable state that its witness does not know.",
+        &[number(BLOCK, "/server/witness/behind_seconds")],
+    ),
+    figure(
+        "witness_failures_total",
+        (Counter, Number),
+        ByAll,
+        "How often the witness did not take the state that it was told.",
+        &[number(BLOCK, "/server/witness/failures")],
+    ),
+    figure(
         "client_read_bytes_total",
         (Counter, Bytes),
         ByAll,

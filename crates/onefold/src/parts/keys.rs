@@ -15,7 +15,8 @@ use onefold_backend::{
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
-    Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, from_words, key_file as key_of,
+    DurableState, Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, StateSeen,
+    from_words, key_file as key_of,
 };
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
@@ -24,6 +25,7 @@ use super::{
     heads_before::{self, HeadNotes},
     operator::warn,
     sealed_before,
+    witness::witness,
 };
 
 /// Where a key comes from. None of it ever comes from a store.
@@ -342,13 +344,26 @@ impl Opener for OfStore {
         self.asker.accepts_older
     }
 
-    fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
-        sealed_before::state(id).filter(|_| self.has_states)
+    fn states_seen(&self, id: &[u8; 16]) -> Result<Vec<StateSeen>> {
+        if !self.has_states {
+            return Ok(Vec::new());
+        }
+        let noted = |sequence| StateSeen { by: "this user", sequence, tag: None };
+        let here = sealed_before::state(id).map(noted);
+        let there = match witness() {
+            Some(witness) => witness.seen(id)?,
+            None => None,
+        };
+        Ok(here.into_iter().chain(there).collect())
     }
 
-    fn saw_state(&self, id: &[u8; 16], state: u64) {
-        if self.has_states {
-            sealed_before::note_state(id, state);
+    fn saw_state(&self, id: &[u8; 16], state: &DurableState) {
+        if !self.has_states {
+            return;
+        }
+        sealed_before::note_state(id, state.sequence);
+        if let Some(Err(error)) = witness().map(|witness| witness.tell(id, state)) {
+            warn(&format!("the witness does not know the newest state: {error}"));
         }
     }
 

@@ -18,5 +18,6 @@ pub mod operator;
 pub mod sealed_before;
 pub mod store_file;
 pub mod user_directory;
+pub mod witness;
 
 pub use crate::locate::{Found, foreign};

@@ -30,7 +30,7 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo, ZoneId, checksum,
 };
-use onefold_seal::{Keys, Random};
+use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
@@ -219,9 +219,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared, RangesCopied,
         ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease,
         RollbackAfterChanges, SealedCarriersProven, SealedPagesProven, SealedRecordsPin,
-        SharedPagesNotEntered, SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement,
-        VolumesLimited, WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst,
-        ZoneListedBeforeUse,
+        SharedPagesNotEntered, SnapshotsLimited, StatesToldWhenDurable, StayingPageLends, TurnsEnd,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -337,6 +337,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
                 OlderStateRefused,
+                StatesToldWhenDurable,
                 CodeBeforeCopying,
                 ErasureEnded,
                 FingerprintsByDomain,
@@ -878,7 +879,7 @@ impl Subject for Thin {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        (byte, seen): (u8, Option<u64>),
+        (byte, seen): (u8, Option<DurableState>),
     ) -> Result<bool> {
         let settings = Settings { keys: keys::by(byte, seen), ..Thin::settings(options) };
         match Engine::open(disk, clock, settings) {
@@ -888,7 +889,7 @@ impl Subject for Thin {
         }
     }
 
-    fn durable_state(&self) -> u64 {
+    fn durable_state(&self) -> Result<DurableState> {
         onefold_block::durable_state(&self.0)
     }
 

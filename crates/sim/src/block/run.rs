@@ -176,7 +176,7 @@ impl<S: Subject> Sim<S> {
             transfer.cut_off();
         }
         if let Some(secrets) = &mut self.secrets {
-            secrets.saw(store.durable_state());
+            store.durable_state().into_iter().for_each(|state| secrets.saw(state));
         }
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         Some(store)

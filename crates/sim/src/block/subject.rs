@@ -11,7 +11,7 @@ use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo,
 };
-use onefold_seal::{Keys, Random};
+use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk};
 
 use crate::block::checks::verifier::Reading;
@@ -594,7 +594,7 @@ pub trait Subject: Sized {
     }
 
     /// True when the secret `byte` opens a sealed store, for work, of which its holder may have seen the
-    /// state with this number.
+    /// this state.
     ///
     /// # Errors
     /// Those of opening that have nothing to do with keys.
@@ -602,15 +602,18 @@ pub trait Subject: Sized {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        (byte, seen): (u8, Option<u64>),
+        (byte, seen): (u8, Option<DurableState>),
     ) -> Result<bool> {
         let _ = (disk, clock, options, byte, seen);
         Ok(false)
     }
 
-    /// The number of the newest state of a sealed store that is durable.
-    fn durable_state(&self) -> u64 {
-        0
+    /// The newest state of a sealed store that is durable.
+    ///
+    /// # Errors
+    /// Those of sealing its superblock.
+    fn durable_state(&self) -> Result<DurableState> {
+        Ok(DurableState::default())
     }
 
     /// Changes the keys of a sealed store on which nobody works.

@@ -23,11 +23,7 @@ use serde_json::{Map, Value, json};
 
 use onefold::parts::control::{Heard, Request};
 
-/// Lines of one client at once.
-const LINES: f64 = 64.0;
-
-/// Lines of one client a second, beyond these.
-const LINES_A_SECOND: f64 = 1.0;
+use crate::verbs::budget::Budget;
 
 /// Clients whose lines are counted, each for itself; more share one count.
 const CLIENTS: usize = 1024;
@@ -67,45 +63,6 @@ enum Of {
 enum Waits {
     ForTheDisk,
     ForNothing,
-}
-
-/// What one client may still write.
-struct Budget {
-    lines: f64,
-    since: Instant,
-    unsaid: u64,
-    /// Since when lines were not written.
-    silent: Option<Instant>,
-}
-
-impl Budget {
-    fn new(now: Instant) -> Budget {
-        Budget { lines: LINES, since: now, unsaid: 0, silent: None }
-    }
-
-    /// True when a line is written; the number of those that were not, since the last one.
-    fn takes(&mut self, now: Instant) -> Option<u64> {
-        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
-        (self.lines, self.since) = ((self.lines + came).min(LINES), now);
-        if self.lines < 1.0 {
-            self.unsaid += 1;
-            self.silent.get_or_insert(now);
-            return None;
-        }
-        self.lines -= 1.0;
-        Some(self.counted())
-    }
-
-    /// The number of lines that were not written, which is told now.
-    fn counted(&mut self) -> u64 {
-        self.silent = None;
-        std::mem::take(&mut self.unsaid)
-    }
-
-    fn is_rested(&self, now: Instant) -> bool {
-        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
-        self.unsaid == 0 && self.lines + came >= LINES
-    }
 }
 
 impl Auditor {
@@ -299,16 +256,5 @@ mod tests {
         let refused = text.lines().filter(|line| line.contains("refused")).count() as u64;
         assert_eq!(refused + text.lines().map(unsaid).sum::<u64>(), 1000);
         assert!(text.lines().last().unwrap().contains("ended"));
-    }
-
-    #[test]
-    fn a_budget_tells_what_was_not_said() {
-        let begin = Instant::now();
-        let mut budget = Budget::new(begin);
-        let said = (0..100).filter(|_| budget.takes(begin).is_some()).count();
-        assert_eq!(said, 64);
-        assert_eq!(budget.takes(begin + Duration::from_secs(2)), Some(36));
-        assert!(!budget.is_rested(begin + Duration::from_secs(60)));
-        assert!(budget.is_rested(begin + Duration::from_secs(70)));
     }
 }
