@@ -202,11 +202,6 @@ impl Sealing {
         Ok(())
     }
 
-    /// True when other processes changed the keys since this one looked at the domains.
-    pub(crate) fn are_domains_old(&self) -> bool {
-        self.domains.read().from < self.keys()
-    }
-
     /// The log says that a domain was erased: its key is forgotten.
     pub(crate) fn erase(&self, number: u32) {
         if number != FIRST_DOMAIN && !self.is_erased(number) {

@@ -68,12 +68,18 @@ impl LogPosition {
         let from = (budget, leaves);
         let is_damaged = look_for_label(&**files, true)?.1;
         let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
+        let mut is_lost = is_damaged;
         let mut position = match LogPosition::load(files, identity, label, settings, before, from) {
-            // The place of the label that is damaged may have named the next snapshot, which
-            // has taken the place of what this one needs, and whose log let the one before go.
-            Err(error) if is_damaged && (is_damage(&error) || error.kind() == Kind::NotFound) => {
-                LogPosition::load(files, identity, &next, settings, before, from)
-                    .map_err(|_| error)?
+            // The next snapshot has taken the place of what this one needs, or its log let the one
+            // before go: the label that named it was damaged, or its disk lost it.
+            Err(error) if error.kind() == Kind::NotFound || (is_damaged && is_damage(&error)) => {
+                is_lost = true;
+                let loaded = LogPosition::load(files, identity, &next, settings, before, from);
+                // Its damage is why something is missing.
+                loaded.map_err(|of_next| {
+                    let is_why = error.kind() == Kind::NotFound && is_damage(&of_next);
+                    if is_why { of_next } else { error }
+                })?
             }
             loaded => loaded?,
         };
@@ -85,7 +91,7 @@ impl LogPosition {
             position =
                 LogPosition::load(files, identity, &next, settings, Some(&position.tables), from)?;
         }
-        if is_old || is_damaged {
+        if is_old || is_lost {
             (position.generation, position.label_lost) = (label.generation + 1, true);
         }
         Ok(position)

@@ -382,7 +382,11 @@ impl<S: Subject> Sim<S> {
     fn look(&mut self, answered: bool) -> Flow<()> {
         let Some(store) = &self.store else { return Ok(()) };
         if self.params.options.quotas {
-            self.model.resolve_quotas(|id| store.quota(id).0)?;
+            let quota_of = |id| store.quota(id).0;
+            match answered {
+                true => self.model.compare_quotas(quota_of)?,
+                false => self.model.resolve_quotas(quota_of)?,
+            }
         }
         match store.volumes() {
             Ok(volumes) if answered => Ok(self.model.compare(&volumes)?),

@@ -413,6 +413,14 @@ impl Model {
             }
             other => self.doubt = other,
         }
+        self.compare_quotas(quota_of)
+    }
+
+    /// Compares the quotas of volumes with the store's.
+    ///
+    /// # Errors
+    /// One differs.
+    pub fn compare_quotas(&self, quota_of: impl Fn(VolumeId) -> u64) -> Result<(), Failure> {
         let skipped = match &self.doubt {
             Doubt::Asked(Verb::Delete(key), _) | Doubt::Taken(_, Undo::Create(key)) => Some(*key),
             _ => None,
