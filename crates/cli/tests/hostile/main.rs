@@ -17,6 +17,7 @@ mod clusters;
 mod connections;
 
 mod files;
+mod holes;
 mod limits;
 mod links;
 mod medium;
