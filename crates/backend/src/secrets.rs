@@ -188,11 +188,14 @@ impl GivenWords {
 ///
 /// # Errors
 /// Those of the system.
-pub(crate) fn given_descriptors() -> Result<Vec<RawFd>> {
+pub(crate) fn given_descriptors() -> Result<Vec<BorrowedFd<'static>>> {
     let listed = std::fs::read_dir("/proc/self/fd");
     let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
-    Ok(listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2).collect())
+    let numbers = listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2);
+    #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
+    // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
+    Ok(numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).collect())
 }
 
 /// Closes what this process was given beyond its three standard descriptors in programs that it starts
@@ -202,12 +205,9 @@ pub(crate) fn given_descriptors() -> Result<Vec<RawFd>> {
 /// Those of the system.
 fn give_no_descriptors() -> Result<()> {
     for descriptor in given_descriptors()? {
-        #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
-        // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
         // Another thread may have closed it since, or opened another file, which bears the flag.
-        if let Ok(flags) = fcntl_getfd(borrowed) {
-            let _ = fcntl_setfd(borrowed, flags | FdFlags::CLOEXEC);
+        if let Ok(flags) = fcntl_getfd(descriptor) {
+            let _ = fcntl_setfd(descriptor, flags | FdFlags::CLOEXEC);
         }
     }
     Ok(())

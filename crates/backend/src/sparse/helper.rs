@@ -12,7 +12,7 @@ use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         linux::fs::MetadataExt,
         unix::process::CommandExt,
     },
@@ -68,11 +68,13 @@ pub fn is_done() -> bool {
 
 /// Closes what the command was given by who started it: one that hangs would keep locks and pipes.
 fn close_given() {
-    for descriptor in given_descriptors().unwrap_or_default() {
+    // The list has the descriptor of its own directory, which is closed by now.
+    let is_open = |descriptor: &BorrowedFd<'_>| rustix::io::fcntl_getfd(descriptor).is_ok();
+    for descriptor in given_descriptors().unwrap_or_default().into_iter().filter(is_open) {
         #[allow(unsafe_code, reason = "what nobody here has opened is closed")]
         // SAFETY: the program begins here, and has opened nothing.
         unsafe {
-            rustix::io::close(descriptor);
+            rustix::io::close(descriptor.as_raw_fd());
         }
     }
 }
