@@ -43,13 +43,13 @@ const MOST: [Spent; 2] = [
         in_vain: 2,
         still: Duration::from_secs(60),
         time: Duration::from_secs(3600),
-        read: 64 << 30,
+        read: 256 << 30,
     },
     Spent {
         in_vain: 8,
         still: Duration::from_secs(240),
         time: Duration::from_secs(4 * 3600),
-        read: 256 << 30,
+        read: 1 << 40,
     },
 ];
 
@@ -122,10 +122,10 @@ impl Why {
         match self {
             Why::Late => {
                 let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-                let path = path.unwrap_or_default();
+                let path = path.unwrap_or_else(|_| "a file".into());
                 tracing::warn!(
-                    "{}: its holes can't be found, as somebody keeps it locked or it has very many pieces; \
-                     its owner is user {owner}",
+                    "{}: its holes can't be found, as somebody keeps it locked or it has very many pieces \
+                     (its owner is user {owner})",
                     path.display()
                 );
             }
