@@ -3,7 +3,7 @@
 use crate::{
     block_index::MAPS,
     format::names::{
-        COLLECTOR, COMMIT, EPOCHS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER, log_name,
+        COLLECTOR, COMMIT, EPOCHS, HEADS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER, log_name,
         snapshot_name,
     },
     leaf_file::LEAVES,
@@ -14,7 +14,8 @@ use onefold_core::Files;
 /// index are, and who serves the archive, are none of them.
 #[must_use]
 pub fn is_archive_file(name: &str) -> bool {
-    let whole = [LABEL, KEYS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
+    let whole =
+        [LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
     let numbered = ["log-", "snapshot-", "segment-", "index-", "counts-"];
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     whole.contains(&name)

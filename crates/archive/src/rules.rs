@@ -8,6 +8,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted-bugs"), allow(dead_code, unreachable_pub))]
 pub enum Rule {
+    /// A sealed archive that does not descend from the head that was seen earlier is refused. Otherwise an
+    /// older archive that somebody put back counts.
+    HeadsCompared,
+    /// A head is remembered when the frame is durable. Otherwise a power cut leaves an archive that is
+    /// refused as an older one.
+    HeadsNotedWhenDurable,
+    /// The hashes of a log are durable before the snapshot that follows it. Otherwise who saw the archive
+    /// before can't find out that it goes on from there.
+    HashesBeforeSnapshot,
     /// The containers of a put are durable before the frame that names them. Without it a power cut
     /// loses chunks of an acknowledged stream.
     ContainersBeforeRecord,
@@ -304,7 +313,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 88] = [
+    pub const BUGS: [(&'static str, Rule); 91] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -393,5 +402,8 @@ impl Rule {
         ("erased-in-one-copy", Rule::ErasedInBothCopies),
         ("fingerprints-of-another-domain", Rule::FingerprintsOfDomain),
         ("listed-in-another-domain", Rule::ListedInItsDomain),
+        ("head-not-compared", Rule::HeadsCompared),
+        ("head-noted-early", Rule::HeadsNotedWhenDurable),
+        ("hashes-unwritten", Rule::HashesBeforeSnapshot),
     ];
 }

@@ -47,6 +47,9 @@ pub struct Format {
     /// Counting writes the pages of usage counts that changed, instead of all counts; programs from
     /// before them refuse the archive.
     pub counts_in_pages: bool,
+    /// Snapshots of the tables prove from which histories they descend, in a sealed archive; programs from
+    /// before that do not change it.
+    pub heads: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -70,6 +73,7 @@ impl Format {
             on_demand: false,
             clones: false,
             counts_in_pages: false,
+            heads: false,
             fingerprint: Algorithm::Blake3,
         }
     }
@@ -86,6 +90,7 @@ impl Format {
             on_demand: true,
             clones: true,
             counts_in_pages: true,
+            heads: true,
             ..self
         }
     }

@@ -553,7 +553,7 @@ fn rule_25_an_archive_of_one_domain_says_nothing_of_domains() {
 
 #[test]
 fn rule_26_what_waits_to_be_counted_goes_with_its_domain_also_when_a_merge_moved_it() {
-    let kinds = Kinds { domains: true, ..Kinds::default().upgraded() };
+    let kinds = Kinds { domains: true, ..Kinds::default().upgraded(true) };
     let mut tables =
         Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
     let stored = |id: u64, domain: u32| Stored {

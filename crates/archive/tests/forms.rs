@@ -96,7 +96,7 @@ fn rule_01_archives_of_all_forms_are_upgraded_and_lose_nothing() {
         let dir = directory();
         let at = dir.path().join("a");
         unpack(&fs::read(data(form)).unwrap(), &at);
-        let newest = Form { kinds: form.kinds.upgraded(), ..form };
+        let newest = Form { kinds: form.kinds.upgraded(form.sealed), ..form };
         let (archive, idle) = (form.open(&at, u64::MAX), form.open(&at, u64::MAX));
         let is_older = !features_to_come(archive.label()).is_empty();
         assert_eq!(is_older, form.kinds != newest.kinds);

@@ -17,7 +17,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{BufRead, Read, Seek, SeekFrom, Write},
     os::unix::{
-        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+        fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
         net::UnixDatagram,
     },
     path::{Path, PathBuf},
@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Lines that wait to be written at most. More threads than that have nothing to tell at one time.
 const WAITING: usize = 1024;
 
-/// The log, which one process writes at a time.
+/// The log, which one process writes at a time, or line by line several.
 pub struct AuditLog {
     shared: Arc<Shared>,
     /// Locked as long as this process writes the log. It is a file of its own, which nobody else
@@ -89,7 +89,8 @@ struct Queue {
 struct Line {
     number: u64,
     fields: Map<String, Value>,
-    answer: mpsc::SyncSender<Result<()>>,
+    /// Where somebody waits for it.
+    answer: Option<mpsc::SyncSender<Result<()>>>,
 }
 
 struct State {
@@ -106,8 +107,55 @@ enum To {
         file: File,
         /// The file ends within a line.
         torn: bool,
+        /// Other processes write it too.
+        among: Option<Among>,
     },
     Journal(UnixDatagram),
+}
+
+/// What a process needs that is one of several which write a log.
+struct Among {
+    /// Locked for each line. It holds the hash of the last line, by which a file goes on that was begun anew.
+    lock: File,
+    /// Length of the file after the last line of this process: nobody wrote since, if it is the same.
+    bytes: Option<u64>,
+}
+
+impl Among {
+    /// Waits for the other processes.
+    fn take(&self) -> Result<()> {
+        let failed = |errno: rustix::io::Errno| Error::from_io("the lock of the log", errno.into());
+        flock(&self.lock, FlockOperation::LockExclusive).map_err(failed)
+    }
+
+    fn give_back(&self) {
+        // Closing it gives it back, too.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+
+    /// The last line, whoever wrote it.
+    fn last(&self, path: &Path, file: &File, own: &str) -> Result<(String, bool)> {
+        let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
+        match bytes {
+            0 => Ok((self.head().unwrap_or_else(|| NOTHING.to_owned()), false)),
+            _ if self.bytes == Some(bytes) => Ok((own.to_owned(), false)),
+            _ => last_line(path, file),
+        }
+    }
+
+    fn head(&self) -> Option<String> {
+        let mut text = [0; NOTHING.len()];
+        self.lock.read_exact_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(&text).ok()?;
+        text.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| text.to_owned())
+    }
+
+    /// A line was written.
+    fn wrote(&mut self, file: &File, hash: &str) {
+        self.bytes = file.metadata().ok().map(|metadata| metadata.len());
+        // The file itself says it, as long as it is not begun anew.
+        let _ = self.lock.write_all_at(hash.as_bytes(), 0);
+    }
 }
 
 impl AuditLog {
@@ -122,7 +170,32 @@ impl AuditLog {
         let lock = lock(&path)?;
         let file = open(&path)?;
         let (before, torn) = last_line(&path, &file)?;
-        AuditLog::new(To::File { path, file, torn }, before, Some(lock))
+        AuditLog::new(To::File { path, file, torn, among: None }, before, Some(lock))
+    }
+
+    /// As [`file`](Self::file), for processes that write one log at the same time: each line locks it, and
+    /// follows the last one, whoever wrote that.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file). `Busy`: a process that writes the log alone has it.
+    pub fn shared_file(path: &Path) -> Result<AuditLog> {
+        let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+        let lock = open_lock(&path)?;
+        let begun = Instant::now();
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(errno) => return Err(not_locked(&path, errno)),
+            }
+        }
+        let file = open(&path)?;
+        let (before, torn) = last_line(&path, &file)?;
+        flock(&lock, FlockOperation::Unlock).map_err(|errno| not_locked(&path, errno))?;
+        let among = Some(Among { lock, bytes: None });
+        AuditLog::new(To::File { path, file, torn, among }, before, None)
     }
 
     /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. The lines of each process begin anew.
@@ -159,17 +232,7 @@ impl AuditLog {
     /// before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
         let (answer, answered) = mpsc::sync_channel(1);
-        let mut queue = self.shared.queue.lock();
-        let hangs = queue.writing.is_some_and(|since| since.elapsed() >= PATIENCE);
-        if hangs || queue.lines.len() >= WAITING {
-            queue.lost += 1;
-            return Err(hanging());
-        }
-        queue.number += 1;
-        let number = queue.number;
-        queue.lines.push_back(Line { number, fields, answer });
-        drop(queue);
-        self.shared.came.notify_one();
+        let number = self.line_up(fields, Some(answer))?;
         if let Ok(written) = answered.recv_timeout(PATIENCE) {
             return written;
         }
@@ -180,6 +243,34 @@ impl AuditLog {
         queue.lost += (waiting - queue.lines.len()) as u64;
         drop(queue);
         answered.try_recv().unwrap_or_else(|_| Err(hanging()))
+    }
+
+    /// As [`note`](Self::note), for a thread that must not wait: the line is written later, or `lost` of
+    /// the next one counts it.
+    ///
+    /// # Errors
+    /// `Busy`: a write hangs, or too many lines wait.
+    pub fn note_later(&self, fields: Map<String, Value>) -> Result<()> {
+        self.line_up(fields, None).map(|_| ())
+    }
+
+    /// Gives the thread that writes a line, and the line a number.
+    fn line_up(
+        &self,
+        fields: Map<String, Value>,
+        answer: Option<mpsc::SyncSender<Result<()>>>,
+    ) -> Result<u64> {
+        let mut queue = self.shared.queue.lock();
+        let hangs = queue.writing.is_some_and(|since| since.elapsed() >= PATIENCE);
+        if hangs || queue.lines.len() >= WAITING {
+            queue.lost += 1;
+            return Err(hanging());
+        }
+        queue.number += 1;
+        let number = queue.number;
+        queue.lines.push_back(Line { number, fields, answer });
+        self.shared.came.notify_one();
+        Ok(number)
     }
 
     /// Lets another process write the log, also while a write hangs: that one ends with this
@@ -220,8 +311,10 @@ impl Shared {
             state.lost += u64::from(written.is_err());
             queue.writing = None;
             queue.head.clone_from(&state.before);
-            // Whoever waited may have given up.
-            let _ = line.answer.send(written);
+            if let Some(answer) = line.answer {
+                // Whoever waited may have given up.
+                let _ = answer.send(written);
+            }
         }
     }
 }
@@ -232,8 +325,27 @@ fn hanging() -> Error {
 }
 
 impl State {
+    /// Writes a line, between those of other processes if there are any.
     fn write(&mut self, fields: Map<String, Value>) -> Result<()> {
+        if let To::File { among: Some(among), .. } = &self.to {
+            among.take()?;
+        }
+        let written = self.write_next(fields);
+        if let To::File { file, among: Some(among), .. } = &mut self.to {
+            match &written {
+                Ok(()) => among.wrote(file, &self.before),
+                Err(_) => among.bytes = None,
+            }
+            among.give_back();
+        }
+        written
+    }
+
+    fn write_next(&mut self, fields: Map<String, Value>) -> Result<()> {
         self.follow()?;
+        if let To::File { path, file, torn, among: Some(among) } = &mut self.to {
+            (self.before, *torn) = among.last(path, file, &self.before)?;
+        }
         let mut line = Map::new();
         let now = humantime::format_rfc3339_micros(SystemTime::now());
         line.insert("time".to_owned(), now.to_string().into());
@@ -321,8 +433,25 @@ fn open(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Locks a log against other servers, by a file beside it that is this user's alone.
+/// Locks a log against other servers.
 fn lock(path: &Path) -> Result<File> {
+    let file = open_lock(path)?;
+    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    locked.map(|()| file).map_err(|errno| not_locked(path, errno))
+}
+
+fn not_locked(path: &Path, errno: rustix::io::Errno) -> Error {
+    let why = "another process writes this audit log: each server has its own";
+    match errno {
+        rustix::io::Errno::WOULDBLOCK => {
+            Error::new(Kind::Busy, format!("{}: {why}", path.display()))
+        }
+        errno => Error::from_io(path.display(), errno.into()),
+    }
+}
+
+/// Opens the lock of a log: a file beside it that is this user's alone.
+fn open_lock(path: &Path) -> Result<File> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     name.push(".lock");
@@ -340,16 +469,6 @@ fn lock(path: &Path) -> Result<File> {
         let why = "the lock of an audit log is a file that its user alone may open";
         return Err(wrong(Kind::Denied, why));
     }
-    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
-        rustix::io::Errno::WOULDBLOCK => Error::new(
-            Kind::Busy,
-            format!(
-                "{}: another process writes this audit log: each server has its own",
-                path.display()
-            ),
-        ),
-        errno => failed(errno.into()),
-    })?;
     Ok(file)
 }
 
@@ -516,6 +635,36 @@ mod tests {
     }
 
     #[test]
+    fn rule_48_several_writers_of_one_log_make_one_chain_also_when_it_is_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        // Each has its own descriptors, as processes have.
+        let write = |many: u64| {
+            let log = AuditLog::shared_file(&path).unwrap();
+            (0..many).for_each(|n| log.note(event(n)).unwrap());
+        };
+        let all =
+            || std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| write(50)))));
+        all();
+        let log = AuditLog::shared_file(&path).unwrap();
+        log.note(event(0)).unwrap();
+        let old = folder.path().join("audit.1");
+        fs::rename(&path, &old).unwrap();
+        // One that begins after the renaming, and one that was there before.
+        write(1);
+        log.note(event(1)).unwrap();
+        all();
+        let mut verified = read(&old).unwrap();
+        assert_eq!((verified.lines, verified.is_from_the_beginning()), (201, true));
+        verified.read(&fs::read(&path).unwrap()[..]).unwrap();
+        assert_eq!((verified.lines, verified.torn, verified.lost), (403, 0, 0));
+        // A server writes its log alone.
+        let alone = AuditLog::file(&path).unwrap();
+        assert_eq!(AuditLog::shared_file(&path).map(drop).unwrap_err().kind(), Kind::Busy);
+        drop(alone);
+    }
+
+    #[test]
     fn rule_48_a_line_that_was_changed_removed_or_inserted_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
@@ -612,6 +761,33 @@ mod tests {
         assert_eq!(verified.lines, noted + 2);
         assert!(verified.lost >= 1, "{verified:?}");
         assert_eq!(verified.head, Some(log.head()));
+    }
+
+    #[test]
+    fn rule_48_a_thread_that_must_not_wait_does_not_while_a_write_hangs() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let log = AuditLog::journal_at(&socket).unwrap();
+        let begun = Instant::now();
+        let mut noted: u64 = 0;
+        while log.note_later(event(noted)).is_ok() {
+            noted += 1;
+        }
+        let waited = begun.elapsed();
+        assert!(waited < PATIENCE, "{waited:?}");
+        assert!(noted >= WAITING as u64);
+        let mut verified = Verified::default();
+        let mut receive = || {
+            let mut entry = vec![0; 4096];
+            let bytes = journal.recv(&mut entry).unwrap();
+            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
+            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
+        };
+        (0..noted).for_each(|_| receive());
+        log.note(event(noted)).unwrap();
+        receive();
+        assert_eq!((verified.lines, verified.lost), (noted + 1, 1));
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub mod new_file;
 mod past_cache;
 pub mod peer;
 pub mod process;
+pub mod program;
 pub mod rados;
 pub mod random;
 mod range;

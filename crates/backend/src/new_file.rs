@@ -139,6 +139,22 @@ fn rename(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
 /// # Errors
 /// The error of the system.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_by(path, bytes, |_| Ok(()))
+}
+
+/// The same; after a power cut the old file or the new one is there, whole.
+///
+/// # Errors
+/// The error of the system.
+pub fn replace_durably(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace_by(path, bytes, File::sync_all)
+}
+
+fn replace_by(
+    path: &Path,
+    bytes: &[u8],
+    finish: impl FnOnce(&File) -> std::io::Result<()>,
+) -> Result<()> {
     let spot = Spot::of(path)?;
     let mut part = OsString::from(format!(".{:x}.", std::process::id()));
     part.push(&spot.name);
@@ -146,7 +162,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let replaced = || -> std::io::Result<()> {
         let file = rustix::fs::openat(&spot.directory, &part, flags, Mode::from_raw_mode(0o644))?;
         let mut file = File::from(file);
-        let written = file.write_all(bytes).and_then(|()| {
+        let written = file.write_all(bytes).and_then(|()| finish(&file)).and_then(|()| {
             Ok(rustix::fs::renameat(&spot.directory, &part, &spot.directory, &spot.name)?)
         });
         written.inspect_err(|_| {

@@ -6,33 +6,26 @@ use std::{
     io::{Read, Write},
     os::{
         fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::{
-            fs::{MetadataExt, OpenOptionsExt},
-            process::CommandExt,
-        },
+        unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::mpsc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::Random;
 use parking_lot::Mutex;
-use rustix::{
-    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd},
-    process::{Pid, Signal, kill_process_group},
-};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::{new_file::NewFile, random::random_bytes, tree::Place};
+use crate::{
+    new_file::NewFile,
+    program::{Role, answer_of},
+    random::random_bytes,
+};
 
 /// Bytes of a secret's file at most.
 const SECRET_BYTES_MAX: u64 = 4096;
-
-/// How long a program may take to give a key.
-const COMMAND_WAIT: Duration = Duration::from_secs(30);
 
 /// Chance of the system.
 pub struct SystemRandom;
@@ -86,7 +79,7 @@ fn read_key(path: &Path, others: u32) -> Result<Zeroizing<Vec<u8>>> {
 }
 
 /// All of a short file or pipe.
-fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
+pub(crate) fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
     let read = file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut bytes);
     read.map_err(|e| Error::from_io(name, e))?;
@@ -184,134 +177,15 @@ impl GivenWords {
     }
 }
 
-/// What this process has open beyond its three standard descriptors, and some that it has not any more.
+/// The program that gives a key.
+const GIVES_KEY: Role = Role { does: "gives a key", gives: "key", wait: Duration::from_secs(30) };
+
+/// The output of a program that gives a key, and that gets `request` on standard input.
 ///
 /// # Errors
-/// Those of the system.
-pub(crate) fn given_descriptors() -> Result<Vec<BorrowedFd<'static>>> {
-    let listed = std::fs::read_dir("/proc/self/fd");
-    let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
-    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
-    let numbers = listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2);
-    #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
-    // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
-    Ok(numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).collect())
-}
-
-/// Closes what this process was given beyond its three standard descriptors in programs that it starts
-/// from now on. What it opens itself is closed in them anyway.
-///
-/// # Errors
-/// Those of the system.
-fn give_no_descriptors() -> Result<()> {
-    for descriptor in given_descriptors()? {
-        // Another thread may have closed it since, or opened another file, which bears the flag.
-        if let Ok(flags) = fcntl_getfd(descriptor) {
-            let _ = fcntl_setfd(descriptor, flags | FdFlags::CLOEXEC);
-        }
-    }
-    Ok(())
-}
-
-/// Where a program lies, which is this user's or root's: no other user may write to it, or put another one
-/// in its place, by a link on the way or in any directory above it.
-fn only_ours(program: &Path) -> Result<PathBuf> {
-    let refused = |at: &Path, why: &str| {
-        let why = format!("{}: {why}", at.display());
-        Error::new(Kind::Denied, format!("the program that gives the key is not started: {why}"))
-    };
-    let failed = |e| Error::from_io(program.display(), e);
-    let place = Place::of(program, true)?.map_err(|error| refused(program, &error.to_string()))?;
-    let lies_at = std::fs::read_link(place.path()).map_err(failed)?;
-    // From the root on: what lies in a directory that nobody else can change stays there.
-    let mut above: Vec<&Path> = lies_at.ancestors().collect();
-    above.reverse();
-    for at in above {
-        let metadata = at.symlink_metadata().map_err(failed)?;
-        if ![rustix::process::geteuid().as_raw(), 0].contains(&metadata.uid()) {
-            return Err(refused(at, "it belongs to another user"));
-        }
-        // In a directory such as /tmp nobody replaces what another user has.
-        let is_kept = metadata.is_dir() && metadata.mode() & 0o1000 != 0;
-        if metadata.mode() & 0o022 != 0 && !is_kept {
-            return Err(refused(at, "others may write to it: `chmod go-w` it"));
-        }
-        if at == lies_at && (metadata.dev(), metadata.ino()) != place.identity() {
-            return Err(refused(at, "it was replaced while it was being looked at"));
-        }
-    }
-    Ok(lies_at)
-}
-
-/// The output of a program that gives a key, which is named by its whole path: started without a shell,
-/// with an empty environment, and with no descriptor but the standard ones, in a process group of its own; it
-/// gets `request` on standard input, and has 30 s. Then all of the group is ended.
-///
-/// # Errors
-/// `InvalidInput`: the path is not a whole one. `NotFound`: it is not there. `Denied`: it can't be started,
-/// or others may write to it or to a directory above it. `Io`: it failed, or took too long.
+/// As [`answer_of`].
 pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
-    key_within(COMMAND_WAIT, program, request)
-}
-
-fn key_within(wait: Duration, program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
-    let name = program.display().to_string();
-    let failed = |why: &str| Error::new(Kind::Io, format!("{name}: {why}"));
-    if !program.is_absolute() {
-        // Whoever chooses where the command is started, or what PATH is, would choose the program.
-        let why = "a program that gives a key is named by its whole path, which begins with /";
-        return Err(Error::new(Kind::InvalidInput, format!("{name}: {why}")));
-    }
-    let program = only_ours(program)?;
-    give_no_descriptors()?;
-    let mut child = Command::new(program)
-        .env_clear()
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| Error::from_io(&name, e))?;
-    if let Some(mut input) = child.stdin.take() {
-        // A program that reads no request does without.
-        let _ = input.write_all(request.as_bytes());
-    }
-    let output = child.stdout.take().ok_or_else(|| failed("it has no output"))?;
-    let until = Instant::now() + wait;
-    let (told, result) = mpsc::channel();
-    let of = name.clone();
-    let reading = std::thread::spawn(move || told.send(read_short(output, &of)));
-    let read = result.recv_timeout(wait);
-    // The group ends with all that the program started. Its number is not another one's before the child
-    // was waited for.
-    let end = |child: &Child| {
-        let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
-    };
-    if read.is_err() {
-        end(&child);
-    }
-    // Who gave its output may still not end.
-    let status = loop {
-        match child.try_wait().map_err(|e| Error::from_io(&name, e))? {
-            Some(status) if read.is_ok() => break Some(status),
-            Some(_) => break None,
-            None if read.is_err() || Instant::now() >= until => {
-                end(&child);
-                break None;
-            }
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
-    let Some(status) = status else {
-        let _ = child.wait();
-        return Err(failed(&format!("it gave no key and ended within {} s", wait.as_secs())));
-    };
-    let key = read.map_err(|_| failed("its output was not read"))?;
-    let _ = reading.join();
-    if !status.success() {
-        return Err(failed("it ended with a failure, and its key is not used"));
-    }
-    key
+    answer_of(program, request, &GIVES_KEY)
 }
 
 /// Where the service manager puts the credential of the store with this id; `None` outside a service.
@@ -371,6 +245,7 @@ mod tests {
             fd::{AsRawFd, IntoRawFd},
             unix::fs::PermissionsExt,
         },
+        time::Instant,
     };
 
     use super::*;
@@ -387,7 +262,7 @@ mod tests {
         assert_eq!(key_file(&path).unwrap_err().kind(), Kind::Denied);
         // The mask of a list of rights stands where a mode has the rights of a group.
         for (mode, may) in [(0o440, true), (0o400, true), (0o460, false), (0o444, false)] {
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(credential_file(&path).is_ok(), may, "{mode:o}");
             assert_eq!(key_file(&path).is_ok(), mode == 0o400, "{mode:o}");
         }
@@ -415,14 +290,15 @@ mod tests {
         assert!(key_from_command(&much, "").is_err());
         let stays = program("stays", "echo key; exec >/dev/null; sleep 60");
         let wait = Duration::from_millis(300);
-        assert_eq!(key_within(wait, &stays, "").unwrap_err().kind(), Kind::Io);
+        let within = |wait| Role { wait, ..GIVES_KEY };
+        assert_eq!(answer_of(&stays, "", &within(wait)).unwrap_err().kind(), Kind::Io);
         assert!(key_from_command(&folder.path().join("none"), "").is_err());
         // Not a program that it started either.
         for (name, rest) in [("leaves", "exit 0"), ("waits", "wait")] {
             let number = folder.path().join("number");
             let text = format!("sleep 600 & echo $! >{}; {rest}", number.display());
             let wait = Duration::from_secs(3);
-            let error = key_within(wait, &program(name, &text), "").unwrap_err();
+            let error = answer_of(&program(name, &text), "", &within(wait)).unwrap_err();
             assert_eq!(error.kind(), Kind::Io);
             let number = fs::read_to_string(&number).unwrap().trim().to_owned();
             let state = || fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();

@@ -44,7 +44,7 @@ pub use engine::{
 pub use engine::{
     create::format_sealed,
     domains::{DomainListed, create_domain, domain_called, domains, domains_of, erase_domain},
-    durable_state,
+    freshness::durable_state,
     key_changes::{change_keys, erase_keys, identified, is_sealed},
 };
 pub use format::{

@@ -256,6 +256,9 @@ pub enum Rule {
     /// A sealed store opens only in a state that is not older than the newest one that its opener saw.
     /// Otherwise an older image that somebody put back passes for the store.
     OlderStateRefused,
+    /// A state of a store is told to who keeps it elsewhere once it is durable. Otherwise a store is
+    /// refused after a crash, as one that somebody put back.
+    StatesToldWhenDurable,
     /// A copy of the key area is written like the other one only after the code of that one agreed.
     /// Otherwise a forged copy replaces the good one.
     CodeBeforeCopying,
@@ -277,12 +280,28 @@ pub enum Rule {
     /// Recovery judges a block by the key of its volume's domain. Otherwise good records look torn, and what
     /// was acknowledged is lost.
     RecoveryByDomain,
+    /// A block that is written where none was counts against its volume's quota at once. Otherwise a
+    /// volume takes what others were to have.
+    QuotaCharged,
+    /// A write is refused by a quota only when a checkpoint has counted what was trimmed, and what was
+    /// charged too high. Otherwise a volume with room refuses writes.
+    QuotaCountedFirst,
+    /// What a recovery brought back counts against quotas. Otherwise a volume passes its quota after each
+    /// crash.
+    QuotaRecovered,
+    /// What was written before a volume had a quota counts. Otherwise it passes its quota at once.
+    QuotaCountsBefore,
+    /// The change of the catalogue has the quota. Otherwise a crash takes it.
+    QuotaRecorded,
+    /// A block that is mapped is written again whatever the quota. Otherwise a volume that has reached it
+    /// refuses all writes.
+    OverwritesAreFree,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 91] = [
+    pub const BUGS: [(&'static str, Rule); 98] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -367,6 +386,7 @@ impl Rule {
         ("one-key-area", Rule::BothKeyAreasWritten),
         ("older-keys-taken", Rule::KeyAreaNumberCompared),
         ("older-state-taken", Rule::OlderStateRefused),
+        ("state-told-early", Rule::StatesToldWhenDurable),
         ("keys-copied-unproven", Rule::CodeBeforeCopying),
         ("erasure-not-ended", Rule::ErasureEnded),
         ("fingerprint-of-other-domain", Rule::FingerprintsByDomain),
@@ -374,5 +394,11 @@ impl Rule {
         ("payload-of-store-key", Rule::PayloadsByDomain),
         ("duplicate-of-other-domain", Rule::DuplicatesWithinDomain),
         ("recovery-by-other-domain", Rule::RecoveryByDomain),
+        ("quota-not-charged", Rule::QuotaCharged),
+        ("quota-leaks-on-trim", Rule::QuotaCountedFirst),
+        ("quota-forgotten-at-recovery", Rule::QuotaRecovered),
+        ("quota-from-now-on", Rule::QuotaCountsBefore),
+        ("quota-not-recorded", Rule::QuotaRecorded),
+        ("overwrite-charged", Rule::OverwritesAreFree),
     ];
 }

@@ -187,6 +187,25 @@ fn rule_14_one_tenant_or_one_volume_writes_duplicates_to_a_full_store() {
     assert_eq!(write(&engine, attacker, end + 1, &page(4711)), Ok(()));
 }
 
+/// Every block that is new to a volume counts against its quota, and none that is mapped there, whatever
+/// the store holds. So a guess, and the block after it, are answered alike.
+#[test]
+fn rule_14_a_quota_answers_alike_whatever_others_hold() {
+    let (engine, attacker) = two_tenants(4711);
+    engine.set_quota(attacker, 64).unwrap();
+    assert_eq!(fill(&engine, attacker, 0), 64);
+    for pin in (4700..4720).chain(0..200) {
+        assert_eq!(write(&engine, attacker, 64, &page(pin)), Err(Kind::NoSpace), "{pin}");
+        // One block is free, and the guess takes it, be it right or wrong.
+        engine.trim(attacker, 4096 * 63, 4096).unwrap();
+        assert_eq!(write(&engine, attacker, 63, &page(pin)), Ok(()), "{pin}");
+        let new = noise(1 << 40 | u64::from(pin));
+        assert_eq!(write(&engine, attacker, 64, &new), Err(Kind::NoSpace), "{pin}");
+    }
+    let victim = engine.find_volume("victim").unwrap();
+    assert_eq!(fill(&engine, victim, 1).min(1000), 1000, "nobody else is refused");
+}
+
 /// All of them, and all snapshots, were copied while the requests of others waited.
 #[test]
 fn rule_12_a_list_of_many_volumes_is_made_in_parts_and_is_whole() {

@@ -21,7 +21,10 @@ use onefold_core::{Error, Kind, Result};
 use onefold_seal::{Secret, SlotSecret, key_file_text, to_words};
 use zeroize::Zeroizing;
 
-use onefold::parts::keys::{self, Asker, Whence};
+use onefold::parts::{
+    keys::{self, Asker, Whence},
+    witness,
+};
 
 use crate::operator::EVERY_VERB;
 
@@ -45,10 +48,23 @@ pub(crate) struct Options {
     #[arg(long, global = true, value_name = "N", hide_short_help = true, help_heading = EVERY_VERB)]
     passphrase_fd: Option<RawFd>,
 
-    /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost.
-    /// Keys that were removed since open it again
+    /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost: keys
+    /// that were removed since open it again. Also opens a store in an older state than was seen here or
+    /// the witness knows, or that others changed since it was seen, and without asking the witness
     #[arg(long, global = true, hide_short_help = true, help_heading = EVERY_VERB)]
     accept_older: bool,
+
+    /// Program, by its whole path, that keeps elsewhere in which state block stores are: it is told of
+    /// each while a verb or a server changes it, and asked before it is opened. A store that is older
+    /// than it knows is refused, and so is any while it does not answer
+    #[arg(
+        long,
+        global = true,
+        value_name = "PROGRAM",
+        hide_short_help = true,
+        help_heading = EVERY_VERB,
+    )]
+    witness: Option<PathBuf>,
 }
 
 /// Where a key comes from.
@@ -110,6 +126,9 @@ pub(crate) fn given() -> Option<&'static GivenWords> {
 /// # Errors
 /// `InvalidInput`: there is no such descriptor.
 pub(crate) fn give(options: &Options) -> Result<()> {
+    if let Some(program) = &options.witness {
+        witness::give(program.clone());
+    }
     let given = options.passphrase_fd.map(GivenWords::take).transpose()?.map(Arc::new);
     let can_ask = given.is_some() || has_terminal();
     // Several stores may want it, and so may `create`.

@@ -318,6 +318,54 @@ fn a_full_store_says_so_and_recovers_space() {
     desk.ok("check a");
 }
 
+/// A guest gets "no space left" at its quota, alone; it overwrites what it has, and a trim makes room.
+#[test]
+fn a_volume_at_its_quota_is_refused_alone() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    desk.ok("volume create a small --size 1G --quota 4M");
+    desk.ok("volume create a other --size 1G");
+    fs::write(desk.path("data"), noise(5, 8 << 20)).unwrap();
+    let write =
+        |at: &str, bytes: &str| format!("write -s {} {at} {bytes}", desk.path("data").display());
+    let serving = desk.serve("a");
+    let (small, other) = (desk.uri("a", "small"), desk.uri("a", "other"));
+    qemu_io(&small, &[&write("100M", "4M"), "flush"]);
+    let full = |command: &str| {
+        let said = try_qemu_io(&small, &[command]);
+        assert!((said.out.clone() + &said.err).contains("No space left"), "{command}: {said:?}");
+    };
+    full("write -P 7 0 4k");
+    full(&write("102M", "4M"));
+    qemu_io(&other, &[&write("0", "8M"), "flush"]);
+    qemu_io(&small, &["write -P 8 100M 4M", "write -z 0 64M", "flush", "read -P 8 100M 4M"]);
+    let line = desk.ok("volume list a");
+    assert!(line.contains("4.00 MiB mapped  small  (quota 4.00 MiB)"), "{line}");
+    assert!(
+        desk.ok("status a").contains("'small' has mapped 4.00 MiB of its quota of 4.00 MiB: new")
+    );
+    qemu_io(&small, &["discard 100M 1M", "write -P 9 0 1M", "flush"]);
+    full("write -P 7 1M 4k");
+    assert_eq!(
+        desk.ok("volume set a small --quota 5M"),
+        "volume 'small' has a quota of 5.00 MiB\n"
+    );
+    qemu_io(&small, &["write -P 9 1M 1M", "flush"]);
+    full("write -P 7 2M 4k");
+    // It outlives a crash of the server.
+    serving.kill();
+    let serving = desk.serve("a");
+    full("write -P 7 2M 4k");
+    let volumes = &desk.status("a")["volumes"];
+    assert_eq!(volumes[1]["quota_bytes"], 5 << 20, "{volumes}");
+    assert!(volumes[0].get("quota_bytes").is_none(), "{volumes}");
+    desk.ok("volume set a small --quota none");
+    qemu_io(&small, &["write -P 7 2M 1M", "flush"]);
+    assert!(serving.terminate().0.success());
+    desk.fails("volume create a odd --size 1G --quota 0", 2, &["limit of 0"]);
+    desk.ok("check a");
+}
+
 #[test]
 fn a_service_manager_is_told_and_its_sockets_are_used() {
     let desk = Desk::new();

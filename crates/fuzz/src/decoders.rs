@@ -232,6 +232,7 @@ pub(crate) fn page_examples() -> Vec<Vec<u8>> {
         blocks: 77,
         no_dedup: onefold_block::NoDedup::new(vec![2..5, 9..10]).unwrap_or_default(),
         limits: onefold_core::VolumeLimits { iops: 500, bytes: 10 << 20 },
+        quota: 33,
         domain: 2,
     };
     examples.push(change.encode().0.to_vec());

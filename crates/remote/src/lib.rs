@@ -22,5 +22,5 @@ mod wire;
 
 pub use client::{RemoteFiles, connect};
 pub use rights::{Right, Stay};
-pub use server::{Offer, Pulse, answer};
+pub use server::{Act, Offer, Pulse, answer};
 pub use wire::{Greeting, decoders, refuse};

@@ -120,6 +120,27 @@ pub struct Offer {
     pub turn: Box<dyn Fn() -> Result<Box<dyn Lock>> + Send + Sync>,
     /// Free bytes of the file system.
     pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
+    /// Hears what was done or refused, before the other side has its answer.
+    pub heard: Box<dyn Fn(Act<'_>) + Send + Sync>,
+}
+
+/// What the other side did, or was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act<'a> {
+    /// A new file.
+    Created(&'a str),
+    /// A file that is gone.
+    Removed(&'a str),
+    /// Bytes that it read.
+    Read(u64),
+    /// Bytes that it wrote.
+    Wrote(u64),
+    /// Bytes of a file that hold nothing any more.
+    Freed(u64),
+    /// A file has another length.
+    Resized,
+    /// What it asked for, and may not; with a name, which may be anything.
+    Refused(&'static str, Option<&'a str>),
 }
 
 /// All that the threads of a connection share.
@@ -263,6 +284,8 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
     }
     house.pulse.beat(request != Request::Alive || house.right > Right::Read);
     if let Err(error) = house.right.allows(&request, house.offer.reader_lock) {
+        let (asked, name) = request.shown();
+        (house.offer.heard)(Act::Refused(asked, name));
         house.say(id, Err(error));
         return Ok(());
     }
@@ -462,6 +485,7 @@ impl House {
         if (self.offer.is_own)(name) {
             return Ok(());
         }
+        (self.offer.heard)(Act::Refused("name", Some(name)));
         let why = format!("{} is no file of an archive", name.escape_debug());
         Err(Error::new(Kind::Denied, why))
     }
@@ -481,7 +505,9 @@ impl House {
             }
             Request::Create { handle, name } => {
                 self.own(name)?;
-                return self.keep(handle, || self.offer.files.create(name));
+                let done = self.keep(handle, || self.offer.files.create(name))?;
+                (self.offer.heard)(Act::Created(name));
+                return Ok(done);
             }
             Request::Open { handle, name, large } => {
                 self.own(name)?;
@@ -493,6 +519,7 @@ impl House {
             Request::Remove { name } => {
                 self.own(name)?;
                 self.offer.files.remove(name)?;
+                (self.offer.heard)(Act::Removed(name));
             }
             Request::SyncNames => self.offer.files.sync_names()?,
             Request::Free => {
@@ -511,16 +538,26 @@ impl House {
                     false => file()?.read_at(at, &mut into)?,
                 };
                 into.truncate(n);
+                (self.offer.heard)(Act::Read(n as u64));
                 return Ok(Done::Bytes(into));
             }
-            Request::Write { at, data, .. } => file()?.write_at(at, data)?,
+            Request::Write { at, data, .. } => {
+                file()?.write_at(at, data)?;
+                (self.offer.heard)(Act::Wrote(data.len() as u64));
+            }
             Request::Keeps { at, data, .. } => {
                 return Ok(Done::Bytes(vec![file()?.keeps(at, data)?.into()]));
             }
             Request::Sync { .. } => file()?.sync()?,
-            Request::SetBytes { bytes, .. } => file()?.set_bytes(bytes)?,
+            Request::SetBytes { bytes, .. } => {
+                file()?.set_bytes(bytes)?;
+                (self.offer.heard)(Act::Resized);
+            }
             Request::Reserve { at, bytes, .. } => file()?.reserve(at, bytes)?,
-            Request::Punch { at, bytes, .. } => file()?.punch(at, bytes)?,
+            Request::Punch { at, bytes, .. } => {
+                file()?.punch(at, bytes)?;
+                (self.offer.heard)(Act::Freed(bytes));
+            }
             Request::Lock { .. }
             | Request::Close { .. }
             | Request::Unlock { .. }

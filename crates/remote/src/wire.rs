@@ -124,6 +124,33 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
+    /// What is asked for, and the name in it, which may be anything.
+    pub(crate) fn shown(&self) -> (&'static str, Option<&str>) {
+        match *self {
+            Request::Create { name, .. } => ("create", Some(name)),
+            Request::Remove { name } => ("remove", Some(name)),
+            Request::Lock { name, .. } => ("lock", Some(name)),
+            Request::Open { name, .. } => ("open", Some(name)),
+            Request::Write { .. } => ("write", None),
+            Request::SetBytes { .. } => ("resize", None),
+            Request::Reserve { .. } => ("reserve", None),
+            Request::Punch { .. } => ("punch", None),
+            Request::Names
+            | Request::Close { .. }
+            | Request::SyncNames
+            | Request::Unlock { .. }
+            | Request::Bytes { .. }
+            | Request::Occupied { .. }
+            | Request::Read { .. }
+            | Request::Keeps { .. }
+            | Request::Sync { .. }
+            | Request::Free
+            | Request::Alive => ("look", None),
+        }
+    }
+}
+
+impl Request<'_> {
     /// The request without its data, and the number of what is asked in front.
     fn head(&self) -> Vec<u8> {
         let mut head = Vec::with_capacity(32);

@@ -11,7 +11,7 @@ use std::{
 
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
-use onefold_remote::{Greeting, Offer, Pulse, RemoteFiles, Right, Stay, answer, connect};
+use onefold_remote::{Act, Greeting, Offer, Pulse, RemoteFiles, Right, Stay, answer, connect};
 
 /// These files, of which none may be called "nodes".
 fn offer(files: Arc<dyn Files>) -> Offer {
@@ -27,6 +27,7 @@ fn offer(files: Arc<dyn Files>) -> Offer {
         brief: Duration::from_millis(300),
         turn: Box::new(|| Ok(Box::new(NoTurn))),
         free_bytes: Box::new(|| Ok(77)),
+        heard: Box::new(|_| ()),
     }
 }
 
@@ -375,4 +376,41 @@ fn who_hangs_up_ends_the_connection_for_all() {
     while !remote.has_ended() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn rule_48_what_the_other_side_did_and_was_refused_is_heard() {
+    let heard = |right: Right, act: fn(&RemoteFiles)| -> Vec<String> {
+        let (near, far) = UnixStream::pair().unwrap();
+        let all = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let of_thread = all.clone();
+        let thread = std::thread::spawn(move || {
+            let hear = move |act: Act<'_>| of_thread.lock().push(format!("{act:?}"));
+            let dir = tempfile::tempdir().unwrap();
+            let files: Arc<dyn Files> = Arc::new(Directory::open(dir.path(), true).unwrap());
+            let offer = Offer { heard: Box::new(hear), ..offer(files) };
+            let output = Box::new(far.try_clone().unwrap());
+            let end = answer(offer, &Greeting::of(right), &far, output, &Pulse::default());
+            far.shutdown(std::net::Shutdown::Both).unwrap();
+            end
+        });
+        let output = Box::new(Closing(near.try_clone().unwrap()));
+        let (files, _) = connect(Box::new(near), output, "far").unwrap();
+        act(&files);
+        files.hang_up();
+        drop(files);
+        thread.join().unwrap().unwrap();
+        all.lock().clone()
+    };
+    let did = heard(Right::Manage, |files| {
+        let file = files.create("log-1").unwrap();
+        file.write_at(0, b"12345").unwrap();
+        file.set_bytes(3).unwrap();
+        files.remove("log-1").unwrap();
+        assert!(files.create("nodes").is_err());
+    });
+    let refused = "Refused(\"name\", Some(\"nodes\"))";
+    assert_eq!(did, ["Created(\"log-1\")", "Wrote(5)", "Resized", "Removed(\"log-1\")", refused]);
+    let did = heard(Right::Read, |files| assert!(files.remove("log-1").is_err()));
+    assert_eq!(did, ["Refused(\"remove\", Some(\"log-1\"))"]);
 }

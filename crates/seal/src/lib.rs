@@ -25,6 +25,7 @@
 mod area;
 mod cipher;
 mod copies;
+mod head;
 mod keys;
 #[cfg(feature = "observer")]
 pub mod observer;
@@ -40,8 +41,9 @@ pub use crate::{
     area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, is_being_erased, judge},
+    head::{Head, Mark},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
-    opener::Opener,
+    opener::{DurableState, Opener, StateSeen},
     random::Random,
     recovery::{from_words, to_words},
     secret::Secret,

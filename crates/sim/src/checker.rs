@@ -37,6 +37,8 @@ pub enum Checker {
     Extents,
     /// The volumes are those that were made.
     Volumes,
+    /// A volume maps no more than its quota, and is refused nothing before it does.
+    Quota,
     /// A store has the size that it was told to have, or after a crash that from before.
     StoreSize,
     /// The whole-store verifier finds nothing.

@@ -3,6 +3,8 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     process::Stdio,
     thread,
@@ -50,7 +52,13 @@ fn block(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     onefold.verb(volume.into_iter().chain(["--no-dedup", "0-64K", "--limit-iops", "1000"]))?;
     onefold.verb(["snapshot", "create", path(&store), "v@monday"])?;
     cut_off(onefold, scratch, &store)?;
-    let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("d").display())], &[])?;
+    let witness = scratch.file("witness");
+    let mut open = fs::OpenOptions::new();
+    let file = open.write(true).create(true).mode(0o700).open(&witness)?;
+    (&file).write_all(b"#!/bin/sh\necho none\n")?;
+    drop(file);
+    let address = format!("unix:{}", scratch.file("d").display());
+    let server = onefold.serve(&store, &[address], &["--witness", path(&witness)])?;
     served(onefold, &store)?;
     onefold.verb(["snapshot", "list", path(&store), "--space"])?;
     let status = served(onefold, &store)?;

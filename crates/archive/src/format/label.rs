@@ -67,6 +67,10 @@ const FEATURE_GATHERED: u64 = 1;
 /// count all references anew each time.
 const FEATURE_COUNTS_IN_PAGES: u64 = 2;
 
+/// Needed to change it: snapshots of the tables have a hash of all changes, and the file `heads` the hashes
+/// of the last ones. Whoever does not know them would write snapshots without.
+const FEATURE_HEADS: u64 = 4;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -102,6 +106,8 @@ pub struct Label {
     pub counts_in_pages: bool,
     /// There may be domains beside the first one.
     pub domains: bool,
+    /// Snapshots of the tables prove from which histories they descend; of sealed archives only.
+    pub heads: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -136,12 +142,15 @@ pub struct Kinds {
     pub counts_in_pages: bool,
     /// There may be domains beside the first one.
     pub domains: bool,
+    /// Snapshots of the tables prove from which histories they descend; of sealed archives only.
+    pub heads: bool,
 }
 
 impl Kinds {
-    /// All that `create` sets and that an older archive can get without its data written again.
+    /// All that `create` sets and that an older archive, sealed or not, can get without its data written
+    /// again.
     #[must_use]
-    pub fn upgraded(self) -> Kinds {
+    pub fn upgraded(self, is_sealed: bool) -> Kinds {
         Kinds {
             late: self.late,
             trees: true,
@@ -150,6 +159,7 @@ impl Kinds {
             clones: true,
             counts_in_pages: true,
             domains: self.domains,
+            heads: is_sealed,
         }
     }
 }
@@ -194,6 +204,7 @@ impl Label {
             clones: self.clones,
             counts_in_pages: self.counts_in_pages,
             domains: self.domains,
+            heads: self.heads,
         }
     }
 
@@ -243,8 +254,11 @@ impl Label {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
         let gathers = self.late.map_or(0, |rad| rad.gathers);
-        let to_write =
-            [(gathers > 0, FEATURE_GATHERED), (self.counts_in_pages, FEATURE_COUNTS_IN_PAGES)];
+        let to_write = [
+            (gathers > 0, FEATURE_GATHERED),
+            (self.counts_in_pages, FEATURE_COUNTS_IN_PAGES),
+            (self.heads, FEATURE_HEADS),
+        ];
         let write: u64 = to_write.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
         let (write, ignored) = (write | self.newer.to_write, self.newer.ignored);
         let has_features = self.trees
@@ -356,6 +370,7 @@ impl Label {
             clones: false,
             counts_in_pages: false,
             domains: false,
+            heads: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -375,7 +390,8 @@ impl Label {
         label.clones = features & FEATURE_CLONES != 0;
         label.counts_in_pages = to_write & FEATURE_COUNTS_IN_PAGES != 0;
         label.domains = features & FEATURE_DOMAINS != 0;
-        if label.domains && label.sealed.is_none() {
+        label.heads = to_write & FEATURE_HEADS != 0;
+        if (label.domains || label.heads) && label.sealed.is_none() {
             return Err(corrupt("the label's features can't be true"));
         }
         if features & FEATURE_FINGERPRINT != 0 {
@@ -410,7 +426,7 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_ON_DEMAND
         | FEATURE_DOMAINS;
     refuse_unknown(read & !known, "to read it")?;
-    let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES);
+    let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES | FEATURE_HEADS);
     Ok((read, write, Newer { to_write, ignored }))
 }
 
@@ -553,6 +569,7 @@ mod tests {
             clones: false,
             counts_in_pages: false,
             domains: false,
+            heads: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),

@@ -9,6 +9,9 @@ pub(crate) const LABEL: &str = "label";
 /// The key area of a sealed archive.
 pub(crate) const KEYS: &str = "keys";
 
+/// The hashes of the last frames, in an archive that keeps a hash of all.
+pub(crate) const HEADS: &str = "heads";
+
 /// The last frame and label that are known to be durable.
 pub(crate) const SYNCED: &str = "vouched";
 

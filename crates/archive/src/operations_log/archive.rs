@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::{Mutex, MutexGuard};
 
-use onefold_seal::{Keys, Random};
+use onefold_seal::{Head, Keys, Random};
 
-use super::{domain::Domain, key_area, position::LogPosition, snapshot::write_snapshot};
+use super::{domain::Domain, heads, key_area, position::LogPosition, snapshot::write_snapshot};
 use crate::{
     chunking::Cuts,
     erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
@@ -129,6 +129,20 @@ impl Archive {
     /// The archive's label.
     pub fn label(&self) -> &Label {
         &self.label
+    }
+
+    /// Where the archive's history has come to, as of the last look at the log.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        heads::of(&self.position.lock().tables)
+    }
+
+    /// Tells who remembers heads that the archive has come to this one; it is durable.
+    pub(super) fn saw(&self, tables: &Tables) {
+        let opener = self.settings.opener.of().filter(|_| self.label.sealed.is_some());
+        if let Some(opener) = opener {
+            opener.saw_head(&self.label.id, &heads::of(tables));
+        }
     }
 
     /// The archive as of the last look at the log.
@@ -293,6 +307,7 @@ fn create_in(
         on_demand: format.leaves && format.on_demand,
         counts_in_pages: format.counts_in_pages,
         domains: false,
+        heads: format.heads && is_sealed,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };
@@ -309,12 +324,10 @@ fn create_in(
     let reserve = fresh(files, RESERVE)?;
     fill(&*reserve, format.reserve_bytes)?;
     reserve.sync()?;
-    write_snapshot(
-        files,
-        &identity,
-        1,
-        &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
-    )?;
+    let tables = Tables::new(spread, label.kinds());
+    let head = if label.heads { heads::beginning(&identity, 0, 0) } else { tables.head };
+    let tables = Tables { next_id: 1, next_segment: 1, epoch: 1, head, ..tables };
+    write_snapshot(files, &identity, 1, &tables)?;
     fresh(files, &log_name(1))?.sync()?;
     files.sync_names()?;
     // The label comes last: without it there is no archive.
@@ -381,7 +394,12 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     let late = label.late.is_some();
     let leaves = LeafStore::new(files.clone(), identity.clone(), settings, late, budget.clone());
     let from = (&budget, &leaves);
-    let position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
+    let mut position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
+    if let (Some(_), Some(opener)) = (label.sealed, settings.opener.of())
+        && let Some(seen) = opener.head_seen(&label.id).filter(|_| !opener.accepts_older())
+    {
+        position.must_pass(&**files, &label.id, settings, seen)?;
+    }
     if writes {
         if files.spread() != ONE_DIRECTORY {
             position.read_log(&identity, settings, &budget)?;

@@ -8,6 +8,7 @@ use super::{
     archive::{Archive, label_now},
     domains::forget_erased,
     frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
+    heads::{self, FrameHash},
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
@@ -91,6 +92,10 @@ impl Archive {
         (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
         next.apply(sequence, records)?;
         next.chain = checksum;
+        let hash = heads::take(&mut next, &bytes);
+        if position.hashes.len() as u64 >= heads::KEPT {
+            return Err(log_full());
+        }
         if next.moved() > tables.moved().max(self.settings.moved_max)
             && tables.moved() > 0
             && self.keeps(Rule::MergesLimited)
@@ -104,6 +109,9 @@ impl Archive {
         // Nodes that lack a unit of a container leave before the frame lists it. A crash may leave
         // the frame, and then nobody knows any more who failed.
         self.files.confirm()?;
+        if !self.keeps(Rule::HeadsNotedWhenDurable) {
+            self.saw(&next);
+        }
         let written = loop {
             let synced = position
                 .log
@@ -126,8 +134,10 @@ impl Archive {
             return Err(error);
         }
         position.end += bytes.len() as u64;
+        position.hashes.extend(hash);
         position.tables = Arc::new(next);
         forget_erased(self, &position.tables);
+        self.saw(&position.tables);
         record_synced(self, sequence, position.snapshot)
     }
 
@@ -153,7 +163,10 @@ impl Archive {
                 Err(error) if error.kind() == Kind::Corrupt && self.files.leave_damaged_copy() => {}
                 replayed => {
                     forget_erased(self, &position.tables);
-                    return replayed;
+                    replayed?;
+                    position.has_passed()?;
+                    self.saw(&position.tables);
+                    return Ok(());
                 }
             }
         }
@@ -199,7 +212,7 @@ impl Archive {
             }
             upto = *sequence;
         }
-        let mut replayed = Replayed::of(&position.tables);
+        let mut replayed = Replayed { passes: position.passes, ..Replayed::of(&position.tables) };
         replay(
             &*position.log,
             position.end,
@@ -282,6 +295,9 @@ impl Archive {
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
+        if tables.heads && self.keeps(Rule::HashesBeforeSnapshot) {
+            heads::write(&*self.files, tables.sequence, &position.hashes)?;
+        }
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, &self.settings)?;
         write_leaves(
             &*self.files,
@@ -311,6 +327,7 @@ impl Archive {
             position.label_durable,
         ) = (label.generation, number, log, 0, true);
         position.tables = Arc::new(tables);
+        position.hashes.clear();
         position.snapshot_lost = None;
         if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
         if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
@@ -358,11 +375,12 @@ struct Reached {
     sequence: u64,
     end: u64,
     last: Vec<u8>,
+    hashes: Vec<FrameHash>,
 }
 
 /// Reads the new frames of the log.
 fn read_on(archive: &Archive, position: &LogPosition) -> Result<Reached> {
-    let mut replayed = Replayed::of(&position.tables);
+    let mut replayed = Replayed { passes: position.passes, ..Replayed::of(&position.tables) };
     replay(
         &*position.log,
         position.end,
@@ -372,27 +390,32 @@ fn read_on(archive: &Archive, position: &LogPosition) -> Result<Reached> {
         &archive.settings,
         u64::MAX,
     )?;
-    let Replayed { tables, end, last } = replayed;
+    let Replayed { tables, end, last, hashes, passes: _ } = replayed;
     let sequence = tables.sequence;
     let tables = match tables {
         Cow::Owned(tables) => Some(tables),
         Cow::Borrowed(_) => None,
     };
-    Ok(Reached { tables, sequence, end, last })
+    Ok(Reached { tables, sequence, end, last, hashes })
 }
 
 /// Loads the snapshot that the label names, or the one behind it.
 fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Result<LogPosition> {
     // Gives the old tables' memory back to the budget; loading draws it again.
     position.drawn = Drawn::default();
-    LogPosition::load_newest(
+    let mut newest = LogPosition::load_newest(
         &archive.files,
         &archive.identity,
         label,
         &archive.settings,
         Some(&position.tables),
         (&archive.budget, &archive.leaves),
-    )
+    )?;
+    if archive.label.sealed.is_some() {
+        let seen = position.passes.unwrap_or_else(|| heads::of(&position.tables));
+        newest.must_pass(&*archive.files, &archive.label.id, &archive.settings, seen)?;
+    }
+    Ok(newest)
 }
 
 /// Reads new frames of the copy of the log that is read now.
@@ -435,7 +458,7 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
             _ => return Err(changes_lost(reached.sequence, recorded)),
         }
     }
-    let Reached { tables: Some(tables), end, last, .. } = reached else { return Ok(()) };
+    let Reached { tables: Some(tables), end, last, hashes, .. } = reached else { return Ok(()) };
     let unsure = tables.sequence > recorded && archive.keeps(Rule::FrameDurableBeforeShown);
     if unsure && archive.writes {
         position.log.write_at(end - last.len() as u64, &last)?;
@@ -447,5 +470,6 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
         return archive.replay_lasting_frames(position, tables, end, recorded);
     }
     (position.tables, position.end) = (Arc::new(tables), end);
+    position.hashes.extend(hashes);
     Ok(())
 }

@@ -3,6 +3,9 @@
 use std::borrow::Cow;
 
 use onefold_core::{Error, File, Kind, Result};
+use onefold_seal::Head;
+
+use super::heads::{self, FrameHash};
 
 use crate::{
     block_index::LEAF_MEMORY,
@@ -29,11 +32,21 @@ pub(crate) struct Replayed<'a> {
     pub(super) end: u64,
     /// Its last frame, as it was written.
     pub(super) last: Vec<u8>,
+    /// The hashes of new frames, in an archive that keeps heads.
+    pub(super) hashes: Vec<FrameHash>,
+    /// A head that was seen earlier: the frame with its number is that one.
+    pub(super) passes: Option<Head>,
 }
 
 impl Replayed<'_> {
     pub(super) fn of(tables: &Tables) -> Replayed<'_> {
-        Replayed { tables: Cow::Borrowed(tables), end: 0, last: Vec::new() }
+        Replayed {
+            tables: Cow::Borrowed(tables),
+            end: 0,
+            last: Vec::new(),
+            hashes: Vec::new(),
+            passes: None,
+        }
     }
 }
 
@@ -72,6 +85,15 @@ pub(crate) fn replay(
         tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
         tables.chain = checksum;
         to.last = frames.whole(bytes)?;
+        if let Some(hash) = heads::take(tables, &to.last) {
+            drawn.more(size_of::<FrameHash>() as u64)?;
+            to.hashes.push(hash);
+        }
+        if let Some(seen) = to.passes.filter(|seen| seen.number == sequence)
+            && !heads::is_of(tables, &seen)
+        {
+            return Err(heads::other_history(sequence));
+        }
         to.end += bytes;
         frames.pass(bytes);
     }

@@ -28,6 +28,7 @@
 //! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`upgrade`] | an archive of an older program gets newer kinds of tables |
+//! | [`heads`] | what shows that the archive goes on from where it was seen earlier |
 //! | [`epochs`] | what readers keep from being freed |
 
 mod archive;
@@ -40,6 +41,7 @@ mod domain_changes;
 mod domains;
 mod epochs;
 mod frames;
+mod heads;
 mod key_area;
 mod key_changes;
 mod label;

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use onefold_core::{Error, File, Files, Kind, Result};
+use onefold_seal::Head;
 
 use super::{
     frames::{Replayed, replay},
+    heads::{self, Compared, FrameHash},
     snapshot::read_snapshot,
 };
 use crate::{
@@ -34,6 +36,10 @@ pub(crate) struct LogPosition {
     pub(super) log: Arc<dyn File>,
     /// Bytes of the log that are applied.
     pub(super) end: u64,
+    /// The hashes of their frames, in an archive that keeps heads.
+    pub(super) hashes: Vec<FrameHash>,
+    /// A head that was seen earlier, until the log was read to there.
+    pub(super) passes: Option<Head>,
     /// The label is known to be durable.
     pub(super) label_durable: bool,
     /// A place of the label is damaged, or its last write did not arrive: `generation` is that of
@@ -88,6 +94,50 @@ impl LogPosition {
     /// This position, for the process that was at another one: a failure that stopped it counts on.
     pub(super) fn instead_of(self, other: &mut LogPosition) -> LogPosition {
         LogPosition { stopped: other.stopped.take(), ..self }
+    }
+
+    /// Says which head was seen earlier: this position, of a snapshot, descends from it, or comes to it by
+    /// its log.
+    ///
+    /// # Errors
+    /// `Denied`: it does not; those of the system.
+    pub(super) fn must_pass(
+        &mut self,
+        files: &dyn Files,
+        id: &[u8; 16],
+        settings: &Settings,
+        seen: Head,
+    ) -> Result<()> {
+        if !settings.keeps(Rule::HeadsCompared) {
+            return Ok(());
+        }
+        if seen.number > self.tables.sequence {
+            self.passes = Some(seen);
+            return Ok(());
+        }
+        match heads::compare(files, &self.tables, &seen)? {
+            Compared::Descends => {}
+            Compared::Differs => return Err(heads::other_history(seen.number)),
+            Compared::TooLate(changes) => {
+                if let Some(opener) = settings.opener.of() {
+                    opener.cannot_compare(id, changes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Errors unless the log was read to the head that was seen earlier.
+    pub(super) fn has_passed(&mut self) -> Result<()> {
+        match self.passes {
+            Some(seen) if seen.number > self.tables.sequence => {
+                Err(heads::older(self.tables.sequence, seen.number))
+            }
+            _ => {
+                self.passes = None;
+                Ok(())
+            }
+        }
     }
 
     /// Reads the log to its end, and changes nothing.
@@ -174,6 +224,8 @@ impl LogPosition {
             snapshot: label.snapshot,
             log,
             end: 0,
+            hashes: Vec::new(),
+            passes: None,
             label_durable: false,
             label_lost: false,
             stopped: None,

@@ -45,6 +45,9 @@ pub(crate) fn write_snapshot(
         w.u64(body.len() as u64);
         proofs::encode(tables, &mut w);
         w.raw(&body);
+        if tables.heads {
+            w.raw(&tables.head);
+        }
         body = w.0;
         // Hides how long the tables are.
         body.resize((body.len() + identity.tail()).next_multiple_of(STEP_BYTES), 0);
@@ -115,21 +118,26 @@ pub(crate) fn read_snapshot(
     if !identity.open(What::Snapshot, (number, 0), &[], &mut body, sum) {
         return Err(damaged("it fails its checksum"));
     }
-    let (proofs, tables) = match identity.sealing() {
+    let (proofs, tables, head) = match identity.sealing() {
         Some(_) => {
             let r = &mut Reader(&body, Some(drawn));
             let length = r.u64().map_err(whole)?;
             let proofs = Proofs::decode(r).map_err(whole)?;
-            let tables = usize::try_from(length).ok().and_then(|length| r.0.get(..length));
-            (Some(proofs), tables.ok_or_else(|| damaged("its tables end too early"))?)
+            let parts =
+                usize::try_from(length).ok().and_then(|length| r.0.split_at_checked(length));
+            let (tables, behind) = parts.ok_or_else(|| damaged("its tables end too early"))?;
+            let head =
+                if kinds.heads { Reader(behind, None).array().map_err(whole)? } else { [0; 32] };
+            (Some(proofs), tables, head)
         }
-        None => (None, &body[..]),
+        None => (None, &body[..], [0; 32]),
     };
     let reader = LeafReader::new(files, identity, settings);
     let leaves = &mut Source { reader, before, store, number };
     let read = Tables::decode_within(tables, files.spread(), kinds, drawn, Some(leaves));
     let read = read.and_then(|mut tables| {
         drop(body);
+        tables.head = head;
         if let Some(proofs) = proofs {
             proofs.give(&mut tables);
         }

@@ -16,6 +16,7 @@ use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use super::{
     archive::{Archive, label_now},
+    heads,
     label::{make_label_durable, record_synced},
     position::LogPosition,
     snapshot::{write_block_indexes, write_snapshot},
@@ -45,7 +46,7 @@ const LOCKS: [(&str, &str); 5] = [
 /// that need no data written again.
 #[must_use]
 pub fn features_to_come(label: &Label) -> Vec<&'static str> {
-    let (has, gets) = (label.kinds(), label.kinds().upgraded());
+    let (has, gets) = (label.kinds(), label.kinds().upgraded(label.sealed.is_some()));
     let all = [
         (has.trees, gets.trees, "snapshots of directories"),
         (has.leaves, gets.leaves, "checkpoints that write what changed of the tables"),
@@ -56,6 +57,7 @@ pub fn features_to_come(label: &Label) -> Vec<&'static str> {
             gets.counts_in_pages,
             "usage counts in pages, of which counting writes those that changed",
         ),
+        (has.heads, gets.heads, "proof that the archive goes on from where it was seen earlier"),
     ];
     all.into_iter().filter(|(has, gets, _)| !has && *gets).map(|(_, _, feature)| feature).collect()
 }
@@ -78,7 +80,8 @@ pub fn upgrade(archive: &Archive) -> Result<bool> {
 /// # Errors
 /// As [`upgrade`].
 pub fn upgrade_telling(archive: &Archive, told: &mut dyn FnMut(u64, u64)) -> Result<bool> {
-    upgrade_to(archive, archive.label.kinds().upgraded(), told)
+    let kinds = archive.label.kinds().upgraded(archive.label.sealed.is_some());
+    upgrade_to(archive, kinds, told)
 }
 
 /// The same for these kinds of tables.
@@ -157,8 +160,17 @@ fn write_tables(
     told: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
-    let Kinds { trees, leaves, on_demand, clones, domains, late: _, counts_in_pages: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, domains, heads, late: _, counts_in_pages: _ } =
+        kinds;
     let tables = Tables::clone(&position.tables);
+    if tables.heads {
+        heads::write(files, tables.sequence, &position.hashes)?;
+    }
+    let head = match heads && !tables.heads {
+        true => heads::beginning(identity, tables.sequence, tables.chain),
+        false => tables.head,
+    };
+    let tables = Tables { heads, head, ..tables };
     let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
     write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
@@ -180,7 +192,8 @@ fn write_labels(
     snapshot: u64,
     kinds: Kinds,
 ) -> Result<()> {
-    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, domains, late: _ } = kinds;
+    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, domains, heads, late: _ } =
+        kinds;
     let file = archive.files.open(LABEL)?;
     let places = if archive.keeps(Rule::BothPlacesUpgraded) { 2 } else { 1 };
     for place in 1..=places {
@@ -194,6 +207,7 @@ fn write_labels(
             clones,
             counts_in_pages,
             domains,
+            heads,
             ..label_now(archive)
         };
         file.write_at(label.place(), &label.encode(&archive.identity)?)?;

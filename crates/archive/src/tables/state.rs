@@ -86,6 +86,10 @@ pub struct Tables {
     pub sequence: u64,
     /// Its checksum.
     pub chain: u64,
+    /// A hash of all frames is kept.
+    pub heads: bool,
+    /// That hash; else zeroes.
+    pub head: [u8; 32],
     /// The epoch.
     pub epoch: u32,
     /// The next id that nobody has.
@@ -217,7 +221,8 @@ impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
-        let Kinds { late, trees, leaves, on_demand, clones, domains, counts_in_pages: _ } = kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, domains, heads, counts_in_pages: _ } =
+            kinds;
         let (align, has_domains) = (PLACE_ALIGN * u64::from(data), domains);
         Tables {
             align,
@@ -228,6 +233,7 @@ impl Tables {
             on_demand,
             clones,
             has_domains,
+            heads,
             ..Tables::default()
         }
     }

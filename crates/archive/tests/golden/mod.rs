@@ -78,13 +78,15 @@ pub(crate) fn forms() -> Vec<Form> {
     all.push(Form { nodes: true, ..plain(first) });
     all.push(Form { sealed: true, ..plain(counts) });
     all.push(Form { sealed: true, ..plain(Kinds { domains: true, ..counts }) });
+    all.push(Form { sealed: true, ..plain(Kinds { heads: true, ..counts }) });
     all
 }
 
 impl Form {
     /// The name of its golden archive.
     pub(crate) fn name(self) -> String {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
+            self.kinds;
         let words = [
             (trees, "trees"),
             (clones, "clones"),
@@ -97,6 +99,7 @@ impl Form {
             (self.nodes && !late, "nodes"),
             (self.sealed, "sealed"),
             (domains, "domains"),
+            (heads, "heads"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -104,10 +107,12 @@ impl Form {
 
     /// The version of its label, and the features that are needed to read and to write.
     pub(crate) fn label(self) -> (u8, u64, u64) {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
+            self.kinds;
         let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
-        let write = u64::from(self.gathers) | u64::from(counts_in_pages) << 1;
+        let write =
+            u64::from(self.gathers) | u64::from(counts_in_pages) << 1 | u64::from(heads) << 2;
         match read {
             _ if self.sealed => (4, read, write),
             0 => (1, 0, 0),
@@ -124,7 +129,8 @@ impl Form {
     pub(crate) fn create_by(self, at: &Path, chance: u64) {
         let rad = Rad { delay: 1, batch: 1, classes: [2, 2, 2], gathers: 0 };
         let gathered = Rad { delay: 0, gathers: 16, ..rad };
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains } = self.kinds;
+        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
+            self.kinds;
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 256 << 10,
@@ -133,6 +139,7 @@ impl Form {
             on_demand,
             clones,
             counts_in_pages,
+            heads,
             late: late.then_some(if self.gathers { gathered } else { rad }),
             fingerprint: if self.sha256 { Algorithm::HmacSha256 } else { Algorithm::Blake3 },
             ..Format::new([7; 16], [8; 32], [9; 16])

@@ -35,7 +35,7 @@ use super::{
     asking::{MAY_START, Spent},
     seeking::{Question, Stretch},
 };
-use crate::secrets::given_descriptors;
+use crate::program::given_descriptors;
 
 /// What the process is called.
 const NAME: &str = "onefold-holes";

@@ -169,6 +169,7 @@ pub(crate) fn receive(asking: Asking<'_>, what: Receive) -> Result<(VolumeId, As
         blocks,
         no_dedup: what.no_dedup.clone(),
         limits: VolumeLimits::default(),
+        quota: 0,
         domain,
         snapshot: None,
         receiving: Some(Receiving {

@@ -12,6 +12,7 @@ use crate::{
     engine::{
         admission::admit_range,
         gather::{admit_known, make_room},
+        quota,
     },
     format::catalogue::{CatalogueChange, NoDedup},
     kernel::{Kernel, State, VolumeState},
@@ -83,11 +84,14 @@ pub struct NewVolume {
     pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
+    /// Blocks that clients may map in it; 0 for any number.
+    pub quota: u64,
     /// The domain that its data belongs to; only a sealed store has another one than the first.
     pub domain: u32,
 }
 
-/// As [`create_volume`], with ranges that are not deduplicated, limits for its clients, and a domain.
+/// As [`create_volume`], with ranges that are not deduplicated, limits for its clients, a quota, and a
+/// domain.
 pub(crate) fn create_volume_with(
     kernel: &Kernel,
     scheme: &dyn Scheme,
@@ -95,11 +99,12 @@ pub(crate) fn create_volume_with(
     blocks: u64,
     new: NewVolume,
 ) -> Result<(VolumeId, Ticket)> {
-    let NewVolume { no_dedup, limits, domain } = new;
+    let NewVolume { no_dedup, limits, quota, domain } = new;
     let mut state = kernel.state.lock();
     state.volumes.check_domain(domain)?;
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(blocks, None)?;
+    quota::check(scheme, &mut state, quota)?;
     let most = kernel.settings.limits;
     if state.volumes.count() as u64 >= most.volumes / 2 {
         return Err(Error::new(
@@ -127,17 +132,16 @@ pub(crate) fn create_volume_with(
         blocks,
         no_dedup: no_dedup.clone(),
         limits,
+        quota,
         domain,
         snapshot: None,
         receiving: None,
         replica_of: None,
     };
     let id = state.volumes.create(volume);
-    let ticket = record(
-        kernel,
-        &mut state,
-        CatalogueChange::Create { id, name: name.to_owned(), blocks, no_dedup, limits, domain },
-    );
+    let name = name.to_owned();
+    let change = CatalogueChange::Create { id, name, blocks, no_dedup, limits, quota, domain };
+    let ticket = record(kernel, &mut state, change);
     scheme.end_change(&mut state);
     Ok((id, ticket))
 }
@@ -222,6 +226,17 @@ pub(crate) fn set_limits(
     change_settings(kernel, scheme, id, |volume| volume.limits = limits)
 }
 
+/// Gives a volume a quota of so many blocks, or none with 0.
+pub(crate) fn set_quota(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    id: VolumeId,
+    quota: u64,
+) -> Result<Ticket> {
+    quota::check(scheme, &mut kernel.state.lock(), quota)?;
+    change_settings(kernel, scheme, id, |volume| volume.quota = quota)
+}
+
 fn change_settings(
     kernel: &Kernel,
     scheme: &dyn Scheme,
@@ -232,11 +247,17 @@ fn change_settings(
     state.volumes.check_writable(id)?;
     let mut volume = state.volumes.get(id)?.clone();
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
+    let before = volume.quota;
     change(&mut volume);
-    let recorded =
-        CatalogueChange::Settings { id, no_dedup: volume.no_dedup.clone(), limits: volume.limits };
+    let VolumeState { limits, quota, .. } = volume;
+    let no_dedup = volume.no_dedup.clone();
+    let kept = if kernel.keeps(Rule::QuotaRecorded) { quota } else { before };
+    let recorded = CatalogueChange::Settings { id, no_dedup, limits, quota: kept };
     state.volumes.change(id, |now| *now = volume);
     let ticket = record(kernel, &mut state, recorded);
+    if quota > 0 && before == 0 {
+        quota::begin(kernel, &mut state, id);
+    }
     // Blocks that were written before are not written into any more: other ranges may be
     // critical now.
     state.windows.close();

@@ -2,12 +2,15 @@
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Lba, Result, Ticket, VolumeId, block};
 
+use parking_lot::MutexGuard;
+
 use super::admission::{Admission, Purpose, full, wait};
 use crate::{
     counters::add,
     engine::{
         admission::{admit, admit_client_range, client_ranges_left, wait_for_ranges},
         lookup::stored,
+        quota::{self, Verdict},
         read::{Wanted, read_block},
         resolve::map_entry,
         tenants::{admit_data, takes_duplicates},
@@ -21,6 +24,8 @@ use crate::{
 
 /// Blocks that are admitted and copied while the lock is held once.
 const PIECE: usize = 32;
+
+const _: () = assert!(PIECE <= 64, "a quota has a bit for each");
 
 /// Longest range that keeps zeroes instead of a hole: longer ones would fill the map with entries
 /// that say nothing.
@@ -152,9 +157,63 @@ fn write_blocks(
     first: Lba,
     data: &[u8],
 ) -> Result<(Ticket, usize)> {
-    let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
+    let (all, _) = data.as_chunks::<BLOCK_BYTES>();
     let zero: [bool; PIECE] =
-        std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
+        std::array::from_fn(|n| all.get(n).is_some_and(|bytes| block::is_zero(bytes)));
+    let mut asked = None;
+    let (Admitted { mut state, placed, keep, .. }, granted) = loop {
+        let mut admitted = admit_blocks(kernel, scheme, volume, first, all, &zero)?;
+        let (state, zero) = (&mut admitted.state, &zero[..admitted.blocks]);
+        match quota::grant(kernel, state, volume, first, zero, asked.as_ref())? {
+            Verdict::Take(granted) => break (admitted, granted),
+            Verdict::Ask(tables) => {
+                drop(admitted);
+                asked = Some(quota::ask(kernel, tables, volume, first, all.len()));
+            }
+        }
+    };
+    let blocks = &all[..granted.blocks];
+    let mut n = 0;
+    while n < blocks.len() {
+        let lba = first.plus(n as u64);
+        make_room(kernel, &mut state);
+        if zero[n] {
+            let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
+            state.punch(volume, lba.0, lba.0 + run as u64, keep);
+            add(&kernel.counters.zero_blocks, run as u64);
+            n += run;
+            continue;
+        }
+        granted.charge(kernel, &mut state, volume, n);
+        state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
+        if let Some(placed) = placed {
+            state.windows.set_placed(volume, lba, placed);
+        }
+        n += 1;
+    }
+    Ok((Ticket(state.windows.open().number.0), blocks.len()))
+}
+
+/// The first blocks of a write for which the store has space.
+struct Admitted<'k> {
+    state: MutexGuard<'k, State>,
+    /// How many, at least one.
+    blocks: usize,
+    /// Of a single block on a full store: where it is stored.
+    placed: Option<Placed>,
+    /// Zeroes are kept.
+    keep: bool,
+}
+
+/// Admits whole blocks: all of them, or as many of the first as there is space for.
+fn admit_blocks<'k>(
+    kernel: &'k Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    first: Lba,
+    mut blocks: &[[u8; BLOCK_BYTES]],
+    zero: &[bool],
+) -> Result<Admitted<'k>> {
     let mut state = kernel.state.lock();
     let (mut placed, mut keep) = (None, true);
     loop {
@@ -198,24 +257,7 @@ fn write_blocks(
     if blocks.is_empty() {
         return Err(wait_for_ranges(kernel, &mut state));
     }
-    let mut n = 0;
-    while n < blocks.len() {
-        let lba = first.plus(n as u64);
-        make_room(kernel, &mut state);
-        if zero[n] {
-            let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
-            state.punch(volume, lba.0, lba.0 + run as u64, keep);
-            add(&kernel.counters.zero_blocks, run as u64);
-            n += run;
-            continue;
-        }
-        state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
-        if let Some(placed) = placed {
-            state.windows.set_placed(volume, lba, placed);
-        }
-        n += 1;
-    }
-    Ok((Ticket(state.windows.open().number.0), blocks.len()))
+    Ok(Admitted { state, blocks: blocks.len(), placed, keep })
 }
 
 /// Admits a change that needs no new block.
@@ -337,6 +379,10 @@ fn edit(
                 read_block(kernel, (volume, domain), lba, wanted, &mut block)?
             }
         }
+        let mapped = match (&seen, &entry) {
+            (Where::Window(window), _) => matches!(window.find(volume, lba), Some(Found::Block(_))),
+            (_, entry) => entry.is_some_and(|entry| entry.is_block()),
+        };
         block.0[at..at + bytes.len()].copy_from_slice(bytes);
         let mut state = kernel.state.lock();
         state.volumes.check_writable(volume)?;
@@ -359,6 +405,9 @@ fn edit(
         if block.is_zero() {
             state.punch(volume, lba.0, lba.0 + 1, true);
         } else {
+            if !mapped {
+                quota::charge_one(kernel, &mut state, volume)?;
+            }
             state.put(volume, lba, false).0 = block.0;
         }
         return Ok(Ticket(state.windows.open().number.0));

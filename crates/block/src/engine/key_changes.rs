@@ -5,6 +5,7 @@ use onefold_seal::{Keys, Random};
 
 use super::{
     Engine,
+    freshness::whole_superblocks,
     keys::{
         Access, end_erasure, judged, no_key, overwrite, sealed_id, unlock_to_look, write_copies,
     },
@@ -98,6 +99,9 @@ pub fn change_keys(
         disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
         disk.flush()?;
     }
-    opener.saw_state(&id, superblock.state.sequence);
+    let whole = whole_superblocks(disk, Some(&sealing));
+    if let Some(newest) = whole.iter().max_by_key(|one| one.state.sequence) {
+        opener.saw_state(&id, &newest.named());
+    }
     Ok(())
 }

@@ -11,6 +11,7 @@ use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, Random, is_being_eras
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;
+use super::freshness::{refuse_older, whole_superblocks};
 use crate::{
     format::{
         geometry::{KEY_AREAS, SUPERBLOCKS},
@@ -95,7 +96,7 @@ fn read_copies(disk: &dyn Disk) -> [Vec<u8>; 2] {
     })
 }
 
-fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
+pub(super) fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
     if at.0 >= disk.blocks() {
         return None;
     }
@@ -181,9 +182,9 @@ pub(super) fn judged(
     Ok(judged)
 }
 
-/// Errors when a superblock bears a higher number than the key area has which was opened, and when the
-/// store is in an older state than its opener saw. Without a whole superblock it opens in no case. The
-/// keys learn which numbers of domains were given, also when an older key area is accepted.
+/// Errors when the store is older than somebody knows, and when a superblock bears a higher number than
+/// the key area has which was opened. The keys learn which numbers of domains were given, also when an
+/// older key area is accepted.
 fn is_newest(
     disk: &dyn Disk,
     keys: &mut Keys,
@@ -191,33 +192,13 @@ fn is_newest(
     opener: &dyn Opener,
 ) -> Result<()> {
     let sealing = Sealing::new(keys, Flaws::default())?;
-    let whole = (0..).zip(SUPERBLOCKS).filter_map(|(place, at)| {
-        let block = read_superblock_block(disk, at)?;
-        match Superblock::open(&block, place, Some(&sealing)) {
-            Found::Good(found) => Some(found.state),
-            _ => None,
-        }
-    });
-    let whole: Vec<State> = whole.collect();
-    let given = whole.iter().filter_map(|state| state.next_domain.checked_sub(1)).max();
+    let whole = whole_superblocks(disk, Some(&sealing));
+    let given = whole.iter().filter_map(|one| one.state.next_domain.checked_sub(1)).max();
     given.into_iter().for_each(|last| keys.saw_domain(last));
-    if opener.accepts_older() {
-        return Ok(());
-    }
-    let newest = whole.iter().map(|state| state.sequence).max();
-    let seen = opener.state_seen(keys.id()).filter(|_| settings.keeps(Rule::OlderStateRefused));
-    if let (Some(newest), Some(seen)) = (newest, seen)
-        && newest < seen
-    {
-        let why = format!(
-            "it is in an older state ({newest}) than was seen here before ({seen}): somebody put back \
-             an older image, and what was written since is missing; --accept-older takes it"
-        );
-        return Err(Error::new(Kind::Denied, why));
-    }
-    let told = whole.iter().map(|state| state.keys).max().unwrap_or(0);
+    refuse_older(&whole, settings, opener)?;
+    let told = whole.iter().map(|one| one.state.keys).max().unwrap_or(0);
     let opened = keys.sequence();
-    if told <= opened || !settings.keeps(Rule::KeyAreaNumberCompared) {
+    if opener.accepts_older() || told <= opened || !settings.keeps(Rule::KeyAreaNumberCompared) {
         return Ok(());
     }
     Err(Error::new(
@@ -232,7 +213,8 @@ fn is_newest(
 /// What seals the store on a disk, by the key that its opener is asked for; `None` of a plain one.
 ///
 /// # Errors
-/// `Denied`: there is no key, or it opens no slot, or a key was named and the store is plain;
+/// `Denied`: there is no key, or it opens no slot, or a key was named and the store is plain, or the store
+/// is older than somebody knows;
 /// `Corrupt`: no copy of the key area is whole, or somebody changed it.
 pub(crate) fn unlock(
     disk: &dyn Disk,
@@ -245,6 +227,9 @@ pub(crate) fn unlock(
             let why =
                 "a key was named, and the store is not encrypted: it is not the one that you mean";
             return Err(Error::new(Kind::Denied, why));
+        }
+        if let Some(opener) = opener {
+            refuse_older(&whole_superblocks(disk, None), settings, opener)?;
         }
         return Ok(None);
     };

@@ -30,6 +30,7 @@ pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
 pub(crate) mod domains;
+pub(crate) mod freshness;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
@@ -40,6 +41,7 @@ pub(crate) mod lookup;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;
+pub(crate) mod quota;
 pub(crate) mod read;
 
 pub(crate) mod resolve;
@@ -75,14 +77,6 @@ pub use crate::{
 pub struct Engine {
     pub(crate) kernel: Kernel,
     pub(crate) scheme: Box<dyn Scheme>,
-}
-
-/// The number of the newest state of a store that is durable. Whoever opens the store by a key may compare it
-/// the next time ([`Opener::state_seen`](onefold_seal::Opener::state_seen)). The twin of its superblock, which
-/// has the next number, may not be durable yet.
-#[must_use]
-pub fn durable_state(engine: &Engine) -> u64 {
-    engine.kernel.tables().state.sequence.saturating_sub(1)
 }
 
 impl Engine {
@@ -209,6 +203,15 @@ impl Engine {
     /// As [`create_volume`](Self::create_volume).
     pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
         catalogue::set_limits(&self.kernel, &*self.scheme, id, limits)
+    }
+
+    /// Gives a volume a quota: so many blocks may be mapped in it, or any number with 0. What is mapped
+    /// already stays.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume); `Unsupported` where maps are not counted.
+    pub fn set_quota(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
+        catalogue::set_quota(&self.kernel, &*self.scheme, id, blocks)
     }
 
     /// Deletes a volume; its blocks become free in the background.
@@ -392,6 +395,13 @@ impl Engine {
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {
         checkpoint::checkpoint_useful(&self.kernel, &*self.scheme)
+    }
+
+    /// Asks for a checkpoint, if one would carry anything into the tables.
+    pub fn want_checkpoint(&self) {
+        if checkpoint::checkpoint_needed(&self.kernel, &*self.scheme) {
+            self.kernel.state.lock().checkpoint_wanted = true;
+        }
     }
 
     /// True between the steps of a checkpoint.

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     counters::Counters,
     coverage::{Coverage, Mark},
-    engine::checkpoint::checkpoint_to_end,
+    engine::{checkpoint::checkpoint_to_end, quota::charge_recovered},
     fail_stop::FailStop,
     flushes::Flushes,
     format::{
@@ -137,6 +137,7 @@ pub(crate) fn open(
     if scheme.recover(&kernel, found)? == Progress::Commit {
         checkpoint_to_end(&kernel, &*scheme, Reason::Forced)?;
     }
+    charge_recovered(&kernel);
     Ok((kernel, scheme))
 }
 

@@ -23,6 +23,8 @@ pub struct VolumeStatus {
     pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
+    /// Blocks that clients may map in it; 0 for any number.
+    pub quota_blocks: u64,
     /// The number of the domain that it belongs to.
     pub domain: u32,
     /// The name of that, which is empty for the first one; `None` when it was erased: nobody reads the
@@ -125,6 +127,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         bytes: volume.blocks * 4096,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
+        quota_blocks: volume.quota,
         domain: volume.domain,
         domain_name: kernel.domain_name(volume.domain),
         replica: volume.replica_of.is_some(),

@@ -26,6 +26,9 @@ pub const NAME_MAX: usize = 255;
 /// Largest volume: 1 EiB, in blocks.
 pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
 
+/// Largest quota of a volume, in blocks.
+pub const QUOTA_MAX: u64 = VOLUME_BLOCKS_MAX - 1;
+
 /// Most critical ranges of a volume.
 pub const NO_DEDUP_MAX: usize = 12;
 
@@ -122,6 +125,9 @@ pub struct Volume {
     pub no_dedup: NoDedup,
     /// How fast clients may use it. Programs that do not know of this keep it zero.
     pub limits: VolumeLimits,
+    /// Blocks that it may map, at most [`QUOTA_MAX`]; 0 for any number. Only in stores whose maps share
+    /// pages.
+    pub quota: u64,
     /// The domain that its data belongs to. Only stores with domains have another one than 0.
     pub domain: u32,
     /// Its place among maps that share pages.
@@ -206,7 +212,7 @@ struct RawSharing {
     guid: [u8; 16],
     kind: u8,
     flags: u8,
-    zero: [u8; 6],
+    quota: [u8; 6],
     cursor: U64,
     lost: U64,
 }
@@ -228,6 +234,7 @@ impl Volume {
             map,
             no_dedup: NoDedup::default(),
             limits: VolumeLimits::default(),
+            quota: 0,
             domain: FIRST_DOMAIN,
             sharing: Sharing { family, kind: MapKind::Leaving, cursor, ..Sharing::default() },
         }
@@ -245,6 +252,12 @@ impl Volume {
         let level = self.map.height.checked_sub(1)?;
         let (volume, index) = (self.family(), self.sharing.cursor);
         Some((PageId { table: Table::Map, volume, level, index }, self.map.page))
+    }
+
+    /// Addresses that have a block, where somebody has counted them.
+    #[must_use]
+    pub fn mapped(&self) -> Option<u64> {
+        if self.map.height == 0 { Some(0) } else { self.sharing.mapped }
     }
 
     /// True for a volume that was made from a snapshot or another volume.
@@ -294,7 +307,7 @@ impl Volume {
                 MapKind::Receiving => 3,
             },
             flags: if self.sharing.replica { REPLICA } else { 0 },
-            zero: [0; 6],
+            quota: super::record::low_bytes(self.quota),
             cursor: U64::new(self.sharing.cursor),
             lost: U64::new(self.sharing.lost),
         };
@@ -333,6 +346,7 @@ impl Volume {
             && (raw.mapped.get() <= VOLUME_BLOCKS_MAX || raw.mapped.get() == UNCOUNTED)
             && raw.lost.get() <= VOLUME_BLOCKS_MAX
             && (raw.flags == 0 || raw.flags == REPLICA && kind == MapKind::Volume);
+        volume.quota = super::record::from_low_bytes(&raw.quota);
         let mapped = Some(raw.mapped.get()).filter(|&mapped| mapped != UNCOUNTED);
         volume.sharing = Sharing {
             family: raw.family.get(),
@@ -403,6 +417,7 @@ impl Volume {
             map,
             no_dedup,
             limits,
+            quota: 0,
             domain: raw.domain.get(),
             sharing: Sharing::default(),
         })
@@ -467,6 +482,8 @@ pub enum CatalogueChange {
         no_dedup: NoDedup,
         /// How fast clients may use it.
         limits: VolumeLimits,
+        /// Blocks that it may map; 0 for any number.
+        quota: u64,
         /// The domain that its data belongs to.
         domain: u32,
     },
@@ -489,7 +506,7 @@ pub enum CatalogueChange {
         /// Which.
         id: VolumeId,
     },
-    /// Other critical ranges or limits; what was written before stays as it is.
+    /// Other critical ranges, limits or quota; what was written before stays as it is.
     Settings {
         /// Which.
         id: VolumeId,
@@ -497,6 +514,8 @@ pub enum CatalogueChange {
         no_dedup: NoDedup,
         /// Both limits.
         limits: VolumeLimits,
+        /// Blocks that it may map; 0 for any number.
+        quota: u64,
     },
 }
 
@@ -508,24 +527,27 @@ const CHANGE_NO_DEDUP: usize = 280;
 /// Where it has its limits: behind the critical ranges.
 const CHANGE_LIMITS: usize = CHANGE_NO_DEDUP + 16 * NO_DEDUP_MAX;
 
+/// Where it has its quota: behind the limits.
+const CHANGE_QUOTA: usize = CHANGE_LIMITS + 16;
+
 impl CatalogueChange {
     /// The content of the carrier.
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
-        let none = (&NoDedup::default(), VolumeLimits::default());
+        let none = (&NoDedup::default(), VolumeLimits::default(), 0);
         let domain = match self {
             CatalogueChange::Create { domain, .. } => *domain,
             _ => FIRST_DOMAIN,
         };
-        let (kind, id, blocks, name, (no_dedup, limits)) = match self {
-            CatalogueChange::Create { id, name, blocks, no_dedup, limits, .. } => {
-                (1u8, id, *blocks, name.as_str(), (no_dedup, *limits))
+        let (kind, id, blocks, name, (no_dedup, limits, quota)) = match self {
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits, quota, .. } => {
+                (1u8, id, *blocks, name.as_str(), (no_dedup, *limits, *quota))
             }
             CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", none),
             CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), none),
             CatalogueChange::Delete { id } => (4, id, 0, "", none),
-            CatalogueChange::Settings { id, no_dedup, limits } => {
-                (5, id, 0, "", (no_dedup, *limits))
+            CatalogueChange::Settings { id, no_dedup, limits, quota } => {
+                (5, id, 0, "", (no_dedup, *limits, *quota))
             }
         };
         let mut block = Block::zeroed();
@@ -539,6 +561,7 @@ impl CatalogueChange {
         block.0[5] = no_dedup.encode(&mut block.0[CHANGE_NO_DEDUP..CHANGE_LIMITS]);
         block.0[CHANGE_LIMITS..][..4].copy_from_slice(&limits.iops.to_le_bytes());
         block.0[CHANGE_LIMITS + 8..][..8].copy_from_slice(&limits.bytes.to_le_bytes());
+        block.0[CHANGE_QUOTA..][..8].copy_from_slice(&quota.to_le_bytes());
         block
     }
 
@@ -556,7 +579,9 @@ impl CatalogueChange {
                 let name = std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?).ok()?;
                 check_name(name).ok().map(|()| name.to_owned())
             };
-            if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
+            let quota = number(CHANGE_QUOTA, CHANGE_QUOTA + 8);
+            let is_change = number(0, 4) == u64::from(CHANGE_MAGIC);
+            if !is_change || blocks > VOLUME_BLOCKS_MAX || quota > QUOTA_MAX {
                 return None;
             }
             let no_dedup = NoDedup::decode(block.0[5], &block.0[CHANGE_NO_DEDUP..CHANGE_LIMITS])?;
@@ -567,12 +592,13 @@ impl CatalogueChange {
             Some(match block.0[4] {
                 1 => {
                     let domain = number(12, 16) as u32;
-                    CatalogueChange::Create { id, name: name()?, blocks, no_dedup, limits, domain }
+                    let name = name()?;
+                    CatalogueChange::Create { id, name, blocks, no_dedup, limits, quota, domain }
                 }
                 2 => CatalogueChange::Resize { id, blocks },
                 3 => CatalogueChange::Rename { id, name: name()? },
                 4 => CatalogueChange::Delete { id },
-                5 => CatalogueChange::Settings { id, no_dedup, limits },
+                5 => CatalogueChange::Settings { id, no_dedup, limits, quota },
                 _ => return None,
             })
         };
@@ -619,12 +645,17 @@ mod tests {
             },
             no_dedup: NoDedup::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
             limits: VolumeLimits { iops: u32::MAX, bytes: u64::MAX },
+            quota: 0,
             domain: 7,
             sharing: Sharing::default(),
         };
         let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
         volume.set(&mut page, 7);
-        assert_eq!(Volume::get(&page, 7), Some(volume));
+        assert_eq!(Volume::get(&page, 7), Some(volume.clone()));
+        let volume = Volume { quota: QUOTA_MAX, ..volume };
+        let mut page = Block::zeroed();
+        volume.set_shared(&mut page, 6);
+        assert_eq!(Volume::get_shared(&page, 6), Some(Some(volume)));
         let discard = Discard {
             volume: VolumeId(3),
             keep: true,
@@ -643,6 +674,7 @@ mod tests {
                 blocks: 12,
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                quota: 0,
                 domain: 0,
             },
             CatalogueChange::Create {
@@ -651,9 +683,15 @@ mod tests {
                 blocks: 12,
                 no_dedup: no_dedup.clone(),
                 limits,
+                quota: 9,
                 domain: 65_535,
             },
-            CatalogueChange::Settings { id: VolumeId(1), no_dedup: no_dedup.clone(), limits },
+            CatalogueChange::Settings {
+                id: VolumeId(1),
+                no_dedup: no_dedup.clone(),
+                limits,
+                quota: QUOTA_MAX,
+            },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
             CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },
             CatalogueChange::Delete { id: VolumeId(1) },
@@ -672,6 +710,7 @@ mod tests {
                 blocks: 1,
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                quota: 0,
                 domain: 0,
             };
             assert!(CatalogueChange::decode(&create.encode()).is_err(), "{name:?}");
@@ -685,6 +724,7 @@ mod tests {
                 map: Root::default(),
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                quota: 0,
                 domain: 0,
                 sharing: Sharing::default(),
             };

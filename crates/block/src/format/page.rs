@@ -383,6 +383,12 @@ impl MapEntry {
     /// Bytes of an entry.
     pub const BYTES: usize = 14;
 
+    /// True for a physical block.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        matches!(self, MapEntry::Block { .. })
+    }
+
     /// Entry number `slot` of a leaf. Unknown kinds read as damage.
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> Option<MapEntry> {

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 pub(crate) use ration::Ration;
 pub(crate) use state::{Leftovers, State, Where};
 pub(crate) use superblocks::{
-    replace_superblock, write_next_epoch, write_superblock, write_superblock_of,
+    named_superblock, replace_superblock, write_next_epoch, write_superblock, write_superblock_of,
 };
 pub use volumes::{Receiving, SnapshotOf, VolumeState};
 pub(crate) use volumes::{Volumes, apply_catalogue};

@@ -12,7 +12,7 @@ use crate::{
     moments::{Act, Moment},
     overlay::{Overlays, created},
     space::{Allocator, Releases},
-    window::{Found, Window, Windows},
+    window::{Charge, Found, Window, Windows},
 };
 
 /// The state that the lock protects.
@@ -93,7 +93,9 @@ impl State {
 
     /// True when maps share pages, or are about to.
     pub(crate) fn shares_pages(&self) -> bool {
-        self.overlays.tables().state.shares_pages() || self.moments_ahead().next().is_some()
+        self.overlays.tables().state.shares_pages()
+            || self.moments_ahead().next().is_some()
+            || self.volumes.have_quotas()
     }
 
     /// Seals the overlay of the moment that was asked for, once all its windows are published. The
@@ -116,8 +118,25 @@ impl State {
         self.windows.put(volume, lba, moved, kept)
     }
 
-    /// Makes blocks of the open window read as zeroes.
+    /// What was written since the last checkpoint adds to a volume with a quota.
+    pub(crate) fn charge_of(&self, volume: VolumeId) -> Charge {
+        let windows = self.windows.all().map(|window| window.charges().of(volume));
+        let overlays = self.overlays.all().map(|overlay| overlay.charge_of(volume));
+        windows.chain(overlays).fold(Charge::default(), Charge::and)
+    }
+
+    /// Blocks of a volume that were written since the last checkpoint, as many or fewer.
+    pub(crate) fn changed_blocks(&self, volume: VolumeId) -> u64 {
+        let windows = self.windows.all().map(|window| window.blocks_of(volume));
+        windows.chain(self.overlays.all().map(|overlay| overlay.changed_in(volume))).sum()
+    }
+
+    /// Makes blocks of the open window read as zeroes. How many of a volume with a quota that unmaps
+    /// a checkpoint counts.
     pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
+        if self.volumes.get(volume).is_ok_and(|volume| volume.quota > 0) {
+            self.windows.charge(volume, Charge::at_most(0));
+        }
         self.windows.punch(volume, start, end, keep);
         self.overlays.active_mut().touch_range(volume, start, end);
     }

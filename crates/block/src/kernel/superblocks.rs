@@ -1,6 +1,6 @@
 //! Writing superblocks.
 
-use onefold_core::{BlockRef, Class, Error, Kind, Result, Run};
+use onefold_core::{Block, BlockRef, Class, Error, Kind, Result, Run};
 
 use super::Kernel;
 use crate::{
@@ -26,17 +26,32 @@ pub(crate) fn write_superblock_of(
     tables: &Tables,
     before: u64,
 ) -> Result<()> {
+    let (superblock, block) = named_superblock(kernel, geometry, tables, before)?;
+    let refs = [BlockRef { block: &block, class: Class::Super }];
+    let at = SUPERBLOCKS[place_of(&superblock) as usize];
+    kernel.disk.write(&[Run { at, blocks: &refs }])?;
+    add(&kernel.counters.super_blocks, 1);
+    Ok(())
+}
+
+/// The superblock that [`write_superblock_of`] writes, and its block: always the same one.
+pub(crate) fn named_superblock(
+    kernel: &Kernel,
+    geometry: Geometry,
+    tables: &Tables,
+    before: u64,
+) -> Result<(Superblock, Box<Block>)> {
     let sequence = tables.state.sequence - before;
     let superblock = Superblock {
         fixed: Fixed { geometry, ..kernel.fixed.clone() },
         state: superblock::State { sequence, ..tables.state.clone() },
     };
-    let place = (sequence % 2) as u32;
-    let block = superblock.written(place, kernel.identity.sealing.as_deref())?;
-    let refs = [BlockRef { block: &block, class: Class::Super }];
-    kernel.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-    add(&kernel.counters.super_blocks, 1);
-    Ok(())
+    let block = superblock.written(place_of(&superblock), kernel.identity.sealing.as_deref())?;
+    Ok((superblock, block))
+}
+
+fn place_of(superblock: &Superblock) -> u32 {
+    (superblock.state.sequence % 2) as u32
 }
 
 /// Writes the superblock of the next epoch, and its twin, each with a flush.

@@ -30,6 +30,8 @@ pub struct VolumeState {
     pub no_dedup: NoDedup,
     /// How fast clients may use it; servers see to that.
     pub limits: VolumeLimits,
+    /// Blocks that clients may map in it; 0 for any number.
+    pub quota: u64,
     /// The domain that it belongs to: its data is shared within that, and sealed by its key.
     pub domain: u32,
     /// Of a snapshot: what it is a snapshot of, and since when. It can only be read.
@@ -82,6 +84,8 @@ pub(crate) struct Volumes {
     rolled_back: BTreeSet<VolumeId>,
     /// The domains that were not erased.
     living: Vec<u32>,
+    /// A volume has, or had, a quota.
+    quotas: bool,
 }
 
 impl Volumes {
@@ -104,6 +108,7 @@ impl Volumes {
             expected: BTreeMap::new(),
             rolled_back: BTreeSet::new(),
             living,
+            quotas: false,
         };
         let mut blocks = 0_u64;
         for (&id, volume) in catalogue {
@@ -142,6 +147,7 @@ impl Volumes {
     }
 
     fn insert(&mut self, id: VolumeId, volume: VolumeState) {
+        self.quotas |= volume.quota > 0;
         self.names.insert(volume.key(id));
         self.volumes.insert(id, volume);
     }
@@ -151,6 +157,16 @@ impl Volumes {
         let from = (below, name.to_owned(), VolumeId(0));
         let (parent, found, id) = self.names.range(from..).next()?;
         (*parent == below && found == name).then_some(*id)
+    }
+
+    /// A volume is about to get a quota.
+    pub(crate) fn expect_quotas(&mut self) {
+        self.quotas = true;
+    }
+
+    /// True when a volume has, or had, a quota since the store was opened.
+    pub(crate) fn have_quotas(&self) -> bool {
+        self.quotas
     }
 
     /// The number of the next volume.
@@ -421,6 +437,7 @@ impl Volumes {
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         self.names.remove(&volume.key(id));
         change(volume);
+        self.quotas |= volume.quota > 0;
         self.names.insert(volume.key(id));
     }
 
@@ -440,7 +457,7 @@ pub(crate) fn apply_catalogue(
 ) {
     for change in changes {
         match change {
-            CatalogueChange::Create { id, name, blocks, no_dedup, limits, domain } => {
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits, quota, domain } => {
                 let (name, no_dedup) = (name.clone(), no_dedup.clone());
                 volumes.insert(
                     *id,
@@ -451,6 +468,7 @@ pub(crate) fn apply_catalogue(
                         map: Root::default(),
                         no_dedup,
                         limits: *limits,
+                        quota: *quota,
                         domain: *domain,
                         sharing: Sharing::default(),
                     },
@@ -466,10 +484,10 @@ pub(crate) fn apply_catalogue(
                     volume.name.clone_from(name);
                 }
             }
-            CatalogueChange::Settings { id, no_dedup, limits } => {
+            CatalogueChange::Settings { id, no_dedup, limits, quota } => {
                 if let Some(volume) = volumes.get_mut(id) {
                     volume.no_dedup.clone_from(no_dedup);
-                    volume.limits = *limits;
+                    (volume.limits, volume.quota) = (*limits, *quota);
                 }
             }
             CatalogueChange::Delete { id } => {
@@ -500,6 +518,7 @@ fn shown(volume: &Volume) -> Option<VolumeState> {
         blocks: volume.blocks,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
+        quota: volume.quota,
         domain: volume.domain,
         snapshot: volume.is_snapshot().then(origin),
         receiving: (volume.sharing.kind == MapKind::Receiving).then_some(receiving),

@@ -27,7 +27,7 @@ use crate::{
     hash::{MixMap, MixSet},
     space::Extent,
     window::{
-        Plan, Window,
+        Charge, Charges, Plan, Window,
         ranges::{Ranges, Span},
     },
 };
@@ -170,6 +170,8 @@ pub(crate) struct Overlay {
     created: u64,
     /// Carriers of the windows published: what a recovery has to read.
     carriers: u64,
+    /// What its blocks add to volumes with a quota.
+    charges: Charges,
     /// The moment at which nothing more is published here, and the acts that belong to it.
     moment: Option<Moment>,
 }
@@ -195,6 +197,22 @@ impl Overlay {
         self.publish_own(window.number, plan.carriers.len(), plan.allocated());
         self.change(window.catalogue.iter().cloned());
         self.pin(plan.pins.iter().copied());
+        self.charges.add_all(window.charges());
+    }
+
+    /// Charges what blocks published here add to a volume with a quota.
+    pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
+        self.charges.add(volume, charge);
+    }
+
+    /// What they add.
+    pub(crate) fn charge_of(&self, volume: VolumeId) -> Charge {
+        self.charges.of(volume)
+    }
+
+    /// How many addresses of a volume changed.
+    pub(crate) fn changed_in(&self, volume: VolumeId) -> u64 {
+        self.entries.0.get(&volume).map_or(0, |table| table.len() as u64)
     }
 
     /// Publishes what a window holds besides its records: a window of a recovery has only this.

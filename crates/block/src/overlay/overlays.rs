@@ -204,7 +204,7 @@ impl Overlays {
     }
 
     /// The overlays, the oldest first.
-    fn all(&self) -> impl Iterator<Item = &Overlay> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Overlay> {
         self.frozen.as_deref().into_iter().chain(&self.sealed).chain([&self.active])
     }
 }

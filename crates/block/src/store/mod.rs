@@ -298,6 +298,17 @@ impl Store {
         })
     }
 
+    /// Gives a volume a quota of so many bytes, whole blocks of them; 0 for none. Durable on return.
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume); `Unsupported` where maps are not counted.
+    pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
+        self.catalogue_change(|| {
+            let id = self.engine.find_volume(name)?;
+            Ok(((), self.engine.set_quota(id, bytes.div_ceil(4096))?))
+        })
+    }
+
     /// Gives a volume other critical ranges: blocks that are not deduplicated. Durable on return;
     /// what was written before stays as it is.
     ///

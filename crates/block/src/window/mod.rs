@@ -4,12 +4,14 @@
 //! they cover, so that every block of a window is newer than any range that covers it. A closed
 //! window never changes; readers look into it until its records are published.
 
+mod charges;
 mod prepared;
 pub(crate) mod ranges;
 mod windows;
 
 use std::collections::BTreeMap;
 
+pub(crate) use charges::{Charge, Charges};
 use onefold_core::{Block, Lba, Pba, VolumeId};
 pub(crate) use prepared::{Plan, RawBlocks, SealedBy, Source};
 use ranges::{Ranges, Span};
@@ -69,6 +71,8 @@ pub(crate) struct Window {
     pieces: Vec<Vec<Block>>,
     /// Blocks that are live.
     live: usize,
+    /// What its blocks add to volumes with a quota.
+    charges: Charges,
 }
 
 impl Window {
@@ -100,7 +104,18 @@ impl Window {
             catalogue: Vec::new(),
             pieces: Vec::new(),
             live: 0,
+            charges: Charges::default(),
         }
+    }
+
+    /// What its blocks add to volumes with a quota.
+    pub(crate) fn charges(&self) -> &Charges {
+        &self.charges
+    }
+
+    /// How many blocks of a volume it has.
+    pub(crate) fn blocks_of(&self, volume: VolumeId) -> u64 {
+        self.blocks.iter().filter(|block| block.live && block.volume == volume).count() as u64
     }
 
     /// True when nothing changed.

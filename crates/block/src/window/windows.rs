@@ -18,7 +18,7 @@ use std::{
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 
-use super::{Kept, PIECE_BLOCKS, Placed, Plan, Window};
+use super::{Charge, Kept, PIECE_BLOCKS, Placed, Plan, Window};
 use crate::format::{catalogue::CatalogueChange, record::WindowNumber};
 
 /// How far a closed window has come.
@@ -169,6 +169,11 @@ impl Windows {
     pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
         let dropped = self.open.punch(volume, start, end, keep);
         self.unplaced -= dropped as u64;
+    }
+
+    /// Charges the open window with what its blocks add to a volume with a quota.
+    pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
+        self.open.charges.add(volume, charge);
     }
 
     /// Puts a change of the catalogue into the open window.

@@ -174,6 +174,20 @@ pub(crate) const FIGURES: &[Figure] = &[
         ],
     ),
     figure(
+        "witness_behind_seconds",
+        (Gauge, Seconds),
+        ByAll,
+        "For how long the store has a durable state that its witness does not know.",
+        &[number(BLOCK, "/server/witness/behind_seconds")],
+    ),
+    figure(
+        "witness_failures_total",
+        (Counter, Number),
+        ByAll,
+        "How often the witness did not take the state that it was told.",
+        &[number(BLOCK, "/server/witness/failures")],
+    ),
+    figure(
         "client_read_bytes_total",
         (Counter, Bytes),
         ByAll,
@@ -421,9 +435,16 @@ pub(crate) const FIGURES: &[Figure] = &[
         "volume_mapped_bytes",
         (Gauge, Bytes),
         ByOperator,
-        "Content of a volume without zeroes and holes; of a block store where it has snapshots or clones, \
-         as of the last checkpoint.",
+        "Content of a volume without zeroes and holes; of a block store where it has snapshots, clones or \
+         quotas, as of the last checkpoint.",
         &[Source::new(&["block", "archive"], "/volumes", Read::OfVolumes("mapped_bytes"))],
+    ),
+    figure(
+        "volume_quota_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Most bytes of content that clients may map in a volume; only of volumes with a quota.",
+        &[Source::new(BLOCK, "/volumes", Read::OfVolumes("quota_bytes"))],
     ),
     figure(
         "volume_lost_bytes",

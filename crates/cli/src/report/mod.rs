@@ -10,7 +10,7 @@ pub(crate) mod receiving;
 pub(crate) mod reference;
 mod text;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onefold_backend::room::room;
 use onefold_block::{CheckpointTimes, Counts, Engine, Status};
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use onefold::parts::{
     control::{ReceiveLine, SnapshotLine, VolumeLine},
     store_file::StoreFile,
+    witness::Told,
 };
 
 /// Bytes of a block.
@@ -196,9 +197,41 @@ pub(crate) struct Server {
     pub(crate) reads: Reads,
     pub(crate) index: Index,
     pub(crate) page_cache: PageCache,
+    /// What the witness was told; `null` without one.
+    #[serde(default)]
+    pub(crate) witness: Option<Witness>,
     pub(crate) nbd: Nbd,
     /// Processor time in seconds.
     pub(crate) cpu_seconds: f64,
+}
+
+/// What the witness of a store was told.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Witness {
+    /// The number of the last state that it took, and how long ago; `null` before the first.
+    pub(crate) told_state: Option<u64>,
+    pub(crate) told_seconds: Option<u64>,
+    /// For how long the store has a durable state that it does not know; 0 when it knows the newest.
+    pub(crate) behind_seconds: u64,
+    /// States that it took, and tellings that failed.
+    pub(crate) taken: u64,
+    pub(crate) failures: u64,
+    /// Why the last telling failed; `null` when it did not.
+    pub(crate) failure: Option<String>,
+}
+
+impl From<Told> for Witness {
+    fn from(told: Told) -> Witness {
+        let seconds = |at: Instant| at.elapsed().as_secs();
+        Witness {
+            told_state: told.state,
+            told_seconds: told.at.map(seconds),
+            behind_seconds: told.behind_since.map_or(0, seconds),
+            taken: told.taken,
+            failures: told.failures,
+            failure: told.failure,
+        }
+    }
 }
 
 /// A number of things, and the time that they took together.

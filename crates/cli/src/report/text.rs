@@ -2,8 +2,11 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{BLOCK, HeldSpace, Report, Server, Snapshots};
-use onefold_console::size::{Size, counted, duration, grouped, share};
+use super::{BLOCK, HeldSpace, Report, Server, Snapshots, Witness};
+use onefold_console::{
+    failure::one_line,
+    size::{Size, counted, duration, grouped, share},
+};
 
 /// Width of the first column.
 const LABEL: usize = 15;
@@ -74,6 +77,20 @@ impl Display for Report {
                     f,
                     self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
                 )?;
+                for volume in &self.volumes {
+                    let Some(quota) = volume.quota_bytes else { continue };
+                    let mapped =
+                        volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+                    let reached = volume.mapped_bytes.is_some_and(|bytes| bytes >= quota);
+                    writeln!(
+                        f,
+                        "  '{}' has mapped {} of its quota of {}{}",
+                        volume.name.escape_debug(),
+                        mapped,
+                        Size(quota),
+                        if reached { ": new data is refused" } else { "" }
+                    )?;
+                }
                 for volume in self.volumes.iter().filter(|volume| volume.erased) {
                     writeln!(
                         f,
@@ -213,6 +230,22 @@ impl Snapshots {
     }
 }
 
+impl Display for Witness {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match (self.told_state, self.told_seconds) {
+            (Some(state), Some(ago)) => write!(f, "told of state {state} {} ago", duration(ago))?,
+            _ => f.write_str("not told of any state yet")?,
+        }
+        match &self.failure {
+            Some(why) => {
+                let behind = duration(self.behind_seconds);
+                write!(f, "; it does not know the newest one, for {behind}: {}", one_line(why))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 impl Server {
     fn rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let writes = &self.writes;
@@ -288,6 +321,9 @@ impl Server {
             )?;
         }
         row(f, "read", format_args!("{} by clients", blocks(self.reads.client_blocks)))?;
+        if let Some(witness) = &self.witness {
+            row(f, "witness", witness)?;
+        }
         let cache = &self.page_cache;
         row(
             f,

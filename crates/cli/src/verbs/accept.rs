@@ -1,5 +1,7 @@
 //! `onefold accept`: the end of an ssh connection where an archive is.
 
+mod audit;
+
 use std::{
     fs::{self, File},
     io::{self, BufReader, IsTerminal},
@@ -17,6 +19,7 @@ use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::{Greeting, Offer, Pulse, Right, Stay, answer, refuse};
 
+use self::audit::Audited;
 use onefold::parts::{
     Found,
     archive_dir::ArchiveDir,
@@ -34,7 +37,8 @@ use onefold_console::failure::Failure;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold accept /srv/backups\n  \
-                  onefold accept /srv/backups --right read\n\n\
+                  onefold accept /srv/backups --right read\n  \
+                  onefold accept /srv/backups --audit /var/log/onefold/accepted --as host1\n\n\
                   A line of authorized_keys:\n  \
                   command=\"onefold accept /srv/backups --new\",restrict ssh-ed25519 AAAA… host1")]
 pub(crate) struct Options {
@@ -49,6 +53,18 @@ pub(crate) struct Options {
     /// What the other host may do
     #[arg(long, value_enum, default_value = "manage", value_name = "RIGHT")]
     right: RightName,
+
+    /// File, or 'journal', that gets a line for this connection, each file of the archive that it makes or
+    /// removes, each request that is refused, and its end. Connections to any archives of this user may
+    /// write one file at the same time. Each line names the hash of the one before it, and `onefold audit`
+    /// proves that none was changed
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
+
+    /// How the lines of --audit call the other host. Without it they name this user alone, as several
+    /// keys may be this user's
+    #[arg(long = "as", value_name = "NAME", requires = "audit", value_parser = audit::name)]
+    called: Option<String>,
 
     /// Ends the connection when the other host says nothing for this time, as when it has vanished. It
     /// says something every 5 minutes
@@ -90,14 +106,25 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
     let failed = |e| Error::from_io("no standard input and output", e);
     let input = File::from(input.as_fd().try_clone_to_owned().map_err(failed)?);
     let mut output = File::from(output.as_fd().try_clone_to_owned().map_err(failed)?);
+    let audited =
+        Audited::open(options.audit.as_deref(), options.called.as_deref(), &options.store);
+    let audited = match audited {
+        Ok(audited) => audited,
+        Err(error) => {
+            let error = error.context("the audit log of this host");
+            refuse(&mut output, &error).map_err(failed)?;
+            return Err(error.into());
+        }
+    };
     let mut new = NewDirectory::of(options);
-    let (offer, greeting) = match offered(options) {
+    let (offer, greeting) = match offered(options, &audited) {
         Ok((offer, greeting, making)) => {
             new.making = making.map(Arc::new);
             (offer, greeting)
         }
         Err(error) => {
             new.end();
+            audited.sent_away(&error.to_string());
             refuse(&mut output, &error).map_err(failed)?;
             return Err(error.into());
         }
@@ -105,10 +132,16 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
     let pulse = Pulse::default();
     let (of_thread, idle, right) = (pulse.clone(), options.idle, greeting.right);
     let made = new.clone();
-    let watch = move || watch(&of_thread, idle, right, &made);
+    audited.accepted(right, new.path.is_some());
+    let of_watch = audited.clone();
+    let watch = move || watch(&of_thread, idle, right, &made, &of_watch);
     std::thread::Builder::new().name("idle".into()).spawn(watch).map_err(failed)?;
     let answered = answer(offer, &greeting, BufReader::new(input), Box::new(output), &pulse);
     new.end();
+    match &answered {
+        Ok(()) => audited.ended("the other host ended it"),
+        Err(error) => audited.ended(&error.to_string()),
+    }
     Ok(answered?)
 }
 
@@ -150,7 +183,7 @@ impl NewDirectory {
 }
 
 /// The archive's files, and what is said of them; what a killed creation left is removed for a new one.
-fn offered(options: &Options) -> Result<(Offer, Greeting, Option<Making>)> {
+fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Option<Making>)> {
     let store = &options.store;
     if is_address(store) {
         let why = format!("{} is not on this host", store.display());
@@ -162,6 +195,7 @@ fn offered(options: &Options) -> Result<(Offer, Greeting, Option<Making>)> {
         let free_bytes = Box::new(move || room(&at).map(|room| room.bytes));
         let files = Arc::new(files);
         let of_turns = files.clone();
+        let audited = audited.clone();
         Offer {
             files: files as Arc<dyn Files>,
             is_own: is_archive_file,
@@ -169,6 +203,7 @@ fn offered(options: &Options) -> Result<(Offer, Greeting, Option<Making>)> {
             brief: BRIEF.min(options.idle),
             turn: Box::new(move || of_turns.turn(TURNS, turn)),
             free_bytes,
+            heard: Box::new(move |act| audited.hear(act)),
         }
     };
     if new {
@@ -264,13 +299,14 @@ fn served(archive: &ArchiveDir) -> Option<String> {
 
 /// Ends the process, and its locks with it, when the other host is silent for too long. What it asked
 /// for before is done by then, or it stopped in the middle, as when it is killed.
-fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory) {
+fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory, audited: &Audited) {
     loop {
         std::thread::sleep(LOOK_EVERY.min(idle));
         let is_silent = pulse.silence() >= idle;
         let holds_on = right == Right::Read && pulse.longest_lock() >= idle * LOCK_TIMES;
         if pulse.is_over() {
             let why = "the other host kept a lock for which writers wait";
+            audited.ended(why);
             let _ = Failure::new(why).tell("onefold");
             std::process::exit(1);
         }
@@ -281,6 +317,7 @@ fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory) {
             };
             let idle = humantime::format_duration(idle);
             new.end();
+            audited.ended(why);
             // Its status says that it failed.
             let _ = Failure::new(format!("{why} (--idle {idle})")).tell("onefold");
             std::process::exit(1);

@@ -4,6 +4,7 @@
 pub(crate) mod accept;
 pub(crate) mod audit;
 pub(crate) mod backup;
+mod budget;
 pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod cluster;

@@ -17,6 +17,7 @@ mod clusters;
 mod connections;
 
 mod files;
+mod heads;
 mod holes;
 mod limits;
 mod links;

@@ -336,6 +336,35 @@ fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
     assert!(serving.terminate().0.success());
 }
 
+#[test]
+fn rule_14_a_volume_with_a_quota_fills_itself_alone_and_learns_nothing() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    desk.ok("volume create a victim --size 64M");
+    desk.ok("volume create a attacker --size 1G --quota 8M");
+    fs::write(desk.path("data"), noise(9, 96 << 20)).unwrap();
+    let data = desk.path("data").display().to_string();
+    let serving = desk.serve("a");
+    let (victim, attacker) = (desk.uri("a", "victim"), desk.uri("a", "attacker"));
+    qemu_io(&victim, &["write -P 0x47 0 4k", "flush"]);
+    assert!(
+        !try_qemu_io(&attacker, &[&format!("write -s {data} 0 96M")]).out.contains("wrote 100")
+    );
+    let taken = |at: &str, guess: u8| {
+        let said = try_qemu_io(&attacker, &[&format!("write -P {guess:#x} {at} 4k")]);
+        said.out.contains("wrote 4096/4096")
+    };
+    assert_eq!([0x46, 0x47].map(|guess| taken("200M", guess)), [false; 2]);
+    // The right guess takes as much room as the wrong one, and leaves as little to the next block.
+    for guess in [0x46, 0x47] {
+        qemu_io(&attacker, &["discard 0 4k", "flush"]);
+        assert!(taken("0", guess));
+        assert!(!taken("200M", 0x48), "{guess:#x}");
+    }
+    qemu_io(&victim, &[&format!("write -s {data} 1M 16M"), "flush"]);
+    assert!(serving.terminate().0.success());
+}
+
 /// A client without a library: it opens volumes as often as asked for, and keeps the connections,
 /// on the first of them asking for their status all the time.
 const CROWD: &str = r#"

@@ -33,6 +33,7 @@ const LATE: Kinds = Kinds {
     clones: false,
     counts_in_pages: false,
     domains: false,
+    heads: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -42,6 +43,7 @@ const TREES: Kinds = Kinds {
     clones: false,
     counts_in_pages: false,
     domains: false,
+    heads: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -51,6 +53,7 @@ const CLONES: Kinds = Kinds {
     clones: true,
     counts_in_pages: false,
     domains: false,
+    heads: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -62,6 +65,7 @@ const LEAVES: Kinds = Kinds {
     clones: true,
     counts_in_pages: false,
     domains: false,
+    heads: false,
 };
 
 /// Tables of an archive that has domains.
@@ -73,6 +77,7 @@ const DOMAINS: Kinds = Kinds {
     clones: true,
     counts_in_pages: false,
     domains: true,
+    heads: false,
 };
 
 fn node_ref(n: u8) -> TreeNodeRef {

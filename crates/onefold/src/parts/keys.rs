@@ -15,12 +15,18 @@ use onefold_backend::{
 };
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{
-    KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, from_words, key_file as key_of,
+    DurableState, Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, StateSeen,
+    from_words, key_file as key_of,
 };
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use super::{operator::warn, sealed_before};
+use super::{
+    heads_before::{self, HeadNotes},
+    operator::warn,
+    sealed_before,
+    witness::witness,
+};
 
 /// Where a key comes from. None of it ever comes from a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -305,7 +311,10 @@ pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
 
 /// The same, for an archive that is opened.
 pub(super) fn of_archive(store: &Path) -> KeySource {
-    let given = |asker| KeySource::new(Arc::new(OfStore::new(asker, store, false)));
+    let given = |asker: &Arc<Asker>| {
+        let heads = Some(HeadNotes::new(asker.accepts_older));
+        KeySource::new(Arc::new(OfStore { heads, ..OfStore::new(asker, store, false) }))
+    };
     asker().map_or_else(KeySource::default, given)
 }
 
@@ -316,11 +325,13 @@ struct OfStore {
     store: PathBuf,
     /// States of it that were seen here are remembered.
     has_states: bool,
+    /// So are heads of it, as it is an archive.
+    heads: Option<HeadNotes>,
 }
 
 impl OfStore {
     fn new(asker: &Arc<Asker>, store: &Path, has_states: bool) -> OfStore {
-        OfStore { asker: asker.clone(), store: store.to_owned(), has_states }
+        OfStore { asker: asker.clone(), store: store.to_owned(), has_states, heads: None }
     }
 }
 
@@ -333,14 +344,45 @@ impl Opener for OfStore {
         self.asker.accepts_older
     }
 
-    fn state_seen(&self, id: &[u8; 16]) -> Option<u64> {
-        sealed_before::state(id).filter(|_| self.has_states)
+    fn states_seen(&self, id: &[u8; 16]) -> Result<Vec<StateSeen>> {
+        if !self.has_states {
+            return Ok(Vec::new());
+        }
+        let noted = |sequence| StateSeen { by: "this user", sequence, tag: None };
+        let here = sealed_before::state(id).map(noted);
+        let there = match witness() {
+            Some(witness) => witness.seen(id)?,
+            None => None,
+        };
+        Ok(here.into_iter().chain(there).collect())
     }
 
-    fn saw_state(&self, id: &[u8; 16], state: u64) {
-        if self.has_states {
-            sealed_before::note_state(id, state);
+    fn saw_state(&self, id: &[u8; 16], state: &DurableState) {
+        if !self.has_states {
+            return;
         }
+        sealed_before::note_state(id, state.sequence);
+        if let Some(Err(error)) = witness().map(|witness| witness.tell(id, state)) {
+            warn(&format!("the witness does not know the newest state: {error}"));
+        }
+    }
+
+    fn head_seen(&self, id: &[u8; 16]) -> Option<Head> {
+        self.heads.as_ref().and_then(|_| heads_before::seen(id))
+    }
+
+    fn saw_head(&self, id: &[u8; 16], head: &Head) {
+        if let Some(heads) = &self.heads {
+            heads.saw(id, head);
+        }
+    }
+
+    fn cannot_compare(&self, _id: &[u8; 16], changes: u64) {
+        warn(&format!(
+            "{} had {changes} changes since it was last seen here, too many to find out whether they go on \
+             from what was seen",
+            self.store.display()
+        ));
     }
 
     fn refuses_plain(&self) -> bool {

@@ -8,6 +8,7 @@ pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
 pub mod far;
+mod heads_before;
 pub mod index_move;
 mod index_place;
 pub mod keeper;
@@ -17,5 +18,6 @@ pub mod operator;
 pub mod sealed_before;
 pub mod store_file;
 pub mod user_directory;
+pub mod witness;
 
 pub use crate::locate::{Found, foreign};

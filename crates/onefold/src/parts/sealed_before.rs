@@ -33,7 +33,7 @@ const NOTE_MAX: u64 = 64 << 10;
 /// Notes of one store that are taken at most.
 const NOTES_MAX: usize = 10_000;
 
-fn directory() -> Option<PathBuf> {
+pub(super) fn directory() -> Option<PathBuf> {
     let places =
         [("STATE_DIRECTORY", ""), ("XDG_STATE_HOME", "onefold"), ("HOME", ".local/state/onefold")];
     user_directory(&places).map(|at| at.join("encrypted"))
@@ -65,7 +65,7 @@ fn hash(path: &Path) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn digits(id: &[u8; 16]) -> String {
+pub(super) fn digits(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

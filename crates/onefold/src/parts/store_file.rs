@@ -24,7 +24,7 @@ use onefold_block::{
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
 use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{control, keeper::Keeper, keys, operator, sealed_before};
+use super::{control, keeper::Keeper, keys, operator, sealed_before, witness::Teller};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -117,7 +117,7 @@ impl StoreFile {
 
     /// The store's id in hexadecimal digits.
     pub fn id(&self) -> String {
-        self.superblock.fixed.id.iter().map(|byte| format!("{byte:02x}")).collect()
+        digits(&self.superblock.fixed.id)
     }
 
     /// Bytes that the host's file system gives to the file; `None` for a device.
@@ -254,14 +254,21 @@ impl StoreFile {
                            only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
         }
-        WorkingStore::start(store, keeper, self.is_encrypted().then(|| self.clone()))
+        WorkingStore::start(store, keeper, self)
     }
 
     /// Notes the state that is durable of an encrypted store.
     fn note_state(&self, store: &Store) {
-        let state = durable_state(store.engine());
-        sealed_before::note_state(&self.superblock.fixed.id, state);
+        match durable_state(store.engine()) {
+            Ok(state) => sealed_before::note_state(&self.superblock.fixed.id, state.sequence),
+            Err(error) => tracing::debug!("the state of a store is not remembered: {error}"),
+        }
     }
+}
+
+/// Bytes in hexadecimal digits.
+pub(super) fn digits(bytes: &[u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Somebody has the store open whom no command reaches: it may be a server without a control
@@ -318,32 +325,55 @@ fn name_store(path: &Path, error: Error) -> Error {
 pub struct WorkingStore {
     store: Arc<Store>,
     threads: Vec<JoinHandle<()>>,
-    /// Where an encrypted store is, whose states are noted; and what ends the thread that does it.
-    noted: Option<(StoreFile, mpsc::Sender<()>)>,
+    /// Where an encrypted store is, whose states are noted.
+    noted: Option<StoreFile>,
+    /// Who tells the witness, if there is one.
+    teller: Option<Arc<Teller>>,
+    /// Dropped to end the threads that keep states elsewhere.
+    keeping: Vec<mpsc::Sender<()>>,
     /// Given up last, when nobody writes any more.
     _keeper: Keeper,
 }
 
 impl WorkingStore {
-    fn start(
-        store: Arc<Store>,
-        keeper: Keeper,
-        encrypted: Option<StoreFile>,
-    ) -> Result<WorkingStore> {
-        let mut working = WorkingStore { store, threads: Vec::new(), noted: None, _keeper: keeper };
+    fn start(store: Arc<Store>, keeper: Keeper, file: &StoreFile) -> Result<WorkingStore> {
+        let mut working = WorkingStore {
+            store,
+            threads: Vec::new(),
+            noted: file.is_encrypted().then(|| file.clone()),
+            teller: Teller::of(file.superblock.fixed.id),
+            keeping: Vec::new(),
+            _keeper: keeper,
+        };
         working.spawn("store writer", Store::run_writer)?;
         working.spawn("store background", Store::run_background)?;
-        if let Some(file) = encrypted {
-            let (end, ended) = mpsc::channel();
-            let of_thread = file.clone();
-            working.noted = Some((file, end));
-            working.spawn("store states", move |store: &Store| {
+        if let Some(file) = working.noted.clone() {
+            working.keep("store states", move |store, ended| {
                 while ended.recv_timeout(NOTE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                    of_thread.note_state(store);
+                    file.note_state(store);
                 }
             })?;
         }
+        if let Some(teller) = working.teller.clone() {
+            working.keep("store witness", move |store, ended| teller.run(store, ended))?;
+        }
         Ok(working)
+    }
+
+    /// Starts a thread that keeps states of the store elsewhere until it is ended.
+    fn keep(
+        &mut self,
+        name: &str,
+        job: impl FnOnce(&Store, &mpsc::Receiver<()>) + Send + 'static,
+    ) -> Result<()> {
+        let (end, ended) = mpsc::channel();
+        self.keeping.push(end);
+        self.spawn(name, move |store| job(store, &ended))
+    }
+
+    /// Who tells the witness, if there is one.
+    pub fn teller(&self) -> Option<&Arc<Teller>> {
+        self.teller.as_ref()
     }
 
     fn spawn(&mut self, name: &str, job: impl FnOnce(&Store) + Send + 'static) -> Result<()> {
@@ -380,8 +410,12 @@ impl WorkingStore {
             return Err(reason);
         }
         self.store.close()?;
-        if let Some((file, _)) = &self.noted {
+        if let Some(file) = &self.noted {
             file.note_state(&self.store);
+        }
+        if let Some(Err(error)) = self.teller.as_ref().map(|teller| teller.tell(&self.store)) {
+            // It knows an older state, which refuses nobody.
+            operator::warn(&format!("the witness does not know the newest state: {error}"));
         }
         Ok(())
     }
@@ -389,9 +423,7 @@ impl WorkingStore {
     /// True when no thread panicked.
     fn join(&mut self) -> bool {
         self.store.stop();
-        if let Some((file, _)) = self.noted.take() {
-            self.noted = Some((file, mpsc::channel().0));
-        }
+        self.keeping.clear();
         // All of them are waited for, whatever one of them says.
         let ends: Vec<bool> = self.threads.drain(..).map(|thread| thread.join().is_ok()).collect();
         ends.into_iter().all(|well| well)

@@ -60,6 +60,8 @@ const UNTAKEN_GRACE: Duration = Duration::from_secs(2);
 pub struct Server {
     hall: Arc<Hall>,
     listeners: Vec<Entrance>,
+    /// For the memory of the guests of all devices.
+    room: Arc<vhost::Room>,
     acceptor: Option<Acceptor>,
 }
 
@@ -187,7 +189,8 @@ impl Server {
             left: Condvar::new(),
             stopping: AtomicBool::new(false),
         };
-        Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
+        let room = Arc::default();
+        Server { hall: Arc::new(hall), listeners: Vec::new(), room, acceptor: None }
     }
 
     /// From now on clients that come over a network have to ask for TLS and to prove by a certificate
@@ -245,7 +248,7 @@ impl Server {
     pub fn add_vhost(&mut self, volume: &str, path: &Path) -> Result<()> {
         self.hall.exports.open(volume)?;
         let listener = Listener::unix(path, Reach::default(), Descriptors::Sent)?;
-        let device = Some(Arc::new(DeviceSocket::new(volume)));
+        let device = Some(Arc::new(DeviceSocket::new(volume, self.room.share())));
         self.listeners.push(Entrance { listener, device });
         Ok(())
     }
@@ -722,7 +725,7 @@ impl Hall {
             owed: vhost::Owed::default(),
             working: AtomicUsize::new(0),
         };
-        vhost::serve(&served, socket, &|sentence| device.say(sentence));
+        vhost::serve(&served, device.share(), socket, &|sentence| device.say(sentence));
         device.follow(&*volume);
     }
 

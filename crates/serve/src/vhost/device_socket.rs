@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use onefold_core::Volume;
 use parking_lot::Mutex;
 
+use super::room::Share;
+
 /// Time between two lines of the log about one device: its guest decides how often there is a reason.
 const SAID_AGAIN: Duration = Duration::from_secs(10);
 
@@ -15,6 +17,8 @@ pub(crate) struct DeviceSocket {
     /// The name of its volume; another one when somebody renames it.
     name: Mutex<String>,
     taken: AtomicBool,
+    /// Room for the memory of its guest.
+    share: Arc<Share>,
     said: Mutex<Option<Instant>>,
 }
 
@@ -23,10 +27,11 @@ pub(crate) struct Taken(Arc<DeviceSocket>);
 
 impl DeviceSocket {
     /// That of the volume with this name.
-    pub(crate) fn new(name: &str) -> DeviceSocket {
+    pub(crate) fn new(name: &str, share: Arc<Share>) -> DeviceSocket {
         DeviceSocket {
             name: Mutex::new(name.to_owned()),
             taken: AtomicBool::new(false),
+            share,
             said: Mutex::new(None),
         }
     }
@@ -42,6 +47,11 @@ impl Taken {
     /// The name of its volume now.
     pub(crate) fn name(&self) -> String {
         self.0.name.lock().clone()
+    }
+
+    /// Room for the memory of its guest.
+    pub(crate) fn share(&self) -> &Arc<Share> {
+        &self.0.share
     }
 
     /// Keeps the name that the volume has, for the next client.
@@ -74,7 +84,8 @@ mod tests {
 
     #[test]
     fn one_client_has_the_device_at_a_time() {
-        let device = Arc::new(DeviceSocket::new("vm1"));
+        let share = Arc::new(super::super::Room::default()).share();
+        let device = Arc::new(DeviceSocket::new("vm1", share));
         let taken = device.take().unwrap();
         assert!(device.take().is_none());
         assert_eq!(taken.name(), "vm1");

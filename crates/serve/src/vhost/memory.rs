@@ -4,18 +4,19 @@
 //! that, and the next access would end the whole server. Whatever the guest shares is read by
 //! copying it, once, and never looked at in place.
 
-use std::fs::File;
+use std::{fs::File, sync::Arc};
 
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+use super::room::{Held, Share};
 use crate::client_fd::ClientFd;
 
 /// The kind of file system on which huge pages are. A page of it that nobody reserved can't be had
 /// when it is touched, which ends the process just like a file that became shorter.
 const HUGE_PAGES: u64 = 0x9584_58f6;
-/// Most memory of one guest, so that the address space has room for many.
+/// Most memory of one guest.
 const MEMORY_BYTES: u64 = 4 << 40;
 
 /// Part of a guest's memory, as the client describes it.
@@ -34,19 +35,26 @@ pub(crate) struct Part {
 pub(crate) struct Memory {
     map: GuestMemoryMmap,
     parts: Vec<Part>,
+    /// Given back after the map is gone.
+    _held: Option<Held>,
 }
 
 impl Memory {
-    /// Maps the parts, each from its file.
+    /// Maps the parts, each from its file, within the room of a device.
     ///
     /// # Errors
-    /// A sentence: a file can become shorter, or ends too early, parts overlap, or the system
-    /// refuses.
-    pub(crate) fn map(parts: Vec<Part>, files: Vec<ClientFd>) -> Result<Memory, String> {
+    /// A sentence: a file can become shorter, or ends too early, parts overlap, there is no room, or the
+    /// system refuses.
+    pub(crate) fn map(
+        parts: Vec<Part>,
+        files: Vec<ClientFd>,
+        share: &Arc<Share>,
+    ) -> Result<Memory, String> {
         let all = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.bytes));
-        if all.is_none_or(|all| all > MEMORY_BYTES) || parts.len() != files.len() {
-            return Err("the guest has too much memory".to_owned());
-        }
+        let all = all.filter(|all| *all <= MEMORY_BYTES && parts.len() == files.len());
+        let all = all.ok_or("the guest has too much memory")?;
+        let held =
+            share.take(all).ok_or("there is no room for the guest's memory beside others'")?;
         let mut regions = Vec::with_capacity(parts.len());
         for (part, file) in parts.iter().zip(files) {
             if part.user.checked_add(part.bytes).is_none() {
@@ -59,7 +67,7 @@ impl Memory {
         regions.sort_by_key(|region| vm_memory::GuestMemoryRegion::start_addr(region).0);
         let map = GuestMemoryMmap::from_regions(regions)
             .map_err(|error| format!("the memory of the guest is not clear: {error}"))?;
-        Ok(Memory { map, parts })
+        Ok(Memory { map, parts, _held: Some(held) })
     }
 
     /// Memory that is this process's own, with `bytes` in it.
@@ -68,7 +76,7 @@ impl Memory {
         let map = GuestMemoryMmap::from_ranges(&[(start, bytes.len().max(1))]).ok()?;
         vm_memory::Bytes::write_slice(&map, bytes, start).ok()?;
         let part = Part { guest: 0, bytes: bytes.len() as u64, user: 0, offset: 0 };
-        Some(Memory { map, parts: vec![part] })
+        Some(Memory { map, parts: vec![part], _held: None })
     }
 
     pub(crate) fn map_of_guest(&self) -> &GuestMemoryMmap {
@@ -117,6 +125,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use super::*;
+    use crate::vhost::room::Room;
 
     fn file(bytes: u64, seals: SealFlags) -> ClientFd {
         let file = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -129,7 +138,8 @@ mod tests {
     fn rule_47_memory_that_can_shrink_is_refused() {
         let part = Part { guest: 0, bytes: 8192, user: 1 << 40, offset: 0 };
         let sealed = || file(8192, SealFlags::SHRINK);
-        let refused = |file, part| Memory::map(vec![part], vec![file]).err().unwrap();
+        let share = Arc::new(Room::default()).share();
+        let refused = |file, part| Memory::map(vec![part], vec![file], &share).err().unwrap();
         assert!(refused(file(8192, SealFlags::empty()), part).contains("make shorter"));
         assert!(refused(file(8192, SealFlags::GROW), part).contains("make shorter"));
         assert!(
@@ -146,9 +156,9 @@ mod tests {
             refused(file(8192, SealFlags::SHRINK | SealFlags::WRITE), part).contains("map"),
             "memory that can't be written"
         );
-        let two = Memory::map(vec![part; 2], vec![sealed(), sealed()]);
+        let two = Memory::map(vec![part; 2], vec![sealed(), sealed()], &share);
         assert!(two.is_err_and(|refusal| refusal.contains("not clear")));
-        let memory = Memory::map(vec![part], vec![sealed()]).unwrap();
+        let memory = Memory::map(vec![part], vec![sealed()], &share).unwrap();
         assert_eq!(memory.guest_address((1 << 40) + 5), Some(GuestAddress(5)));
         assert_eq!(memory.guest_address(1 << 39), None);
         assert_eq!(memory.guest_address((1 << 40) + 8192), None);

@@ -6,7 +6,7 @@
 //!
 //! `session` is the connection: messages in `wire`, what is offered in `features`. For each ring it
 //! starts a `queue`, which takes requests from the `ring`; `request` understands them, `durable`
-//! waits for what must be on disk. `device_socket` lets one client in at a time. `memory` maps what the client shares, `marks` keeps requests in
+//! waits for what must be on disk. `device_socket` lets one client in at a time. `memory` maps what the client shares where `room` has place for it, `marks` keeps requests in
 //! flight where the client has them when the server dies.
 //!
 //! *Invariants.* Guest memory is copied once before anything looks at it. Nothing in it is trusted: a
@@ -23,6 +23,7 @@ mod over;
 mod queue;
 mod request;
 mod ring;
+mod room;
 mod session;
 mod trouble;
 mod wire;
@@ -32,5 +33,6 @@ pub(crate) use marks::Owed;
 pub use over::{AVAILABLE, PLACES, USED, ring_over};
 pub(crate) use queue::Device;
 pub(crate) use request::ID_BYTES;
+pub(crate) use room::Room;
 pub(crate) use session::serve;
 pub(crate) use trouble::Trouble;

@@ -19,6 +19,7 @@ use super::marks::Region;
 use super::memory::{Memory, Part};
 use super::queue::{CUT, Device, Started};
 use super::ring::{Addresses, PLACES, Ring, Start};
+use super::room::Share;
 use super::wire::{self, Message, request, u16_at, u32_at, u64_at};
 use crate::client_fd::ClientFd;
 
@@ -72,6 +73,7 @@ impl Default for Slot<'_> {
 struct Conversation<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     device: &'scope Device<'scope>,
+    share: &'scope Arc<Share>,
     say: &'scope dyn Fn(&str),
     features: u64,
     protocol: u64,
@@ -84,13 +86,19 @@ struct Conversation<'scope, 'env> {
     size: u64,
 }
 
-/// Serves a client until it leaves, or has to. `say` takes sentences for the log, without the name of
+/// Serves a client until it leaves, or has to. `share` has room for its guest's memory. `say` takes sentences for the log, without the name of
 /// the volume.
-pub(crate) fn serve(device: &Device<'_>, socket: &ClientFd, say: &dyn Fn(&str)) {
+pub(crate) fn serve(
+    device: &Device<'_>,
+    share: &Arc<Share>,
+    socket: &ClientFd,
+    say: &dyn Fn(&str),
+) {
     let ended = std::thread::scope(|scope| {
         let mut session = Conversation {
             scope,
             device,
+            share,
             say,
             features: 0,
             protocol: 0,
@@ -302,7 +310,7 @@ impl<'scope> Conversation<'scope, '_> {
         if parts.len() != message.files.len() {
             return Err("a table of memory without its files".into());
         }
-        let memory = Arc::new(Memory::map(parts, message.files)?);
+        let memory = Arc::new(Memory::map(parts, message.files, self.share)?);
         self.memory = Some(memory.clone());
         let started = self.slots.iter().filter_map(|slot| slot.started.as_ref());
         let moved = started

@@ -19,13 +19,14 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 110] = [
+const MARKS: [&str; 113] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
     "a change of a read-only volume was refused",
     "a checkpoint of a backup",
     "a checkpoint was read after a crash",
+    "a client that came seldom found its head",
     "a collector killed",
     "a copy of a leaf was written again",
     "a damaged archive was looked at",
@@ -34,6 +35,7 @@ const MARKS: [&str; 110] = [
     "a drain lost a damaged block",
     "a forged key area was refused",
     "a forgotten snapshot expired",
+    "a fork of the archive was refused",
     "a log of rubbish was refused",
     "a lost frame of counts came back",
     "a lost index was made anew",
@@ -67,6 +69,7 @@ const MARKS: [&str; 110] = [
     "an empty mount point",
     "an erasure of a domain that was cut off was ended",
     "an old key area was refused",
+    "an older archive was refused",
     "an older disk of the index",
     "an open process was told of an upgrade",
     "an upgrade met a full disk",

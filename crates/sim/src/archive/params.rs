@@ -83,6 +83,9 @@ const NEWER_THAN_PUT_BACK: &str = "# The seeds below draw files that are put bac
 /// The line behind the kept seeds that are older than domains.
 const NEWER_THAN_DOMAINS: &str = "# The seeds below draw domains.";
 
+/// The line behind the kept seeds that are older than heads.
+const NEWER_THAN_HEADS: &str = "# The seeds below draw heads.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -186,6 +189,8 @@ pub struct Params {
     pub old_condemnation: bool,
     /// The archive is sealed; drawn from a source of its own.
     pub sealed: bool,
+    /// A sealed archive keeps heads; drawn from a source of its own.
+    pub heads: bool,
     /// Domains of a sealed archive beside the first one; drawn from a source of its own.
     pub domains: u8,
     /// Whoever holds the files of a sealed archive puts older ones back; drawn from a source of its own.
@@ -310,6 +315,25 @@ impl Params {
         if is_drawn && is_plain && is_new && self.sealed { count } else { 0 }
     }
 
+    /// Four sealed archives of five keep heads; none of the kept seeds that are older than that, nor of those
+    /// that found a planted bug which has nothing to do with it.
+    fn heads(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6865_6164_735f_2e2e);
+        rng.percent(80) && self.sealed && self.attacks_heads()
+    }
+
+    /// Whole archives are put back.
+    #[must_use]
+    pub fn attacks_heads(&self) -> bool {
+        !is_older(self.seed, NEWER_THAN_HEADS) && !found_another_bug(self.seed, &HEAD_BUGS)
+    }
+
+    /// What was durable once stays, but for what a client or a power cut takes.
+    #[must_use]
+    pub fn keeps_all(&self) -> bool {
+        self.profile != Profile::Damage && !self.medium.damages()
+    }
+
     /// One sealed archive in three has its chunk index on a disk of its own; none of the kept seeds that
     /// are older than that.
     fn sealed_index_disk(seed: u64) -> bool {
@@ -370,6 +394,7 @@ impl Params {
             clones: self.clones,
             counts_in_pages: self.count_pages.is_some(),
             domains: false,
+            heads: self.heads,
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }
@@ -408,8 +433,12 @@ impl Params {
         }
         if self.sealed {
             all.push(with(&|params| {
-                (params.sealed, params.puts_back, params.domains) = (false, false, 0);
+                (params.sealed, params.heads) = (false, false);
+                (params.puts_back, params.domains) = (false, 0);
             }));
+        }
+        if self.heads {
+            all.push(with(&|params| params.heads = false));
         }
         if self.domains > 0 {
             all.push(with(&|params| params.domains -= 1));
@@ -501,6 +530,7 @@ impl Params {
             older,
             index_disk: Params::index_disk(seed),
             sealed: Params::sealed(seed),
+            heads: false,
             domains: 0,
             puts_back: false,
         };
@@ -530,6 +560,7 @@ impl Params {
         if params.sealed {
             params.index_disk = Params::sealed_index_disk(seed);
         }
+        params.heads = params.heads();
         params.puts_back = params.puts_back();
         params.domains = params.domains();
         params.late_counts = params.late_counts() && !params.puts_back;
@@ -578,7 +609,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 12] = [
+const SEALED_BUGS: [&str; 15] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -591,7 +622,13 @@ const SEALED_BUGS: [&str; 12] = [
     "erased-in-one-copy",
     "fingerprints-of-another-domain",
     "listed-in-another-domain",
+    "head-not-compared",
+    "head-noted-early",
+    "hashes-unwritten",
 ];
+
+/// Planted bugs that only archives with heads meet.
+const HEAD_BUGS: [&str; 3] = ["head-not-compared", "head-noted-early", "hashes-unwritten"];
 
 /// Planted bugs that only archives with domains meet.
 const DOMAIN_BUGS: [&str; 3] =

@@ -15,6 +15,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 use super::{
     actors::{
         domains::Places,
+        heads::Heads,
         index_disk::IndexDisk,
         keys::Sealed,
         put_back::Taken,
@@ -132,6 +133,8 @@ pub(super) struct Sim {
     pub(super) sealed: Option<Sealed>,
     /// The domains beside the first one of a sealed archive.
     pub(super) places: Option<Places>,
+    /// The clients of a sealed archive that remember its head, where nothing rots.
+    pub(super) heads: Option<Heads>,
     /// What whoever holds its files took, to put it back later.
     pub(super) taken: Option<Taken>,
     /// For what the medium does, likewise.
@@ -168,6 +171,7 @@ impl Sim {
         let upgraded = Upgraded::of(params.kinds());
         let sealed = params.sealed.then(|| Sealed::new(params.seed));
         let places = (params.domains > 0).then(|| Places::new(params.seed, params.domains));
+        let heads = (params.sealed && params.keeps_all()).then(|| Heads::new(params.seed));
         let taken = params.puts_back.then(|| Taken::new(params.seed));
         if params.sealed {
             files.watch_steps("segment-", 4096);
@@ -200,6 +204,7 @@ impl Sim {
             upgraded,
             sealed,
             places,
+            heads,
             taken,
             changes: 0,
             unsure: None,
@@ -266,7 +271,7 @@ impl Sim {
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
             leaf_bytes: self.params.on_demand.unwrap_or(64 << 20),
             opener: match self.params.sealed {
-                true => Sealed::opener(),
+                true => self.heads.as_ref().map_or_else(|| Sealed::opener(None), Heads::opener),
                 false => KeySource::default(),
             },
             broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
@@ -384,7 +389,7 @@ impl Sim {
         let kinds = self.upgraded.kinds;
         (format.trees, format.clones) = (kinds.trees, kinds.clones);
         (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
-        format.counts_in_pages = kinds.counts_in_pages;
+        (format.counts_in_pages, format.heads) = (kinds.counts_in_pages, kinds.heads);
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -475,7 +480,7 @@ impl Sim {
                 }
                 Ok(()) => {}
             }
-            match self.put_back() {
+            match self.put_back().and_then(|()| self.put_whole_back()) {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) => {
                     return Err(Failure::new(

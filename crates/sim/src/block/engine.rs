@@ -30,7 +30,7 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo, ZoneId, checksum,
 };
-use onefold_seal::{Keys, Random};
+use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
@@ -214,12 +214,14 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
         MomentsLimited, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PayloadsByDomain, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
-        RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease, RollbackAfterChanges,
-        SealedCarriersProven, SealedPagesProven, SealedRecordsPin, SharedPagesNotEntered,
-        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        OrphansHaveEntries, OverwriteLowersOnce, OverwritesAreFree, PageChecksumsCompared,
+        PagesCountApart, PayloadsByDomain, PinnedNotReclaimed, QuotaCharged, QuotaCountedFirst,
+        QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared, RangesCopied,
+        ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReuseAfterRelease,
+        RollbackAfterChanges, SealedCarriersProven, SealedPagesProven, SealedRecordsPin,
+        SharedPagesNotEntered, SnapshotsLimited, StatesToldWhenDurable, StayingPageLends, TurnsEnd,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -239,6 +241,8 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 SealedRecordsPin,
                 // A window of cow is a checkpoint, and no moment waits for another one.
                 MomentsLimited,
+                // Nor does a recovery bring anything back.
+                QuotaRecovered,
             ],
             &["thin", "ordered"],
         ),
@@ -298,6 +302,11 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 LostWithCursor,
                 LostWithEnd,
                 LostIsAnError,
+                QuotaCharged,
+                QuotaCountedFirst,
+                QuotaRecorded,
+                QuotaCountsBefore,
+                OverwritesAreFree,
             ],
             &["thin", "ordered", "cow"],
         ),
@@ -328,6 +337,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 10] = {
                 BothKeyAreasWritten,
                 KeyAreaNumberCompared,
                 OlderStateRefused,
+                StatesToldWhenDurable,
                 CodeBeforeCopying,
                 ErasureEnded,
                 FingerprintsByDomain,
@@ -355,6 +365,8 @@ impl Subject for Thin {
     const GROWS: bool = true;
 
     const SEALS: bool = true;
+
+    const HAS_QUOTAS: bool = true;
 
     fn applies(bug: usize, scheme: usize) -> bool {
         let rule = Rule::BUGS[bug].1;
@@ -612,6 +624,16 @@ impl Subject for Thin {
         self.0.delete_volume(volume).map(Ack::Later)
     }
 
+    fn set_quota(&self, volume: VolumeId, blocks: u64) -> Result<Ack> {
+        self.0.set_quota(volume, blocks).map(Ack::Later)
+    }
+
+    fn quota(&self, volume: VolumeId) -> (u64, Option<u64>) {
+        let all = self.0.status().volumes;
+        let found = all.iter().find(|one| one.id == volume);
+        found.map_or((0, None), |one| (one.quota_blocks, one.mapped_blocks))
+    }
+
     fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
         self.0.write_from(volume, self.offset(offset), data, taken)
     }
@@ -857,7 +879,7 @@ impl Subject for Thin {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        (byte, seen): (u8, Option<u64>),
+        (byte, seen): (u8, Option<DurableState>),
     ) -> Result<bool> {
         let settings = Settings { keys: keys::by(byte, seen), ..Thin::settings(options) };
         match Engine::open(disk, clock, settings) {
@@ -867,7 +889,7 @@ impl Subject for Thin {
         }
     }
 
-    fn durable_state(&self) -> u64 {
+    fn durable_state(&self) -> Result<DurableState> {
         onefold_block::durable_state(&self.0)
     }
 

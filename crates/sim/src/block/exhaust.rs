@@ -232,6 +232,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         grows: false,
         sealed: false,
         domains: 0,
+        quotas: false,
         bug: None,
     }
 }

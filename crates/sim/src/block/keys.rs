@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use onefold_block::{KeySource, format::Identity};
 use onefold_core::{Error, Kind, Pba, Result};
-use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
+use onefold_seal::{
+    Argon, DurableState, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, StateSeen,
+};
 use onefold_testbed::{Rng, disk::Image};
 use parking_lot::Mutex;
 
@@ -29,7 +31,7 @@ pub(super) fn repeated() -> Arc<dyn Random> {
 }
 
 /// Who knows a secret, and may have seen a state of the store.
-struct Holder(u8, Option<u64>);
+struct Holder(u8, Option<DurableState>);
 
 impl Opener for Holder {
     fn root(&self, area: &KeyArea) -> Result<Secret> {
@@ -37,8 +39,13 @@ impl Opener for Holder {
         found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
     }
 
-    fn state_seen(&self, _id: &[u8; 16]) -> Option<u64> {
-        self.1
+    fn states_seen(&self, _id: &[u8; 16]) -> Result<Vec<StateSeen>> {
+        let seen = |DurableState { sequence, tag }| StateSeen {
+            by: "the holder",
+            sequence,
+            tag: Some(tag),
+        };
+        Ok(self.1.map(seen).into_iter().collect())
     }
 
     fn refuses_plain(&self) -> bool {
@@ -81,7 +88,7 @@ pub(super) fn source(options: &StoreOptions) -> KeySource {
 }
 
 /// Somebody who knows this secret, and may have seen a state of the store.
-pub(super) fn by(byte: u8, seen: Option<u64>) -> KeySource {
+pub(super) fn by(byte: u8, seen: Option<DurableState>) -> KeySource {
     KeySource::new(Arc::new(Holder(byte, seen)))
 }
 

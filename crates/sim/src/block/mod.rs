@@ -88,6 +88,7 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
             params.options.snapshots = None;
         }
         params.options.grows &= S::GROWS;
+        params.options.quotas &= S::HAS_QUOTAS;
         params.options.bug = bug;
         params.scheduled = self.scheduled;
         params

@@ -49,6 +49,8 @@ pub struct Volume {
     pub of: Option<Key>,
     /// Only a receive changes it.
     pub replica: bool,
+    /// Blocks that it may map; 0 for any number.
+    pub quota: u64,
     cells: BTreeMap<u64, Cell>,
 }
 
@@ -125,6 +127,21 @@ impl Model {
         self.cell(key, lba).map_or(vec![ZEROES], Cell::live)
     }
 
+    /// How many blocks of a volume are mapped: at least, and at most.
+    #[must_use]
+    pub fn mapped(&self, key: Key) -> (u64, u64) {
+        let Some(volume) = self.volumes.get(&key) else { return (0, 0) };
+        let (mut least, mut most) = (0, 0);
+        for (_, cell) in volume.cells.range(..volume.blocks) {
+            let live = cell.live();
+            let mapped =
+                live.iter().filter(|&&content| content != ZEROES && content != LOST).count();
+            least += u64::from(mapped == live.len());
+            most += u64::from(mapped > 0 || cell.zeroed_in_parts);
+        }
+        (least, most)
+    }
+
     /// Different contents that may be live, the zeroes left out.
     #[must_use]
     pub fn distinct(&self) -> u64 {
@@ -138,6 +155,20 @@ impl Model {
 
     fn cell(&self, key: Key, lba: u64) -> Option<&Cell> {
         self.volumes.get(&key)?.cells.get(&lba)
+    }
+
+    /// A block was zeroed in parts: it may be stored as a block of zeroes.
+    pub fn zeroed_in_parts(&mut self, key: Key, lba: u64) {
+        let cells = self.volumes.get_mut(&key).map(|volume| &mut volume.cells);
+        if let Some(cell) = cells.and_then(|cells| cells.get_mut(&lba)) {
+            cell.zeroed_in_parts = true;
+        }
+    }
+
+    /// True when a block is certainly not mapped.
+    #[must_use]
+    pub fn is_hole(&self, key: Key, lba: u64) -> bool {
+        self.cell(key, lba).is_none_or(|cell| cell.is_clear() && !cell.zeroed_in_parts)
     }
 
     /// A block got new content.

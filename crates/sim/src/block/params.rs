@@ -176,6 +176,7 @@ impl Params {
         options.grows = grows(seed);
         options.sealed = sealed(seed, &options);
         options.domains = domains(seed, &options, profile);
+        options.quotas = quotas(seed, &options, profile);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         if options.snapshots.is_some_and(|sharing| sharing.crowds) {
             options.limits[0] = Some(12);
@@ -218,7 +219,7 @@ impl Params {
             scheduled: false,
             options,
         };
-        drawn.copying().pressed()
+        drawn.copying().with_quotas().pressed()
     }
 
     /// The same, with changes of the catalogue often enough that maps are copied.
@@ -258,6 +259,16 @@ impl Params {
             weigh(&mut self.mix, Op::Write, 60);
             (self.steps, self.steps_per_op) = ([3, 3, 1, 3, 3, 4, 0], 300);
             self.volumes = 1;
+        }
+        self
+    }
+
+    /// The same, with changes of the catalogue often enough that volumes get quotas.
+    fn with_quotas(mut self) -> Params {
+        if self.options.quotas {
+            let at = |op: Op| Op::ALL.iter().position(|&one| one == op).unwrap_or_default();
+            self.mix[at(Op::Verb)] = self.mix[at(Op::Verb)].max(8);
+            self.ops = self.ops.max(30);
         }
         self
     }
@@ -393,6 +404,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         grows: false,
         sealed: false,
         domains: 0,
+        quotas: false,
         bug: None,
     }
 }
@@ -548,6 +560,24 @@ fn domains(seed: u64, options: &StoreOptions, profile: Profile) -> u32 {
     let calm = matches!(profile, Profile::Crashes | Profile::FullStore | Profile::Churn);
     let wanted = rng.percent(60) && calm && options.sealed && !kept;
     if wanted { [1, 2, 5][rng.below(3) as usize] } else { 0 }
+}
+
+/// Behind this line of the lists of kept seeds are those whose volumes may have quotas.
+const WITH_QUOTAS: &str = "# With quotas";
+
+/// Whether volumes get quotas, from a source of its own. The seeds that were kept before stay what they
+/// were, also those that found planted bugs.
+fn quotas(seed: u64, options: &StoreOptions, profile: Profile) -> bool {
+    let before = |list: &'static str| list.split(WITH_QUOTAS).next().unwrap_or("");
+    let found = before(include_str!("../../seeds/block-bugs.txt")).lines();
+    let kept = is_kept(before(include_str!("../../seeds/block.txt")), seed)
+        || found
+            .filter(|line| !line.starts_with('#'))
+            .flat_map(|line| line.split_whitespace().skip(1))
+            .any(|word| word.parse() == Ok(seed));
+    // Leaves that change in place have no quotas; damage makes what is mapped uncertain.
+    let may_have = options.scheme != 3 && profile != Profile::Damage;
+    Rng::new(seed ^ 0x7175_6f74_6173_0081).percent(25) && may_have && !kept
 }
 
 /// True when a list of kept seeds has this one.

@@ -176,7 +176,7 @@ impl<S: Subject> Sim<S> {
             transfer.cut_off();
         }
         if let Some(secrets) = &mut self.secrets {
-            secrets.saw(store.durable_state());
+            store.durable_state().into_iter().for_each(|state| secrets.saw(state));
         }
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         Some(store)
@@ -291,6 +291,9 @@ impl<S: Subject> Sim<S> {
         self.model.damage = self.disk.damage();
         self.model.restart();
         let Some(store) = &self.store else { return Ok(false) };
+        if self.params.options.quotas {
+            self.model.resolve_quotas(|id| store.quota(id).0)?;
+        }
         let listed = match store.volumes() {
             Ok(volumes) => self.model.resolve(&volumes),
             Err(error) => Err(Failure::new(

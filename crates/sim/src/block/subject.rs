@@ -11,7 +11,7 @@ use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo,
 };
-use onefold_seal::{Keys, Random};
+use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk};
 
 use crate::block::checks::verifier::Reading;
@@ -75,6 +75,8 @@ pub struct StoreOptions {
     pub sealed: bool,
     /// Domains that are made in a sealed store, at most, besides the first one; some are erased.
     pub domains: u32,
+    /// Volumes get quotas, most of them so small that clients reach them.
+    pub quotas: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -233,6 +235,9 @@ pub trait Subject: Sized {
     /// they are.
     const TRIMS_EDGES: bool = true;
 
+    /// Volumes may have quotas.
+    const HAS_QUOTAS: bool = false;
+
     /// True when the bug with this index of [`BUGS`](Subject::BUGS) breaks a rule that this scheme
     /// keeps.
     #[must_use]
@@ -282,6 +287,20 @@ pub trait Subject: Sized {
     /// # Errors
     /// As [`create_volume`](Subject::create_volume).
     fn delete_volume(&self, volume: VolumeId) -> Result<Ack>;
+
+    /// Gives a volume a quota of so many blocks, or none with 0.
+    ///
+    /// # Errors
+    /// As the engine's.
+    fn set_quota(&self, _volume: VolumeId, _blocks: u64) -> Result<Ack> {
+        Err(no_copies())
+    }
+
+    /// The quota of a volume in blocks, 0 for none; and how many blocks it maps, as of the last checkpoint,
+    /// if somebody has counted them.
+    fn quota(&self, _volume: VolumeId) -> (u64, Option<u64>) {
+        (0, None)
+    }
 
     /// Asks for snapshots of volumes as of this moment; gives their ids and the number that
     /// [`acts_done`](Subject::acts_done) has when they are there.
@@ -575,7 +594,7 @@ pub trait Subject: Sized {
     }
 
     /// True when the secret `byte` opens a sealed store, for work, of which its holder may have seen the
-    /// state with this number.
+    /// this state.
     ///
     /// # Errors
     /// Those of opening that have nothing to do with keys.
@@ -583,15 +602,18 @@ pub trait Subject: Sized {
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         options: &StoreOptions,
-        (byte, seen): (u8, Option<u64>),
+        (byte, seen): (u8, Option<DurableState>),
     ) -> Result<bool> {
         let _ = (disk, clock, options, byte, seen);
         Ok(false)
     }
 
-    /// The number of the newest state of a sealed store that is durable.
-    fn durable_state(&self) -> u64 {
-        0
+    /// The newest state of a sealed store that is durable.
+    ///
+    /// # Errors
+    /// Those of sealing its superblock.
+    fn durable_state(&self) -> Result<DurableState> {
+        Ok(DurableState::default())
     }
 
     /// Changes the keys of a sealed store on which nobody works.

@@ -31,9 +31,19 @@ impl Mount {
     /// The directory of this name, which is there.
     #[must_use]
     pub fn new(files: &VirtualFiles, name: &str) -> Mount {
+        Mount::with_prefix(files, format!("{name}/"))
+    }
+
+    /// All that these files have.
+    #[must_use]
+    pub fn of_all(files: &VirtualFiles) -> Mount {
+        Mount::with_prefix(files, String::new())
+    }
+
+    fn with_prefix(files: &VirtualFiles, prefix: String) -> Mount {
         Mount {
             files: files.clone(),
-            prefix: format!("{name}/"),
+            prefix,
             gone: Arc::default(),
             full: Arc::default(),
             read_only: Arc::default(),

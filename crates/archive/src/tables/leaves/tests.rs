@@ -33,6 +33,7 @@ const KINDS: Kinds = Kinds {
     clones: false,
     counts_in_pages: false,
     domains: false,
+    heads: false,
 };
 
 /// An archive's files, and the snapshot that was written last.

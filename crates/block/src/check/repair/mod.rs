@@ -54,7 +54,8 @@ use super::{
 };
 use crate::{
     engine::{
-        Engine, durable_state,
+        Engine,
+        freshness::durable_state,
         keys::{Access, unlock},
     },
     format::{Identity, superblock::Superblock},
@@ -171,7 +172,7 @@ fn recover(
         while engine.scheme.idle(&engine.kernel, Idleness::None)?.advanced() {}
         engine.close()?;
         if let Some(opener) = settings.keys.of() {
-            opener.saw_state(&engine.fixed().id, durable_state(&engine));
+            opener.saw_state(&engine.fixed().id, &durable_state(&engine)?);
         }
         Ok(())
     });

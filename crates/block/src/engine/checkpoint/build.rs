@@ -10,6 +10,7 @@ use onefold_core::{Error, Kind, Result, VolumeId};
 
 use crate::{
     counters::add,
+    engine::quota::wants_counting,
     format::{
         catalogue::{Discard, Volume},
         page::Table,
@@ -42,7 +43,8 @@ pub(crate) fn build(
             && state.leftovers == Leftovers::None
             && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
-            && !state.checkpoint_awaited;
+            && !state.checkpoint_awaited
+            && !state.overlays.tables().volumes.values().any(wants_counting);
         if nothing && reason == Reason::Changes {
             state.checkpoint_wanted = false;
             return Ok(None);

@@ -38,7 +38,10 @@ pub(crate) fn checkpoint(
     }
     // For each change the old block and the new one, and each new block once more.
     let mut deltas = Vec::with_capacity(job.frozen.changed() * 3);
-    let shares = build.old.state.shares_pages() || job.frozen.moment().is_some();
+    // A quota needs the count of a map, which only those have that can share pages.
+    let shares = build.old.state.shares_pages()
+        || job.frozen.moment().is_some()
+        || volumes.values().any(|volume| volume.quota > 0);
     let (pending, sharing) = if shares {
         let Job { frozen, orphans, .. } = &job;
         let maps = Maps { frozen, volumes, discards, orphans: orphans.clone() };

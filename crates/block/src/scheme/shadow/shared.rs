@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     coverage::Mark,
+    engine::quota,
     format::{
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
         page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
@@ -72,9 +73,8 @@ impl TableBuild<'_> {
         let mut choice = Choice::new(kernel, frozen, volumes, &discards, scheme)?;
         for (&id, volume) in volumes.iter_mut().filter(|(_, volume)| !volume.is_leaving()) {
             let (mine, leaves) = choice.leaves(volume)?;
-            if volume.map.height == 0 {
-                volume.sharing.mapped = Some(0);
-            }
+            let counted = quota::wants_counting(volume).then(|| quota::count(kernel, volume));
+            volume.sharing.mapped = volume.mapped().or(counted);
             let (family, root) = (volume.family(), volume.map);
             let rewritten =
                 sharing.rewrite(family, &root, &leaves, &mut |leaf, pointer, page| {
@@ -293,6 +293,7 @@ fn perform(
                 id: old.id,
                 name: old.name.clone(),
                 limits: old.limits,
+                quota: old.quota,
                 sharing: Place { parent, replica: *replica, ..place },
                 ..origin.clone()
             };
@@ -349,6 +350,7 @@ fn received_entry(id: VolumeId, what: &Receive, base: Option<&Volume>, place: Pl
         map: base.map_or(Root::default(), |base| base.map),
         no_dedup: what.no_dedup.clone(),
         limits: VolumeLimits::default(),
+        quota: 0,
         domain: base.map_or(what.domain, |base| base.domain),
         sharing,
     }

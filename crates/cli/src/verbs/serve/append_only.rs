@@ -31,6 +31,7 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         }
         Request::Put { .. } | Request::Backup(_) => Ok(()),
         Request::VolumeCreate { .. }
+        | Request::VolumeQuota { .. }
         | Request::VolumeResize { .. }
         | Request::VolumeNoDedup { .. }
         | Request::VolumeLimit { .. }
@@ -112,11 +113,13 @@ mod tests {
                 bytes: 1,
                 no_dedup: Vec::new(),
                 limits: speed,
+                quota: 0,
                 domain: None,
             },
             Request::VolumeResize { name: name(), bytes: 1, force: true },
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
+            Request::VolumeQuota { name: name(), bytes: 1 },
             Request::VolumeRename { name: name(), new_name: name() },
             Request::VolumeDelete { name: name(), force: true },
             Request::VolumeClone { of: name(), name: name(), read_only: true },

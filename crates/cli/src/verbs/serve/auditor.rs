@@ -23,11 +23,7 @@ use serde_json::{Map, Value, json};
 
 use onefold::parts::control::{Heard, Request};
 
-/// Lines of one client at once.
-const LINES: f64 = 64.0;
-
-/// Lines of one client a second, beyond these.
-const LINES_A_SECOND: f64 = 1.0;
+use crate::verbs::budget::Budget;
 
 /// Clients whose lines are counted, each for itself; more share one count.
 const CLIENTS: usize = 1024;
@@ -62,43 +58,11 @@ enum Of {
     Refusals,
 }
 
-/// What one client may still write.
-struct Budget {
-    lines: f64,
-    since: Instant,
-    unsaid: u64,
-    /// Since when lines were not written.
-    silent: Option<Instant>,
-}
-
-impl Budget {
-    fn new(now: Instant) -> Budget {
-        Budget { lines: LINES, since: now, unsaid: 0, silent: None }
-    }
-
-    /// True when a line is written; the number of those that were not, since the last one.
-    fn takes(&mut self, now: Instant) -> Option<u64> {
-        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
-        (self.lines, self.since) = ((self.lines + came).min(LINES), now);
-        if self.lines < 1.0 {
-            self.unsaid += 1;
-            self.silent.get_or_insert(now);
-            return None;
-        }
-        self.lines -= 1.0;
-        Some(self.counted())
-    }
-
-    /// The number of lines that were not written, which is told now.
-    fn counted(&mut self) -> u64 {
-        self.silent = None;
-        std::mem::take(&mut self.unsaid)
-    }
-
-    fn is_rested(&self, now: Instant) -> bool {
-        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
-        self.unsaid == 0 && self.lines + came >= LINES
-    }
+/// Whether a thread goes on before its line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    ForTheDisk,
+    ForNothing,
 }
 
 impl Auditor {
@@ -116,11 +80,9 @@ impl Auditor {
 
     /// The server works on this store from now on, or ends.
     pub(super) fn tells(&self, event: &str, store: &str) {
-        self.count(Duration::ZERO);
-        self.write(fields(
-            event,
-            [("store", json!(store)), ("process", json!(std::process::id()))],
-        ));
+        self.count(Duration::ZERO, Waits::ForTheDisk);
+        let more = [("store", json!(store)), ("process", json!(std::process::id()))];
+        self.write(fields(event, more), Waits::ForTheDisk);
     }
 
     /// Lets another server write the log, also while a write to it hangs.
@@ -147,11 +109,12 @@ impl Auditor {
             Ok(_) => "done".to_owned(),
             Err(error) => error.to_string().chars().take(1000).collect(),
         };
-        self.say(&who, Of::Uses, fields("command", [("asked", asked), ("answer", json!(answer))]));
+        let line = fields("command", [("asked", asked), ("answer", json!(answer))]);
+        self.say(&who, Of::Uses, line, Waits::ForTheDisk);
     }
 
     /// Writes how many lines were not written of clients that were silent for this long since.
-    fn count(&self, after: Duration) {
+    fn count(&self, after: Duration, waits: Waits) {
         let due: Vec<(String, u64)> = {
             let (mut state, now) = (self.state.lock(), Instant::now());
             let silent = state.budgets.iter_mut().filter(|(_, budget)| {
@@ -161,13 +124,13 @@ impl Auditor {
         };
         for (who, unsaid) in due {
             let who = if who.is_empty() { "others" } else { &who };
-            self.write(fields("unsaid", [("who", json!(who)), ("unsaid", json!(unsaid))]));
+            self.write(fields("unsaid", [("who", json!(who)), ("unsaid", json!(unsaid))]), waits);
         }
     }
 
     /// Writes a line about a client, within its budget.
-    fn say(&self, who: &str, of: Of, mut line: Map<String, Value>) {
-        self.count(COUNT_AFTER);
+    fn say(&self, who: &str, of: Of, mut line: Map<String, Value>, waits: Waits) {
+        self.count(COUNT_AFTER, waits);
         let unsaid = {
             let (mut state, now) = (self.state.lock(), Instant::now());
             let budgets = &mut state.budgets;
@@ -188,11 +151,15 @@ impl Auditor {
         if unsaid > 0 {
             line.insert("unsaid".to_owned(), json!(unsaid));
         }
-        self.write(line);
+        self.write(line, waits);
     }
 
-    fn write(&self, line: Map<String, Value>) {
-        let Err(error) = self.log.note(line) else { return };
+    fn write(&self, line: Map<String, Value>, waits: Waits) {
+        let written = match waits {
+            Waits::ForTheDisk => self.log.note(line),
+            Waits::ForNothing => self.log.note_later(line),
+        };
+        let Err(error) = written else { return };
         let mut state = self.state.lock();
         if state.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
             state.told = Some(Instant::now());
@@ -237,7 +204,12 @@ impl Audit for Auditor {
             Event::SentAway { why } => fields("sent-away", [("why", json!(why))]),
             Event::Pages { allowed } => fields("pages", [("allowed", json!(allowed))]),
         };
-        self.say(&who.to_string(), of, line);
+        // The thread that welcomes clients sends away, and nobody waits for an answer then.
+        let waits = match event {
+            Event::SentAway { .. } => Waits::ForNothing,
+            _ => Waits::ForTheDisk,
+        };
+        self.say(&who.to_string(), of, line, waits);
     }
 }
 
@@ -284,16 +256,5 @@ mod tests {
         let refused = text.lines().filter(|line| line.contains("refused")).count() as u64;
         assert_eq!(refused + text.lines().map(unsaid).sum::<u64>(), 1000);
         assert!(text.lines().last().unwrap().contains("ended"));
-    }
-
-    #[test]
-    fn a_budget_tells_what_was_not_said() {
-        let begin = Instant::now();
-        let mut budget = Budget::new(begin);
-        let said = (0..100).filter(|_| budget.takes(begin).is_some()).count();
-        assert_eq!(said, 64);
-        assert_eq!(budget.takes(begin + Duration::from_secs(2)), Some(36));
-        assert!(!budget.is_rested(begin + Duration::from_secs(60)));
-        assert!(budget.is_rested(begin + Duration::from_secs(70)));
     }
 }

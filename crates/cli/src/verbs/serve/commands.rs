@@ -20,7 +20,9 @@ use serde_json::Value;
 
 use super::options::Options;
 use crate::{
-    report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
+    report::{
+        HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Witness, Writes,
+    },
     verbs::{
         grow, replicate, scrub,
         volume::{self, guard},
@@ -31,7 +33,8 @@ use onefold::parts::{
         ReceiveLine, Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine, VolumeSpace,
         stream,
     },
-    store_file::StoreFile,
+    store_file::{StoreFile, WorkingStore},
+    witness::Teller,
 };
 
 /// How long a walk through snapshots waits after each piece of its work, as a multiple of that: it
@@ -49,6 +52,8 @@ pub(super) struct Commands {
     /// As it was when the server started.
     file: StoreFile,
     store: Arc<Store>,
+    /// Who tells the witness, if there is one.
+    teller: Option<Arc<Teller>>,
     /// Gone while the server stops.
     server: Arc<Mutex<Option<nbd::Server>>>,
     listeners: Vec<String>,
@@ -63,14 +68,15 @@ impl Commands {
     pub(super) fn new(
         file: StoreFile,
         options: &Options,
-        store: Arc<Store>,
+        working: &WorkingStore,
         server: Arc<Mutex<Option<nbd::Server>>>,
         listeners: &[String],
         space: FoundSpace,
     ) -> Commands {
         Commands {
             file: file.at_absolute_path(),
-            store,
+            store: working.store().clone(),
+            teller: working.teller().cloned(),
             server,
             listeners: listeners.to_vec(),
             memory: options.memory.0,
@@ -173,6 +179,7 @@ impl Commands {
             reads: Reads { client_blocks: status.counts.read_blocks },
             index: Index::from(&status),
             page_cache: PageCache::from(&status),
+            witness: self.teller.as_ref().map(|teller| Witness::from(teller.told())),
             nbd: Nbd::from(statistics),
             cpu_seconds: process::cpu_time().as_secs_f64(),
         };

@@ -30,7 +30,7 @@ use onefold_backend::{
     signals::{Stop, StopSignals},
     systemd::{Notifier, Service, Socket},
 };
-use onefold_block::{Settings, Store, StoreExports};
+use onefold_block::{Settings, StoreExports};
 use onefold_console::address::uri;
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::{
@@ -48,6 +48,7 @@ use self::{
 use onefold::parts::{
     Found, control,
     store_file::{StoreFile, WorkingStore},
+    witness,
 };
 use onefold_console::{
     failure::Failure,
@@ -82,13 +83,17 @@ fn work(
     (settings, limits): (Settings, Limits),
 ) -> Result<(), Failure> {
     let file = match Found::at(&options.store)? {
-        Found::Archive(directory) => return archive::run(options, &directory, service, trust),
+        Found::Archive(directory) => {
+            witness::is_not_for(&options.store);
+            return archive::run(options, &directory, service, trust);
+        }
         Found::Block(file) => {
             options.not_of_archives()?;
             file
         }
         Found::Cluster(url) => {
             options.not_of_archives()?;
+            witness::is_not_for(&options.store);
             return cluster::run(options, &url, service, trust);
         }
     };
@@ -108,7 +113,7 @@ fn work(
         grouped(recovered.uncommitted_records)
     );
 
-    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, trust) {
+    let doors = match Doors::open(options, &file, &working, service.sockets, limits, trust) {
         Ok(doors) => doors,
         Err(failure) => {
             // No client is connected yet, so the store is closed as it was found. The error to tell
@@ -157,18 +162,19 @@ impl Doors {
     fn open(
         options: &Options,
         file: &StoreFile,
-        store: &Arc<Store>,
+        working: &WorkingStore,
         sockets: Vec<Socket>,
         limits: Limits,
         trust: &Trust,
     ) -> Result<Doors, Failure> {
+        let store = working.store();
         let mut server = options.server(Arc::new(StoreExports(store.clone())), limits, trust)?;
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
         let found = FoundSpace::default();
         let commands = || {
             let (file, server) = (file.clone(), server.clone());
-            Commands::new(file, options, store.clone(), server, &listeners, found.clone())
+            Commands::new(file, options, working, server, &listeners, found.clone())
         };
         let shown = commands();
         let mut pages = show(options, Box::new(move || shown.report_at_once()), trust)?;

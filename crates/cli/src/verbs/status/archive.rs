@@ -42,6 +42,8 @@ pub(in crate::verbs) struct Stats {
     compression: String,
     /// The archive is encrypted.
     encrypted: bool,
+    /// Of an encrypted one, where its history has come to: two who see the same head see the same archive.
+    head: Option<String>,
     fingerprint: String,
     streams: u64,
     /// Content of all streams.
@@ -276,6 +278,7 @@ impl Stats {
             chunking: archive.label().chunking.to_string(),
             compression: archive.label().compression.to_string(),
             encrypted: archive.label().sealed.is_some(),
+            head: archive.label().sealed.map(|_| archive.head().to_string()),
             fingerprint: archive.label().fingerprint.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
@@ -574,6 +577,9 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     );
     let encryption = if stats.encrypted { "encrypted (experimental)" } else { "not encrypted" };
     row("encryption", encryption.to_owned());
+    if let Some(head) = &stats.head {
+        row("head", head.clone());
+    }
     if stats.nodes > 1 {
         let [n, k] = stats.code;
         row(

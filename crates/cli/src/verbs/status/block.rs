@@ -1,17 +1,33 @@
 //! What an operator of a block store must see to.
 
-use onefold_console::size::Size;
+use std::time::Duration;
 
-use crate::report::{Report, Space, receiving};
+use onefold_console::{failure::one_line, size::Size};
+
+use crate::report::{Report, Space, Witness, receiving};
 
 /// A store with less than one part in so many free is nearly full.
 const PART: u64 = 50;
 
+/// How long the newest state may be unknown to the witness: several tellings failed by then.
+const UNTOLD_MAX: Duration = Duration::from_secs(120);
+
 /// What needs an operator; `min_free` is how many bytes must be free.
 pub(super) fn problems(report: &Report, min_free: Option<u64>) -> Vec<String> {
     let stopped = report.stopped.iter().map(|reason| format!("it only reads: {reason}"));
+    let witness = report.server.iter().filter_map(|server| untold(server.witness.as_ref()?));
     let cut_off = report.receives.iter().filter_map(receiving::problem);
-    stopped.chain(room(&report.space, min_free)).chain(cut_off).collect()
+    stopped.chain(room(&report.space, min_free)).chain(witness).chain(cut_off).collect()
+}
+
+/// A witness that does not learn the newest state: a rollback to what it knows would not be noticed.
+fn untold(witness: &Witness) -> Option<String> {
+    let behind = Duration::from_secs(witness.behind_seconds);
+    (behind >= UNTOLD_MAX).then(|| {
+        let why = witness.failure.as_deref().unwrap_or("it takes too long to answer");
+        let behind = humantime::format_duration(behind);
+        format!("the witness does not know the newest state, for {behind}: {}", one_line(why))
+    })
 }
 
 /// Too little space, in the store or on the file system of its file.
@@ -46,6 +62,20 @@ fn room(space: &Space, min_free: Option<u64>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rule_43_a_witness_that_does_not_learn_the_newest_state_is_told() {
+        let witness = |behind_seconds, failure: Option<&str>| Witness {
+            behind_seconds,
+            failure: failure.map(str::to_owned),
+            ..Witness::default()
+        };
+        assert_eq!(untold(&witness(119, Some("no route"))), None);
+        let told = untold(&witness(130, Some("no \u{1b}route"))).unwrap();
+        assert!(told.contains("2m 10s") && told.contains("route"), "{told}");
+        assert!(!told.contains('\u{1b}'));
+        assert!(untold(&witness(130, None)).is_some());
+    }
 
     #[test]
     fn a_full_store_and_a_full_host_are_told() {

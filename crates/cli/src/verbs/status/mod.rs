@@ -47,7 +47,7 @@ pub(crate) struct Options {
     memory: Size,
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, or is full, data of the cluster engine that no worker deduplicates, servers
+    /// store that writes no more, or is full, a witness that does not know its newest state, data of the cluster engine that no worker deduplicates, servers
     /// and workers that say nothing, or whose file system is, a snapshot that was not received
     /// to its end for two days, nodes that do not count, damaged chunks, sets without a recent snapshot,
     /// sets from which a policy would take too much, an overdue gc or scrub

@@ -43,13 +43,15 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
         volumes.iter().find(|volume| volume.name == name).map(|volume| VolumeLine::of(volume).bytes)
     })?;
     match request {
-        Request::VolumeCreate { name, bytes, no_dedup, limits, domain } => {
+        Request::VolumeCreate { name, bytes, no_dedup, limits, quota, domain } => {
             let no_dedup = NoDedup::new(no_dedup.clone())?;
             let domain = domain_of(store, domain.as_deref())?.unwrap_or_default();
-            let new = NewVolume { no_dedup, limits: (*limits).into(), domain };
+            let quota = quota.div_ceil(4096);
+            let new = NewVolume { no_dedup, limits: (*limits).into(), quota, domain };
             store.create_volume_as(name, *bytes, &new).map(|_| ())
         }
         Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
+        Request::VolumeQuota { name, bytes } => store.set_quota(name, *bytes),
         Request::VolumeNoDedup { name, no_dedup } => {
             store.set_no_dedup(name, &NoDedup::new(no_dedup.clone())?)
         }
@@ -166,12 +168,15 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
             } else {
                 format!("  ({})", speed::shown(&volume.limits))
             };
+            let quota = volume
+                .quota_bytes
+                .map_or(String::new(), |bytes| format!("  (quota {})", Size(bytes)));
             let replica = if volume.replica { "  (replica)" } else { "" };
             let mapped =
                 volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
             let mapped = if counted { format!("  {mapped:>9} mapped") } else { String::new() };
             output::line(format_args!(
-                "{:>9}{mapped}  {}{no_dedup}{limits}{replica}{}",
+                "{:>9}{mapped}  {}{no_dedup}{limits}{quota}{replica}{}",
                 Size(volume.bytes).to_string(),
                 volume.name.escape_debug(),
                 domain_mark(&volume) + &lost(&volume)

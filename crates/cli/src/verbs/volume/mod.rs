@@ -45,6 +45,7 @@ enum Verb {
     /// Creates an empty volume, which takes no space before clients write to it
     #[command(after_help = "Examples:\n  \
                       onefold volume create disk.onefold vm1 --size 1T\n  \
+                      onefold volume create disk.onefold vm2 --size 1T --quota 100G\n  \
                       onefold volume create disk.onefold vm7 --size 1T --domain customer-7")]
     Create {
         /// The store
@@ -63,6 +64,10 @@ enum Verb {
         /// stores only
         #[arg(long, value_name = "NAME")]
         domain: Option<String>,
+        /// Most bytes that clients may map in it, rounded up to 4 KiB: blocks that are neither zeroes nor
+        /// holes. A write that would pass it gets "no space left". Block stores only
+        #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+        quota: Option<Size>,
         #[command(flatten)]
         limits: Limits,
         #[command(flatten)]
@@ -104,17 +109,23 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Sets which bytes of a volume are not deduplicated, and how fast clients may use it
+    /// Sets which bytes of a volume are not deduplicated, how fast clients may use it, and how much
+    /// they may map in it
     ///
     /// Block stores only. A file system keeps two copies of its most important blocks.
     /// Deduplicated, both would be one block on the disk, so --no-dedup names the bytes of one
     /// copy. Data that was written before stays deduplicated until a client writes it again.
     /// Settings that no option names stay as they are.
+    ///
+    /// --quota may be lower than what is mapped already: then nothing new is taken until clients have
+    /// trimmed enough. Blocks that are mapped can be overwritten at any time. Snapshots count for
+    /// nothing; clones get the quota of their origin, and count for themselves.
     #[command(after_help = "Examples:\n  \
                       onefold volume set disk.onefold vm1 --no-dedup 0-64K,128M-129M\n  \
                       onefold volume set disk.onefold vm1 --no-dedup none\n  \
                       onefold volume set disk.onefold vm1 --limit-iops 500 --limit-bytes 10M\n  \
-                      onefold volume set disk.onefold vm1 --limit-iops none")]
+                      onefold volume set disk.onefold vm1 --limit-iops none\n  \
+                      onefold volume set disk.onefold vm1 --quota 100G")]
     Set {
         /// The store
         store: PathBuf,
@@ -130,6 +141,9 @@ enum Verb {
         /// Most bytes that its clients together read and write a second, like 10M, or none
         #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
         limit_bytes: Option<Size>,
+        /// Most bytes that clients may map in it, or none
+        #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
+        quota: Option<Size>,
         #[command(flatten)]
         answer: Answer,
     },
@@ -264,12 +278,12 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }
         Verb::List { store, space: false, answer } => list(&store, answer),
         Verb::Iscsi(options) => iscsi::run(&options),
-        Verb::Create { store, name, size, no_dedup, domain, limits, answer } => {
+        Verb::Create { store, name, size, no_dedup, domain, quota, limits, answer } => {
             let request = |found: &Found| {
                 let bytes = rounded(found, size)?;
                 let no_dedup = blocks_of(&no_dedup)?;
-                let limits = limits.speed();
-                Ok(Request::VolumeCreate { name, bytes, no_dedup, limits, domain })
+                let (limits, quota) = (limits.speed(), quota.map_or(0, |size| size.0));
+                Ok(Request::VolumeCreate { name, bytes, no_dedup, limits, quota, domain })
             };
             change(&store, answer, request)
         }
@@ -302,18 +316,23 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             block::change(&file, &request)?;
             answer.tell(&done(&request), said(&request))
         }
-        Verb::Set { store, name, no_dedup, limit_iops, limit_bytes, answer } => {
-            if no_dedup.is_empty() && limit_iops.is_none() && limit_bytes.is_none() {
+        Verb::Set { store, name, no_dedup, limit_iops, limit_bytes, quota, answer } => {
+            let limited = limit_iops.is_some() || limit_bytes.is_some();
+            if no_dedup.is_empty() && !limited && quota.is_none() {
                 return Err(Failure::usage(
-                    "nothing to set: give --no-dedup, --limit-iops or --limit-bytes",
+                    "nothing to set: give --no-dedup, --limit-iops, --limit-bytes or --quota",
                 ));
+            }
+            if let Some(Size(bytes)) = quota {
+                let name = name.clone();
+                change(&store, answer, |_| Ok(Request::VolumeQuota { name, bytes }))?;
             }
             if !no_dedup.is_empty() {
                 let no_dedup = ranges(&no_dedup)?;
                 let name = name.clone();
                 change(&store, answer, |_| Ok(Request::VolumeNoDedup { name, no_dedup }))?;
             }
-            if limit_iops.is_none() && limit_bytes.is_none() {
+            if !limited {
                 return Ok(());
             }
             change(&store, answer, |found| {
@@ -335,8 +354,12 @@ fn change(
     let found = Found::at(store)?;
     let request = request(&found)?;
     let sets = match &request {
-        Request::VolumeCreate { no_dedup, limits, .. } => !no_dedup.is_empty() || !limits.is_any(),
-        Request::VolumeLimit { .. } | Request::VolumeNoDedup { .. } => true,
+        Request::VolumeCreate { no_dedup, limits, quota, .. } => {
+            !no_dedup.is_empty() || !limits.is_any() || *quota > 0
+        }
+        Request::VolumeLimit { .. }
+        | Request::VolumeQuota { .. }
+        | Request::VolumeNoDedup { .. } => true,
         _ => false,
     };
     let has_domain = matches!(&request, Request::VolumeCreate { domain: Some(_), .. });
@@ -424,6 +447,12 @@ pub(crate) fn said(request: &Request) -> String {
         }
         Request::VolumeLimit { name, limits } => {
             format!("clients of volume '{}' have {}", name.escape_debug(), speed::shown(limits))
+        }
+        Request::VolumeQuota { name, bytes: 0 } => {
+            format!("volume '{}' has no quota any more", name.escape_debug())
+        }
+        Request::VolumeQuota { name, bytes } => {
+            format!("volume '{}' has a quota of {}", name.escape_debug(), Size(*bytes))
         }
         Request::VolumeRename { name, new_name } => {
             format!("renamed volume '{}' to '{}'", name.escape_debug(), new_name.escape_debug())

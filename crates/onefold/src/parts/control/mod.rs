@@ -48,6 +48,9 @@ pub enum Request {
         no_dedup: Vec<Range<u64>>,
         #[serde(default, skip_serializing_if = "Speed::is_any")]
         limits: Speed,
+        /// Bytes that clients may map in it, of a block store; 0 for any number.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        quota: u64,
         /// The name of the domain that it belongs to, of a block store; none for the first one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         domain: Option<String>,
@@ -64,6 +67,8 @@ pub enum Request {
     VolumeNoDedup { name: String, no_dedup: Vec<Range<u64>> },
     /// Other limits for its clients.
     VolumeLimit { name: String, limits: Speed },
+    /// Bytes that clients may map in it; 0 for any number.
+    VolumeQuota { name: String, bytes: u64 },
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
@@ -222,6 +227,10 @@ pub struct Speed {
     pub bytes: u64,
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl Speed {
     /// True when nothing is limited.
     pub fn is_any(&self) -> bool {
@@ -270,6 +279,9 @@ pub struct VolumeLine {
     /// How fast clients may use it.
     #[serde(default, skip_serializing_if = "Speed::is_any")]
     pub limits: Speed,
+    /// Bytes that clients may map in it; absent where any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
     /// The number of the domain that it belongs to; 0 for the one that each store begins with.
     #[serde(default)]
     pub domain: u32,
@@ -360,6 +372,8 @@ impl VolumeLine {
             bytes: volume.bytes,
             no_dedup,
             limits: volume.limits.into(),
+            quota_bytes: (volume.quota_blocks > 0)
+                .then_some(volume.quota_blocks * BLOCK_BYTES as u64),
             domain: volume.domain,
             domain_name: volume.domain_name.clone().unwrap_or_default(),
             erased: volume.domain_name.is_none(),
@@ -545,6 +559,7 @@ mod tests {
                 bytes: u64::MAX,
                 no_dedup: vec![0..5, 9..10],
                 limits: Speed { iops: 5, bytes: 0 },
+                quota: 1 << 30,
                 domain: Some("one".into()),
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },

@@ -65,7 +65,7 @@ impl Sim {
         }
         let archive = self.open(true)?;
         allow_domains(&archive).map_err(|error| self.judge("domains", &error))?;
-        self.upgraded.kinds = Kinds { domains: true, ..self.upgraded.kinds.upgraded() };
+        self.upgraded.kinds = Kinds { domains: true, ..self.upgraded.kinds.upgraded(true) };
         for place in 0..self.places.as_ref().map_or(0, |places| places.domains.len()) {
             self.make_domain(place)?;
         }

@@ -10,13 +10,13 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_archive::{Archive, Format, KeySource, Settings, change_keys, create_sealed};
 use onefold_core::{Error, Files, Kind, Result, checksum};
 use onefold_seal::{
-    AREA_BYTES, Argon, Care, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret, judge,
-    observer,
+    AREA_BYTES, Argon, Care, Head, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret,
+    judge, observer,
 };
 use onefold_testbed::Rng;
 use parking_lot::Mutex;
 
-use super::index_disk;
+use super::{heads::Memory, index_disk};
 use crate::{
     archive::{
         params::Medium,
@@ -61,13 +61,23 @@ fn repeated() -> Arc<dyn Random> {
     Arc::new(Repeated(Mutex::new(Rng::new(11))))
 }
 
-/// Who knows a secret.
-struct Holder(u8);
+/// Who knows a secret, and perhaps remembers heads.
+struct Holder(u8, Option<Memory>);
 
 impl Opener for Holder {
     fn root(&self, area: &KeyArea) -> Result<Secret> {
         let found = area.root(&secret(self.0), 0)?;
         found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
+    }
+
+    fn head_seen(&self, _: &[u8; 16]) -> Option<Head> {
+        self.1.as_ref()?.head()
+    }
+
+    fn saw_head(&self, _: &[u8; 16], head: &Head) {
+        if let Some(memory) = &self.1 {
+            memory.saw(head);
+        }
     }
 
     fn random(&self) -> Arc<dyn Random> {
@@ -105,16 +115,16 @@ impl Sealed {
         create_sealed(files, format, &mut keys, random)
     }
 
-    /// Who is asked for the key.
-    pub(crate) fn opener() -> KeySource {
-        KeySource::new(Arc::new(Holder(OWNER)))
+    /// Who is asked for the key, and what that client remembers.
+    pub(crate) fn opener(memory: Option<Memory>) -> KeySource {
+        KeySource::new(Arc::new(Holder(OWNER, memory)))
     }
 }
 
 impl Sim {
     /// The keys of a copy of the key area, opened by the secret that is never removed.
     pub(crate) fn opened_by_owner(copy: &[u8]) -> Option<Keys> {
-        let root = &mut |area: &KeyArea| Holder(OWNER).root(area);
+        let root = &mut |area: &KeyArea| Holder(OWNER, None).root(area);
         judge([copy; 2], &ID, (0, true), root, Care::default()).ok().map(|judged| judged.keys)
     }
 
@@ -188,7 +198,7 @@ impl Sim {
 
     /// True when a secret opens the archive.
     fn opens(&mut self, byte: u8, writes: bool) -> Result<bool, Stop> {
-        let opener = KeySource::new(Arc::new(Holder(byte)));
+        let opener = KeySource::new(Arc::new(Holder(byte, None)));
         let settings = Settings { opener, ..self.settings() };
         match Archive::open(Arc::new(self.files.clone()), writes, settings) {
             Ok(_) => Ok(true),

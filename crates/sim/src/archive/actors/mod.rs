@@ -2,6 +2,7 @@
 
 mod collector;
 pub(crate) mod domains;
+pub(super) mod heads;
 pub(super) mod index_disk;
 pub(crate) mod keys;
 mod late_counts;

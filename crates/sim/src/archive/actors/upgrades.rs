@@ -38,7 +38,7 @@ impl Sim {
     pub(crate) fn upgrade_move(&mut self, is_first: bool) -> Flow {
         self.upgraded.is_fresh &= !is_first;
         let is_due = self.params.older.is_some()
-            && (self.upgraded.is_unsure || self.upgraded.kinds != self.upgraded.kinds.upgraded());
+            && (self.upgraded.is_unsure || self.upgraded.kinds != self.newest_kinds());
         if !is_due || !self.upgrade_rng.percent(if is_first { 50 } else { 4 }) {
             return Ok(());
         }
@@ -47,6 +47,10 @@ impl Sim {
             self.admin()?;
         }
         self.upgrade()
+    }
+
+    fn newest_kinds(&self) -> Kinds {
+        self.upgraded.kinds.upgraded(self.params.sealed)
     }
 
     /// Somebody holds a lock for longer than a change.
@@ -70,7 +74,7 @@ impl Sim {
             Ok(is_new) => {
                 self.say(|| "upgraded".into());
                 self.reach.hit(if is_new { "upgraded" } else { "an upgrade was completed" });
-                let kinds = archive.label().kinds().upgraded();
+                let kinds = archive.label().kinds().upgraded(self.params.sealed);
                 let knows_old = is_new && self.actors.admin.is_some();
                 self.upgraded = Upgraded { kinds, is_unsure: false, is_fresh: true, knows_old };
                 Ok(())
@@ -104,7 +108,7 @@ impl Sim {
         self.upgrade()?;
         self.actors.admin = None;
         self.open(true)?;
-        if self.upgraded.kinds == self.upgraded.kinds.upgraded() {
+        if self.upgraded.kinds == self.newest_kinds() {
             return Ok(());
         }
         let message = format!("after an upgrade {:?}", self.upgraded.kinds);

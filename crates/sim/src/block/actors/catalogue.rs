@@ -38,6 +38,10 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn verb(&mut self) -> Flow<()> {
         let keys: Vec<Key> = self.model.writable();
         let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
+        if self.params.options.quotas && self.rng.percent(60) {
+            let quota = self.draw_quota(key);
+            return self.apply(Verb::Quota(key, quota));
+        }
         if self.params.options.snapshots.is_some_and(|sharing| sharing.replicates)
             && self.rng.percent(60)
         {
@@ -187,7 +191,10 @@ impl<S: Subject> Sim<S> {
             | Verb::Clone(..)
             | Verb::Rollback(..)
             | Verb::Received { .. } => VolumeId::default(),
-            Verb::Resize(key, _) | Verb::Rename(key, _) | Verb::Delete(key) => id(key),
+            Verb::Resize(key, _)
+            | Verb::Rename(key, _)
+            | Verb::Quota(key, _)
+            | Verb::Delete(key) => id(key),
         };
         self.model.begin(verb.clone());
         let mut tries = 0;
@@ -199,6 +206,7 @@ impl<S: Subject> Sim<S> {
                     store.resize_volume(id, blocks * BLOCK).map(|ack| (id, ack))
                 }
                 Verb::Rename(_, name) => store.rename_volume(id, name).map(|ack| (id, ack)),
+                Verb::Quota(_, blocks) => store.set_quota(id, *blocks).map(|ack| (id, ack)),
                 Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
                 Verb::Snapshot(_)
                 | Verb::Clone(..)
@@ -373,6 +381,9 @@ impl<S: Subject> Sim<S> {
     /// Compares the list of volumes; `answered` when no verb has just failed.
     fn look(&mut self, answered: bool) -> Flow<()> {
         let Some(store) = &self.store else { return Ok(()) };
+        if self.params.options.quotas {
+            self.model.resolve_quotas(|id| store.quota(id).0)?;
+        }
         match store.volumes() {
             Ok(volumes) if answered => Ok(self.model.compare(&volumes)?),
             Ok(volumes) => Ok(self.model.resolve(&volumes)?),

@@ -3,6 +3,7 @@
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, ExtentKind, Kind, Lba, Ticket};
 use onefold_testbed::content::{Content, ZEROES};
 
+use super::quotas::is_of_quota;
 use crate::{
     block::{
         model::{Key, LOST, Outcome},
@@ -172,13 +173,15 @@ impl<S: Subject> Sim<S> {
             return Ok(None);
         }
         let (mut tries, mut taken, mut rollbacks) = (0, 0, self.model.rollbacks());
+        let mut holes = self.holes(key, offset, change);
         loop {
             // While it waited, a rollback may have put blocks below its edges of which the model
             // does not know what they hold: the snapshot was made of blocks in doubt.
-            if self.model.rollbacks() != std::mem::replace(&mut rollbacks, self.model.rollbacks())
-                && !self.pin_edges(key, offset, change.bytes())?
-            {
-                return Ok(None);
+            if self.model.rollbacks() != std::mem::replace(&mut rollbacks, self.model.rollbacks()) {
+                if !self.pin_edges(key, offset, change.bytes())? {
+                    return Ok(None);
+                }
+                holes = self.holes(key, offset, change);
             }
             // While it waited, the volume may have been rolled back to a smaller size.
             let reaches = |blocks: u64| offset + change.bytes() <= blocks * BLOCK;
@@ -213,7 +216,10 @@ impl<S: Subject> Sim<S> {
             self.note(key, offset, change, outcome);
             self.note_durable()?;
             match result {
-                Ok(Ticket(ticket)) => return Ok(Some(ticket)),
+                Ok(Ticket(ticket)) => {
+                    self.within_quota(key, &holes)?;
+                    return Ok(Some(ticket));
+                }
                 Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
                     // A store that is nearly full takes a long write piece by piece.
                     tries = if taken > before { 1 } else { tries + 1 };
@@ -277,6 +283,9 @@ impl<S: Subject> Sim<S> {
             }
             let content = self.model.contents.intern(&bytes);
             self.model.write(key, lba, content, outcome);
+            if !inside && content == ZEROES {
+                self.model.zeroed_in_parts(key, lba);
+            }
         }
     }
 
@@ -306,6 +315,9 @@ impl<S: Subject> Sim<S> {
     fn refused(&mut self, key: Key, offset: u64, change: Change<'_>, error: &Error) -> Flow<()> {
         if error.kind() != Kind::NoSpace || self.disk.is_down() || self.disk.has_failed() {
             return Err(self.judge(change.name(), error));
+        }
+        if is_of_quota(error) {
+            return self.refused_by_quota(key, offset, change);
         }
         self.reach.hit("store full");
         let first = offset / BLOCK;
@@ -353,6 +365,10 @@ impl<S: Subject> Sim<S> {
                     self.note(key, offset, Change::Write(data), Outcome::Failed);
                     tries += 1;
                     self.make_room(tries)?;
+                }
+                Err(error) if is_of_quota(&error) => {
+                    self.note(key, offset, Change::Write(data), Outcome::Failed);
+                    return self.refused_by_quota(key, offset, Change::Write(data));
                 }
                 Err(error) if error.kind() == Kind::NoSpace && !self.disk.has_failed() => {
                     let message = format!(

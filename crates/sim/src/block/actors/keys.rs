@@ -12,7 +12,7 @@ use std::{
 };
 
 use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run, checksum};
-use onefold_seal::{AREA_BYTES, KeyArea, observer};
+use onefold_seal::{AREA_BYTES, DurableState, KeyArea, observer};
 use onefold_testbed::{Rng, VirtualDisk, content::ZEROES, disk::Image};
 
 use crate::{
@@ -52,7 +52,7 @@ pub(crate) struct Secrets {
     /// Where states are drawn from, which no other draw comes from.
     states: Rng,
     /// The newest state of the store that was durable.
-    seen: u64,
+    seen: DurableState,
     /// States that changes of keys, which tell nobody here, may have made durable since.
     untold: u64,
     /// An image of the disk, and the newest state that it may hold but for those of a crash.
@@ -68,15 +68,17 @@ impl Secrets {
             next: OWNER + 1,
             copied: BTreeSet::new(),
             states: Rng::new(seed ^ 0x7374_6174_6573_0000),
-            seen: 0,
+            seen: DurableState::default(),
             untold: 0,
             older: None,
         }
     }
 
     /// The store says that a state of it is durable.
-    pub(crate) fn saw(&mut self, state: u64) {
-        self.seen = self.seen.max(state);
+    pub(crate) fn saw(&mut self, state: DurableState) {
+        if state.sequence >= self.seen.sequence {
+            self.seen = state;
+        }
         self.untold = 0;
     }
 
@@ -163,9 +165,9 @@ impl<S: Subject> Sim<S> {
         let copy = self.copy_of_disk();
         let Some(secrets) = &mut self.secrets else { return Ok(()) };
         let seen = secrets.seen;
-        let older = secrets.older.take_if(|(_, then)| *then + STATES_AHEAD < seen);
+        let older = secrets.older.take_if(|(_, then)| *then + STATES_AHEAD < seen.sequence);
         if secrets.older.is_none() {
-            secrets.older = Some((copy.view(), seen + secrets.untold));
+            secrets.older = Some((copy.view(), seen.sequence + secrets.untold));
         }
         if !self.opens_for(&copy, (OWNER, Some(seen)))? {
             return Err(breach("who saw what was durable is told that the store is an older one"));
@@ -230,7 +232,7 @@ impl<S: Subject> Sim<S> {
     fn opens_for(
         &self,
         disk: &Arc<VirtualDisk>,
-        who: (u8, Option<u64>),
+        who: (u8, Option<DurableState>),
     ) -> std::result::Result<bool, Failure> {
         let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
         S::opens(disk, Arc::clone(&self.clock) as _, &self.params.options, who)

@@ -5,6 +5,7 @@ mod client;
 mod domains;
 mod growth;
 mod keys;
+mod quotas;
 mod replication;
 mod schedule;
 

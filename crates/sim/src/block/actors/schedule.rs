@@ -179,7 +179,7 @@ impl<S: Subject> Sim<S> {
                 moved |= self.step(step)?;
             }
             if !moved {
-                return Ok(());
+                return self.count_mapped();
             }
         }
         Err(Failure::new(

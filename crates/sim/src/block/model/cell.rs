@@ -40,6 +40,8 @@ pub(super) struct Cell {
     /// When damage met the store, the durable value was among the newest: it may be gone since
     /// then.
     pub(super) in_tail: bool,
+    /// Its zeroes may be stored as a block: it was zeroed in parts.
+    pub(super) zeroed_in_parts: bool,
 }
 
 /// Former values to remember: enough to say "an old version came back" in a report.
@@ -55,6 +57,7 @@ impl Default for Cell {
             recoveries: 0,
             rejected: Vec::new(),
             in_tail: false,
+            zeroed_in_parts: false,
         }
     }
 }
@@ -91,7 +94,9 @@ impl Cell {
 
     /// The cell of a copy: it holds durably what this one holds now.
     pub(super) fn copied(&self, settled: u64) -> Cell {
-        Cell { durable: self.live(), older: self.older.clone(), settled, ..Cell::default() }
+        let zeroed_in_parts = self.zeroed_in_parts;
+        let (durable, older) = (self.live(), self.older.clone());
+        Cell { durable, older, settled, zeroed_in_parts, ..Cell::default() }
     }
 
     /// It holds what it may hold after a crash, or what another one may hold.
@@ -99,6 +104,7 @@ impl Cell {
         self.durable = self.after_crash();
         self.later.clear();
         self.durable.extend(other.live());
+        self.zeroed_in_parts |= other.zeroed_in_parts;
         self.durable.sort_unstable();
         self.durable.dedup();
     }

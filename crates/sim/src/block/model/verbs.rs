@@ -16,6 +16,8 @@ pub enum Verb {
     Resize(Key, u64),
     /// Another name.
     Rename(Key, String),
+    /// A quota in blocks, or none with 0.
+    Quota(Key, u64),
     /// No longer there.
     Delete(Key),
     /// Snapshots of volumes, of one moment.
@@ -47,7 +49,11 @@ impl Verb {
             Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) | Verb::Received { .. } => {
                 true
             }
-            Verb::Create(..) | Verb::Resize(..) | Verb::Rename(..) | Verb::Delete(_) => false,
+            Verb::Create(..)
+            | Verb::Resize(..)
+            | Verb::Rename(..)
+            | Verb::Quota(..)
+            | Verb::Delete(_) => false,
         }
     }
 }
@@ -61,6 +67,7 @@ pub(super) enum Undo {
     Create(Key),
     Resize(Key, u64),
     Rename(Key, String),
+    Quota(Key, u64),
     Delete(Key, Volume),
     /// An act, which is durable when it is answered.
     Act,
@@ -227,18 +234,22 @@ impl Model {
                 blocks,
                 of: None,
                 replica: false,
+                quota: 0,
                 cells: BTreeMap::new(),
             })?),
             Verb::Snapshot(wanted) => {
                 for ((of, name), &id) in wanted.into_iter().zip(ids) {
                     let (blocks, cells) = next();
-                    self.add(Volume { id, name, blocks, of: Some(of), replica: false, cells })?;
+                    let quota = self.quota(of);
+                    let of = Some(of);
+                    self.add(Volume { id, name, blocks, of, replica: false, quota, cells })?;
                 }
                 Undo::Act
             }
-            Verb::Clone(_, name) => {
+            Verb::Clone(of, name) => {
                 let (blocks, cells) = next();
-                self.add(Volume { id, name, blocks, of: None, replica: false, cells })?;
+                let quota = self.quota(of);
+                self.add(Volume { id, name, blocks, of: None, replica: false, quota, cells })?;
                 Undo::Act
             }
             Verb::Rollback(key, _, keep) => {
@@ -248,7 +259,9 @@ impl Model {
                 self.rollbacks += 1;
                 if let Some(name) = keep {
                     let (blocks, cells) = old;
-                    self.add(Volume { id, name, blocks, of: Some(key), replica: false, cells })?;
+                    let quota = self.quota(key);
+                    let of = Some(key);
+                    self.add(Volume { id, name, blocks, of, replica: false, quota, cells })?;
                 }
                 Undo::Act
             }
@@ -263,11 +276,13 @@ impl Model {
                     Err(name) => {
                         let id = ids.get(1).copied().unwrap_or_default();
                         let (blocks, cells) = now;
-                        self.add(Volume { id, name, blocks, of: None, replica: true, cells })?
+                        let of = None;
+                        self.add(Volume { id, name, blocks, of, replica: true, quota: 0, cells })?
                     }
                 };
                 let (blocks, cells) = snapshot;
-                self.add(Volume { id, name, blocks, of: Some(into), replica: false, cells })?;
+                let of = Some(into);
+                self.add(Volume { id, name, blocks, of, replica: false, quota: 0, cells })?;
                 Undo::Act
             }
             Verb::Resize(key, blocks) => {
@@ -277,6 +292,10 @@ impl Model {
             Verb::Rename(key, name) => {
                 let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
                 Undo::Rename(key, std::mem::replace(&mut volume.name, name))
+            }
+            Verb::Quota(key, quota) => {
+                let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
+                Undo::Quota(key, std::mem::replace(&mut volume.quota, quota))
             }
             Verb::Delete(key) => {
                 Undo::Delete(key, self.volumes.remove(&key).ok_or_else(|| gone(key))?)
@@ -328,6 +347,11 @@ impl Model {
                     volume.name = name;
                 }
             }
+            Undo::Quota(key, quota) => {
+                if let Some(volume) = self.volumes.get_mut(&key) {
+                    volume.quota = quota;
+                }
+            }
             Undo::Act => {}
             Undo::Delete(key, mut volume) => {
                 volume.cells.values_mut().for_each(Cell::may_be_clear);
@@ -361,6 +385,48 @@ impl Model {
         if let Some(volume) = self.volumes.get_mut(key) {
             volume.cells.range_mut(from..).for_each(|(_, cell)| cell.may_be_clear());
         }
+    }
+
+    /// The quota of a volume or a snapshot.
+    #[must_use]
+    pub fn quota(&self, key: Key) -> u64 {
+        self.volumes.get(&key).map_or(0, |volume| volume.quota)
+    }
+
+    /// Compares the quotas of volumes with the store's, and so learns whether a change of one that is in
+    /// doubt happened.
+    ///
+    /// # Errors
+    /// A quota is neither that before nor that after the change.
+    pub fn resolve_quotas(&mut self, quota_of: impl Fn(VolumeId) -> u64) -> Result<(), Failure> {
+        let found = |model: &Model, key: &Key| model.volumes.get(key).map(|one| quota_of(one.id));
+        match std::mem::take(&mut self.doubt) {
+            Doubt::Asked(Verb::Quota(key, quota), copied) => {
+                if found(self, &key) == Some(quota) {
+                    self.apply(Verb::Quota(key, quota), copied, &[])?;
+                }
+            }
+            Doubt::Taken(_, undo @ Undo::Quota(key, before)) => {
+                if found(self, &key) == Some(before) {
+                    self.undo(undo);
+                }
+            }
+            other => self.doubt = other,
+        }
+        let skipped = match &self.doubt {
+            Doubt::Asked(Verb::Delete(key), _) | Doubt::Taken(_, Undo::Create(key)) => Some(*key),
+            _ => None,
+        };
+        for (key, volume) in &self.volumes {
+            let (found, right) = (quota_of(volume.id), volume.quota);
+            if found != right && volume.of.is_none() && Some(*key) != skipped {
+                let name = &volume.name;
+                let what =
+                    format!("volume '{name}' has a quota of {found} blocks; right is {right}");
+                return Err(Failure::new(Checker::Quota, what));
+            }
+        }
+        Ok(())
     }
 
     /// Compares the store's list of volumes with the model's while no answer is open.
@@ -436,6 +502,7 @@ impl Model {
             blocks: volume.blocks,
             of: volume.of,
             replica: volume.replica,
+            quota: volume.quota,
             cells: BTreeMap::new(),
         };
         Model {

@@ -1,0 +1,272 @@
+//! Quotas: how many blocks clients may map in a volume.
+//!
+//! The tables have the number of mapped blocks of a map, as of the last checkpoint. What was written
+//! since is charged to the window that it is in, and goes with that into the tables. As long as a
+//! volume is far from its quota, each written block is charged as if its address had been a hole, and
+//! nobody asks. A write that would pass the quota asks which of its addresses are mapped already, and is
+//! charged for the others alone. Before it is refused, a checkpoint makes the count exact: it works in
+//! what was charged too high, and what was trimmed.
+//!
+//! *Invariant:* the blocks of a volume's map are never more than its count in the tables and all charges
+//! together. All are seen and changed while the state is held, so that no two writes take one room.
+
+use std::sync::Arc;
+
+use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Result, VolumeId};
+
+use super::admission::wait;
+use crate::{
+    coverage::Mark,
+    engine::resolve::map_entries,
+    format::{
+        catalogue::{MapKind, QUOTA_MAX, Volume},
+        page::{MapEntry, Table},
+    },
+    kernel::{Kernel, State, Where},
+    overlay::Tables,
+    rules::Rule,
+    scheme::verbs::Scheme,
+    window::{Charge, Found},
+};
+
+/// Leaves of a map that are read together when its blocks are counted.
+const LEAVES_TOGETHER: usize = 64;
+
+/// What is left of a quota.
+struct Left {
+    quota: u64,
+    /// At least so many blocks.
+    blocks: u64,
+    /// There may be more when a checkpoint has counted.
+    loose: bool,
+}
+
+impl Left {
+    /// Nothing is left for a block.
+    fn refuse(&self, kernel: &Kernel, state: &mut State) -> Error {
+        if self.loose && kernel.keeps(Rule::QuotaCountedFirst) {
+            kernel.coverage.hit(Mark::QuotaWaits);
+            state.checkpoint_wanted = true;
+            return wait();
+        }
+        kernel.coverage.hit(Mark::QuotaReached);
+        let bytes = self.quota * BLOCK_BYTES as u64;
+        let what = format!(
+            "the volume has reached its quota of {bytes} bytes; trim or delete data in it, or give it \
+             a higher one by `onefold volume set --quota`"
+        );
+        Error::new(Kind::NoSpace, what)
+    }
+}
+
+/// What is left of the quota of a volume; `None` when it has none.
+fn left(state: &State, volume: VolumeId) -> Result<Option<Left>> {
+    let quota = state.volumes.get(volume)?.quota;
+    if quota == 0 {
+        return Ok(None);
+    }
+    let tables = state.overlays.tables();
+    let Some(mapped) = tables.volumes.get(&volume).map_or(Some(0), Volume::mapped) else {
+        return Ok(Some(Left { quota, blocks: 0, loose: true }));
+    };
+    let charge = state.charge_of(volume);
+    let discards = tables.discards.meeting(volume, 0, u64::MAX).next().is_some();
+    Ok(Some(Left {
+        quota,
+        blocks: quota.saturating_sub(mapped.saturating_add(charge.blocks())),
+        loose: charge.is_loose() || discards,
+    }))
+}
+
+/// Which addresses of a write the tables have mapped.
+pub(super) struct Asked {
+    tables: Arc<Tables>,
+    /// For each; `None` when that can't be read.
+    mapped: Option<Vec<bool>>,
+}
+
+/// Asks the tables.
+pub(super) fn ask(
+    kernel: &Kernel,
+    tables: Arc<Tables>,
+    volume: VolumeId,
+    first: Lba,
+    blocks: usize,
+) -> Asked {
+    let lbas: Vec<Lba> = (0..blocks as u64).map(|n| first.plus(n)).collect();
+    let entries = map_entries(kernel, &tables, volume, &lbas);
+    Asked { mapped: entries.ok().map(|all| all.iter().map(MapEntry::is_block).collect()), tables }
+}
+
+/// How a quota answers a write.
+pub(super) enum Verdict {
+    Take(Granted),
+    /// The tables must be asked first.
+    Ask(Arc<Tables>),
+}
+
+/// The blocks of a write that a quota has room for.
+#[derive(Clone, Copy)]
+pub(super) struct Granted {
+    /// So many of the first ones, at least one.
+    pub(super) blocks: usize,
+    /// For each a bit, the lowest for the first one: it is charged.
+    added: u64,
+    /// Some of these may be mapped already.
+    loose: bool,
+}
+
+impl Granted {
+    /// Charges block number `n` to the open window, into which it is put.
+    pub(super) fn charge(self, kernel: &Kernel, state: &mut State, volume: VolumeId, n: usize) {
+        if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
+            let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
+            state.windows.charge(volume, charge);
+        }
+    }
+}
+
+/// Says how many blocks of a write from `first` on, 64 at most, the volume's quota has room for: those
+/// of zeroes take none. `asked` is what the tables said when they were asked.
+///
+/// # Errors
+/// `NoSpace` when not even the first block may be written; `Busy` when a checkpoint must count first.
+pub(super) fn grant(
+    kernel: &Kernel,
+    state: &mut State,
+    volume: VolumeId,
+    first: Lba,
+    zero: &[bool],
+    asked: Option<&Asked>,
+) -> Result<Verdict> {
+    let mut granted = Granted { blocks: zero.len(), added: 0, loose: true };
+    let Some(left) = left(state, volume)? else { return Ok(Verdict::Take(granted)) };
+    for n in (0..zero.len()).filter(|&n| !zero[n]) {
+        let again = state.windows.open().holds(volume, first.plus(n as u64));
+        granted.added |= u64::from(!again) << n;
+    }
+    if u64::from(granted.added.count_ones()) <= left.blocks {
+        return Ok(Verdict::Take(granted));
+    }
+    let Some(asked) = asked.filter(|asked| Arc::ptr_eq(&asked.tables, state.overlays.tables()))
+    else {
+        return Ok(Verdict::Ask(state.overlays.tables().clone()));
+    };
+    granted = Granted { blocks: 0, added: 0, loose: asked.mapped.is_none() };
+    for (n, &zero) in zero.iter().enumerate() {
+        let in_tables = || asked.mapped.as_ref().is_some_and(|mapped| mapped[n]);
+        let mapped = || is_mapped(state, volume, first.plus(n as u64), in_tables);
+        let free = zero || kernel.keeps(Rule::OverwritesAreFree) && mapped();
+        if !free {
+            if u64::from(granted.added.count_ones()) == left.blocks {
+                break;
+            }
+            granted.added |= 1 << n;
+        }
+        granted.blocks += 1;
+    }
+    match granted.blocks {
+        0 => Err(left.refuse(kernel, state)),
+        _ => Ok(Verdict::Take(granted)),
+    }
+}
+
+/// Charges one block that was not mapped to the open window.
+///
+/// # Errors
+/// As [`grant`].
+pub(super) fn charge_one(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Result<()> {
+    match left(state, volume)? {
+        None => {}
+        Some(left) if left.blocks == 0 => return Err(left.refuse(kernel, state)),
+        Some(_) => Granted { blocks: 1, added: 1, loose: false }.charge(kernel, state, volume, 0),
+    }
+    Ok(())
+}
+
+/// Whether an address maps a block now.
+fn is_mapped(state: &State, volume: VolumeId, lba: Lba, in_tables: impl FnOnce() -> bool) -> bool {
+    if state.windows.open().holds(volume, lba) {
+        return true;
+    }
+    match state.locate(volume, lba) {
+        Where::Zero { .. } => false,
+        Where::Window(window) => matches!(window.find(volume, lba), Some(Found::Block(_))),
+        Where::Overlay(entry) => entry.is_block(),
+        Where::Tables => in_tables(),
+    }
+}
+
+/// Fails unless a volume may have this quota.
+///
+/// # Errors
+/// `InvalidInput`; `Unsupported` where maps are not counted.
+pub(super) fn check(scheme: &dyn Scheme, state: &mut State, quota: u64) -> Result<()> {
+    if quota > QUOTA_MAX {
+        return Err(Error::new(Kind::InvalidInput, "a quota is smaller than 1 EiB"));
+    }
+    if quota > 0 {
+        scheme.begin_moment().map_err(|_| {
+            let what = "a store of this scheme has no quotas, since it does not count what each volume maps";
+            Error::new(Kind::Unsupported, what)
+        })?;
+        // Its checkpoint makes the catalogue one of maps that share pages: there the count is.
+        state.volumes.expect_quotas();
+    }
+    Ok(())
+}
+
+/// A volume has a quota from now on: what was written since the last checkpoint was not charged.
+pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
+    if kernel.keeps(Rule::QuotaCountsBefore) {
+        let charge = Charge::at_most(state.changed_blocks(volume));
+        state.windows.charge(volume, charge);
+    }
+}
+
+/// What a recovery brought back is charged.
+pub(super) fn charge_recovered(kernel: &Kernel) {
+    let mut state = kernel.state.lock();
+    if state.overlays.is_empty() || !kernel.keeps(Rule::QuotaRecovered) {
+        return;
+    }
+    let with_quota = state.volumes.iter().filter(|(_, volume)| volume.quota > 0);
+    let all: Vec<VolumeId> = with_quota.map(|(id, _)| *id).collect();
+    for id in all {
+        let charge = Charge::at_most(state.changed_blocks(id));
+        state.overlays.active_mut().charge(id, charge);
+    }
+}
+
+/// True when a volume with a quota has blocks that nobody has counted.
+pub(crate) fn wants_counting(volume: &Volume) -> bool {
+    volume.quota > 0 && volume.sharing.kind == MapKind::Volume && volume.mapped().is_none()
+}
+
+/// Counts the blocks of a map. One of which a page can't be read counts as full, until it is repaired.
+pub(crate) fn count(kernel: &Kernel, volume: &Volume) -> u64 {
+    kernel.coverage.hit(Mark::MapCounted);
+    count_leaves(kernel, volume).unwrap_or(volume.blocks)
+}
+
+fn count_leaves(kernel: &Kernel, volume: &Volume) -> Result<u64> {
+    let (mut at, mut blocks) = (0, 0);
+    loop {
+        let mut leaves = Vec::with_capacity(LEAVES_TOGETHER);
+        while leaves.len() < LEAVES_TOGETHER {
+            let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, at)?;
+            let Some(leaf) = next else { break };
+            leaves.push(leaf);
+            at = leaf + 1;
+        }
+        if leaves.is_empty() {
+            return Ok(blocks);
+        }
+        let pages =
+            kernel.pages.leaves(Table::Map, volume.family(), &volume.map, &leaves, false)?;
+        for (_, page) in pages.iter().flatten() {
+            let entries = (0..Table::Map.per_leaf()).filter_map(|slot| MapEntry::get(page, slot));
+            blocks += entries.filter(MapEntry::is_block).count() as u64;
+        }
+    }
+}

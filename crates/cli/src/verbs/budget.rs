@@ -1,0 +1,66 @@
+//! How many lines of an audit log a client may have written.
+
+use std::time::Instant;
+
+/// Lines of one client at once.
+const LINES: f64 = 64.0;
+
+/// Lines of one client a second, beyond these.
+const LINES_A_SECOND: f64 = 1.0;
+
+/// What one client may still write.
+pub(super) struct Budget {
+    lines: f64,
+    since: Instant,
+    unsaid: u64,
+    /// Since when lines were not written.
+    pub(super) silent: Option<Instant>,
+}
+
+impl Budget {
+    pub(super) fn new(now: Instant) -> Budget {
+        Budget { lines: LINES, since: now, unsaid: 0, silent: None }
+    }
+
+    /// True when a line is written; the number of those that were not, since the last one.
+    pub(super) fn takes(&mut self, now: Instant) -> Option<u64> {
+        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
+        (self.lines, self.since) = ((self.lines + came).min(LINES), now);
+        if self.lines < 1.0 {
+            self.unsaid += 1;
+            self.silent.get_or_insert(now);
+            return None;
+        }
+        self.lines -= 1.0;
+        Some(self.counted())
+    }
+
+    /// The number of lines that were not written, which is told now.
+    pub(super) fn counted(&mut self) -> u64 {
+        self.silent = None;
+        std::mem::take(&mut self.unsaid)
+    }
+
+    pub(super) fn is_rested(&self, now: Instant) -> bool {
+        let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
+        self.unsaid == 0 && self.lines + came >= LINES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_tells_what_was_not_said() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(begin);
+        let said = (0..100).filter(|_| budget.takes(begin).is_some()).count();
+        assert_eq!(said, 64);
+        assert_eq!(budget.takes(begin + Duration::from_secs(2)), Some(36));
+        assert!(!budget.is_rested(begin + Duration::from_secs(60)));
+        assert!(budget.is_rested(begin + Duration::from_secs(70)));
+    }
+}

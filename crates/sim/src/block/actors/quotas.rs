@@ -1,0 +1,110 @@
+//! Quotas: a volume maps no more than its quota, and is refused nothing before it does.
+
+use onefold_core::{BLOCK_BYTES, Error, Kind};
+use onefold_testbed::content::ZEROES;
+
+use super::client::Change;
+use crate::{
+    block::{
+        model::Key,
+        run::{Flow, Sim},
+        subject::Subject,
+    },
+    checker::{Checker, Failure},
+};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Whether a volume has reached its quota, which says so in its words.
+pub(super) fn is_of_quota(error: &Error) -> bool {
+    error.kind() == Kind::NoSpace && error.to_string().contains("quota")
+}
+
+impl<S: Subject> Sim<S> {
+    /// A quota that clients reach soon, or have passed already, or none.
+    pub(super) fn draw_quota(&mut self, key: Key) -> u64 {
+        let most = self.model.mapped(key).1;
+        match self.rng.below(8) {
+            0 => 0,
+            1 => 1,
+            2 => self.rng.within(1, most.max(1)),
+            3 => most.max(1),
+            _ => most + self.rng.within(1, 12),
+        }
+    }
+
+    /// The blocks of a write to a volume with a quota that are certainly not mapped.
+    pub(super) fn holes(&self, key: Key, offset: u64, change: Change<'_>) -> Vec<u64> {
+        let Change::Write(data) = change else { return Vec::new() };
+        if self.model.quota(key) == 0 {
+            return Vec::new();
+        }
+        let end = offset + data.len() as u64;
+        let all = offset / BLOCK..end.div_ceil(BLOCK);
+        all.filter(|&lba| self.model.is_hole(key, lba)).collect()
+    }
+
+    /// A write was taken that began with `holes`: did it pass the quota?
+    pub(super) fn within_quota(&self, key: Key, holes: &[u64]) -> Flow<()> {
+        let (quota, least) = (self.model.quota(key), self.model.mapped(key).0);
+        let filled = |&lba: &u64| !self.model.live(key, lba).contains(&ZEROES);
+        if quota > 0 && least > quota && holes.iter().any(filled) {
+            let what =
+                format!("a write was taken by which volume {key} maps {least} blocks of {quota}");
+            return Err(Failure::new(Checker::Quota, what).into());
+        }
+        Ok(())
+    }
+
+    /// A change was refused because of a quota: was it reached, and needed?
+    pub(super) fn refused_by_quota(
+        &mut self,
+        key: Key,
+        offset: u64,
+        change: Change<'_>,
+    ) -> Flow<()> {
+        let fail = |what: String| Err(Failure::new(Checker::Quota, what).into());
+        let Change::Write(data) = change else {
+            return fail(format!("a quota refuses what needs no block: {change:?}"));
+        };
+        let (first, end) = (offset / BLOCK, (offset + data.len() as u64).div_ceil(BLOCK));
+        self.read(key, &[(first, end - first)])?;
+        let (quota, most) = (self.model.quota(key), self.model.mapped(key).1);
+        if most < quota || quota == 0 {
+            return fail(format!(
+                "volume {key} maps {most} blocks of {quota}, and refuses a write"
+            ));
+        }
+        let needs = |lba: u64| {
+            let (from, to) =
+                ((lba * BLOCK).max(offset), ((lba + 1) * BLOCK).min(offset + data.len() as u64));
+            let part = &data[(from - offset) as usize..(to - offset) as usize];
+            part.iter().any(|&byte| byte != 0) && self.model.live(key, lba).contains(&ZEROES)
+        };
+        if !(first..end).any(needs) {
+            return fail(format!(
+                "volume {key} refuses what it has mapped, blocks {first} to {end}"
+            ));
+        }
+        self.reach.hit("quota: a write refused");
+        Ok(())
+    }
+
+    /// After idle work the store counts as many mapped blocks as the model.
+    pub(crate) fn count_mapped(&self) -> Flow<()> {
+        let Some(store) = self.store.as_ref().filter(|_| self.params.options.quotas) else {
+            return Ok(());
+        };
+        for (&key, volume) in self.model.volumes().iter().filter(|(_, one)| one.of.is_none()) {
+            let (least, most) = self.model.mapped(key);
+            let (_, Some(mapped)) = store.quota(volume.id) else { continue };
+            if !(least..=most).contains(&mapped) {
+                let what = format!(
+                    "volume {key} is said to map {mapped} blocks, and maps {least} to {most}"
+                );
+                return Err(Failure::new(Checker::Quota, what).into());
+            }
+        }
+        Ok(())
+    }
+}
