@@ -8,10 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     os::fd::AsRawFd,
-    sync::{
-        Once,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Once, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -19,24 +16,11 @@ use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
 use super::{
-    helper::{Asked, ask_helper, earlier},
+    helper::{Asked, MAY_START, Spent, ask_helper, earlier},
     seeking::{Question, Stretch},
 };
 
-/// What a process spends on files that another user may have open: of one owner, or of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Spent {
-    /// Looks that did not end, each of which may have left a process.
-    pub(super) in_vain: u32,
-    /// Waiting for looks that made no progress.
-    pub(super) still: Duration,
-    /// Waiting for looks.
-    pub(super) time: Duration,
-    /// Bytes of holes that were read, since nobody looked for them.
-    pub(super) read: u64,
-}
-
-/// How much of it there is for the files of one owner, and for those of all. A user may own files by many
+/// How much is spent on the files of one owner, and on those of all. A user may own files by many
 /// ids (`/etc/subuid`).
 const MOST: [Spent; 2] = [
     Spent {
@@ -55,9 +39,6 @@ const MOST: [Spent; 2] = [
 
 /// How long a look may make no progress: the first of an owner's that does so, and each later one.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(1)];
-
-/// Only the command itself can start processes that look.
-pub(super) static MAY_START: AtomicBool = AtomicBool::new(false);
 
 static SPENDING: Mutex<Spending> = Mutex::new(Spending::NONE);
 

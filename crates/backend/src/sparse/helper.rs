@@ -17,7 +17,7 @@ use std::{
         unix::process::CommandExt,
     },
     process::{Child, Command, Stdio},
-    sync::atomic::Ordering::Relaxed,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -31,10 +31,7 @@ use rustix::{
     },
 };
 
-use super::{
-    asking::{MAY_START, Spent},
-    seeking::{Question, Stretch},
-};
+use super::seeking::{Question, Stretch};
 use crate::program::given_descriptors;
 
 /// What the process is called.
@@ -45,6 +42,9 @@ const STEP: Duration = Duration::from_millis(250);
 
 /// How long one answer may take, with progress.
 const LONGEST: Duration = Duration::from_secs(600);
+
+/// Only the command itself can start processes that look.
+pub(super) static MAY_START: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
@@ -77,6 +77,19 @@ fn close_given() {
             rustix::io::close(descriptor.as_raw_fd());
         }
     }
+}
+
+/// What a process spends on files that another user may have open: of one owner, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spent {
+    /// Looks that did not end, each of which may have left a process.
+    pub(super) in_vain: u32,
+    /// Waiting for looks that made no progress.
+    pub(super) still: Duration,
+    /// Waiting for looks.
+    pub(super) time: Duration,
+    /// Bytes of holes that were read, since nobody looked for them.
+    pub(super) read: u64,
 }
 
 /// What came of a question.
