@@ -224,9 +224,9 @@ pub fn holders(paths: &[PathBuf]) -> Vec<(u32, String)> {
     pids.into_iter().map(|pid| (pid, command(pid))).collect()
 }
 
-/// The program of a process and its first argument; of another user's only whose it is. Reading a command
-/// line reads memory of the process, which another user may have on a file system of his own that never
-/// answers.
+/// The program of a process and its first argument, never empty; of another user's only whose it is. Reading
+/// a command line reads memory of the process, which another user may have on a file system of his own that
+/// never answers.
 fn command(pid: u32) -> String {
     let user = fs::metadata(format!("/proc/{pid}")).map(|own| MetadataExt::uid(&own));
     match user {
@@ -239,6 +239,12 @@ fn command(pid: u32) -> String {
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let program = words.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default();
+    if program.is_empty() {
+        // A process that ends has no command line any more.
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name: String = name.trim_end().escape_debug().take(COMMAND_SHOWN).collect();
+        return if name.is_empty() { "which has ended".into() } else { name };
+    }
     let verb = words.next().filter(|word| !word.is_empty() && !word.starts_with('-'));
     let verb = verb.map_or_else(String::new, |verb| format!(" {verb}"));
     format!("{program}{verb}").escape_debug().take(COMMAND_SHOWN).collect()
@@ -296,6 +302,17 @@ mod tests {
 
     fn open(path: &std::path::Path) -> fs::File {
         fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    }
+
+    #[test]
+    fn a_process_that_ends_has_its_name_still() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let ended = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), ended).unwrap();
+        assert_eq!(command(child.id()), "true");
+        child.wait().unwrap();
+        assert_eq!(command(child.id()), "which has ended");
     }
 
     #[test]

@@ -45,22 +45,30 @@ impl Role {
     }
 }
 
+/// What this process has open beyond its three standard descriptors, and some that it has not any more.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn given_descriptors() -> Result<Vec<BorrowedFd<'static>>> {
+    let listed = std::fs::read_dir("/proc/self/fd");
+    let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
+    let numbers = listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2);
+    #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
+    // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
+    Ok(numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).collect())
+}
+
 /// Closes what this process was given beyond its three standard descriptors in programs that it starts
 /// from now on. What it opens itself is closed in them anyway.
 ///
 /// # Errors
 /// Those of the system.
 fn give_no_descriptors() -> Result<()> {
-    let listed = std::fs::read_dir("/proc/self/fd");
-    let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
-    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<RawFd>().ok();
-    for descriptor in listed.filter_map(|entry| number(entry.ok()?)).filter(|number| *number > 2) {
-        #[allow(unsafe_code, reason = "a number that the kernel listed becomes a descriptor")]
-        // SAFETY: it is used for calls of the kernel only, which refuse a number that is not open.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    for descriptor in given_descriptors()? {
         // Another thread may have closed it since, or opened another file, which bears the flag.
-        if let Ok(flags) = fcntl_getfd(borrowed) {
-            let _ = fcntl_setfd(borrowed, flags | FdFlags::CLOEXEC);
+        if let Ok(flags) = fcntl_getfd(descriptor) {
+            let _ = fcntl_setfd(descriptor, flags | FdFlags::CLOEXEC);
         }
     }
     Ok(())

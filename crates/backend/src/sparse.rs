@@ -1,5 +1,6 @@
 //! Sparse files: where there is data, so that holes need not be read.
 
+mod asking;
 mod helper;
 mod seeking;
 
@@ -16,7 +17,7 @@ use rustix::{
 };
 
 use crate::beneath;
-use helper::ask;
+use asking::{Shared, ask};
 use seeking::Question;
 
 pub use helper::is_done;
@@ -39,10 +40,11 @@ pub fn open(path: &Path) -> Result<File> {
 
 /// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
 /// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. A file
-/// system without holes reports the whole file as data. Moves the file's position.
+/// system without holes reports the whole file as data, and so does one that somebody keeps locked. Moves
+/// the file's position.
 ///
 /// # Errors
-/// `Busy` when somebody keeps the file locked, and those of the system.
+/// `Busy` when nobody can look for the holes of a large file, and those of the system.
 pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
     if from >= end {
         return Ok(None);
@@ -50,7 +52,7 @@ pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>>
     match known(file) {
         Known::Rest(bytes) => Ok((from < bytes).then_some((from, end.min(bytes)))),
         Known::All => Ok(Some((from, end))),
-        Known::Nothing(owner) => ask(file, owner, Question { from, end: Some(end) }),
+        Known::Nothing(shared) => ask(file, shared, Question { from, end: Some(end) }),
     }
 }
 
@@ -84,8 +86,8 @@ pub fn first_data(file: &File, from: u64) -> Result<Option<u64>> {
     match known(file) {
         Known::Rest(bytes) => Ok((from < bytes).then_some(from)),
         Known::All => Ok(Some(from)),
-        Known::Nothing(owner) => {
-            let found = ask(file, owner, Question { from, end: None })?;
+        Known::Nothing(shared) => {
+            let found = ask(file, shared, Question { from, end: None })?;
             Ok(found.map(|(start, _)| start))
         }
     }
@@ -97,8 +99,8 @@ enum Known {
     Rest(u64),
     /// A device, which has no holes and does not tell its length.
     All,
-    /// The file may have holes. When another user may have it open: the owner.
-    Nothing(Option<u32>),
+    /// The file may have holes, and another user may have it open.
+    Nothing(Option<Shared>),
 }
 
 /// Most files occupy all of their length, and are not looked through.
@@ -113,7 +115,8 @@ fn known(file: &File) -> Known {
         false => {
             let own = rustix::process::geteuid().as_raw();
             let is_shared = stat.st_uid != own || stat.st_mode & 0o077 != 0;
-            Known::Nothing(is_shared.then_some(stat.st_uid))
+            let holes = bytes - stat.st_blocks as u64 * 512;
+            Known::Nothing(is_shared.then_some(Shared { owner: stat.st_uid, holes }))
         }
     }
 }

@@ -75,7 +75,7 @@ const GONE: [(&[&str], &str); 22] = [
 ];
 
 /// Options, and what is said here instead. Those that a verb has are its own.
-const FOREIGN: [(&[&str], &str); 19] = [
+const FOREIGN: [(&[&str], &str); 20] = [
     (&["-r", "--repo"], "the archive is the first word after the verb, without an option"),
     (
         &["--target", "-t"],
@@ -97,8 +97,13 @@ const FOREIGN: [(&[&str], &str); 19] = [
         "patterns tell small letters from capitals: `--exclude '*.[jJ][pP][gG]'` takes both",
     ),
     (
-        &["--files-from", "--files-from-verbatim", "--files-from-raw", "--paths-from-stdin"],
+        &["--files-from", "--files-from-verbatim", "--paths-from-stdin"],
         "`--files-from FILE` of `backup` reads paths from a file, one a line, and `-` is standard input",
+    ),
+    (
+        &["--files-from-raw", "--files0-from", "--from0", "--null", "--paths-delimiter"],
+        "`--files-from0 FILE` of `backup` reads paths from a file that end with zero bytes, and `-` is \
+         standard input",
     ),
     (
         &["--stdin-filename", "--stdin-from-command", "--stdin-name"],
@@ -212,7 +217,7 @@ mod tests {
             ("onefold self-update", "cargo install"),
             ("onefold rebuild-index a", "onefold repair"),
             ("onefold backup a tree --iexclude *.JPG", "[jJ]"),
-            ("onefold backup a tree --files-from-raw x", "--files-from FILE"),
+            ("onefold backup a tree --files-from-raw x", "--files-from0 FILE"),
             ("onefold put a name -r tree --files-from x", "`--files-from FILE` of `backup`"),
             ("onefold backup a tree -v", "--log debug"),
             ("onefold check a -q", "--log error"),

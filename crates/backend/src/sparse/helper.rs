@@ -4,25 +4,26 @@
 //! keep that lock for ever, by a read or write whose memory a program of that user serves and never fills.
 //! No signal ends the wait for it. A thread that waits keeps its process from ending, and the process keeps
 //! the locks of an archive. So for each thread that asks a process without any lock waits, and is given up
-//! after a while (decision 78).
+//! when it made no progress for a while (decisions 78 and 82).
 
 use std::{
     cell::RefCell,
-    fs::File,
+    fs::{self, File},
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        linux::fs::MetadataExt,
         unix::process::CommandExt,
     },
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    time::Duration,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
-use onefold_core::{Error, Kind, Result};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    fs::{AtFlags, CWD, StatxFlags},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -31,22 +32,19 @@ use rustix::{
 };
 
 use super::seeking::{Question, Stretch};
+use crate::program::given_descriptors;
 
 /// What the process is called.
 const NAME: &str = "onefold-holes";
 
-/// How long this process waits for the first locked file, and for each later one.
-const PATIENCE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(1)];
+/// How long an answer is waited for before the process is looked at again.
+const STEP: Duration = Duration::from_millis(250);
 
-/// Files that this process waits for in vain, each of which costs a helper. Behind them no file is asked
-/// for its holes that another user may have open.
-const IN_VAIN: usize = 64;
+/// How long one answer may take, with progress.
+const LONGEST: Duration = Duration::from_secs(600);
 
-/// Only the command itself knows how to be such a process.
-static MAY_START: AtomicBool = AtomicBool::new(false);
-
-/// Files that this process waited for in vain.
-static STUCK: AtomicUsize = AtomicUsize::new(0);
+/// Only the command itself can start processes that look.
+pub(super) static MAY_START: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
@@ -60,6 +58,7 @@ pub fn is_done() -> bool {
     match is_helper {
         true => {
             let _ = rustix::thread::set_name(c"onefold-holes");
+            close_given();
             while serve(rustix::stdio::stdin()).is_ok() {}
         }
         false => MAY_START.store(true, Relaxed),
@@ -67,54 +66,112 @@ pub fn is_done() -> bool {
     is_helper
 }
 
-/// Answers a question about a file, by another process where there may be one and another user may
-/// have the file open, which `owner` owns.
-///
-/// # Errors
-/// `Busy` when somebody keeps the file locked, and those of the system.
-pub(super) fn ask(file: &File, owner: Option<u32>, question: Question) -> Result<Stretch> {
-    let wrong = |errno: Errno| Error::from_io("cannot look for holes", errno.into());
-    let here = || question.answer(file.as_fd()).map_err(wrong);
-    let Some(owner) = owner.filter(|_| MAY_START.load(Relaxed)) else { return here() };
-    let in_vain = STUCK.load(Relaxed);
-    if in_vain >= IN_VAIN {
-        return Err(locked(owner));
+/// Closes what the command was given by who started it: one that hangs would keep locks and pipes.
+fn close_given() {
+    // The list has the descriptor of its own directory, which is closed by now.
+    let is_open = |descriptor: &BorrowedFd<'_>| rustix::io::fcntl_getfd(descriptor).is_ok();
+    for descriptor in given_descriptors().unwrap_or_default().into_iter().filter(is_open) {
+        #[allow(unsafe_code, reason = "what nobody here has opened is closed")]
+        // SAFETY: the program begins here, and has opened nothing.
+        unsafe {
+            rustix::io::close(descriptor.as_raw_fd());
+        }
     }
+}
+
+/// What a process spends on files that another user may have open: of one owner, or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spent {
+    /// Looks that did not end, each of which may have left a process.
+    pub(super) in_vain: u32,
+    /// Waiting for looks that made no progress.
+    pub(super) still: Duration,
+    /// Waiting for looks.
+    pub(super) time: Duration,
+    /// Bytes of holes that were read, since nobody looked for them.
+    pub(super) read: u64,
+}
+
+/// What came of a question.
+pub(super) enum Asked {
+    Answered(Result<Stretch, Errno>),
+    /// The process made no progress for too long, or took too long.
+    Late,
+    /// There is no process.
+    Nobody,
+}
+
+/// Asks the process of this thread, which is waited for while it makes progress, and so long when it makes
+/// none.
+pub(super) fn ask_helper(
+    file: &File,
+    question: Question,
+    patience: Duration,
+    spent: &mut Spent,
+) -> Asked {
     HELPER.with_borrow_mut(|helper| {
         // One that somebody ended is replaced once.
         for _ in 0..2 {
             if helper.is_none() {
-                *helper = Helper::start();
+                *helper = Helper::start(Command::new("/proc/self/exe"));
             }
-            let Some(asked) = helper else {
-                MAY_START.store(false, Relaxed);
-                tracing::warn!(
-                    "no process can be started that looks for holes: who keeps a file locked holds this one up"
-                );
-                break;
-            };
-            match asked.ask(file, question, PATIENCE[in_vain.min(1)]) {
-                Ok(answer) => return answer.map_err(wrong),
-                Err(is_late) => {
-                    asked.hangs = is_late;
+            let Some(asked) = helper else { break };
+            let begun = Instant::now();
+            let answer = asked.ask(file, question, patience, spent);
+            spent.time += begun.elapsed();
+            match answer {
+                Asked::Nobody => *helper = None,
+                Asked::Late => {
+                    spent.in_vain += 1;
+                    asked.hangs = true;
                     *helper = None;
-                    if is_late {
-                        STUCK.fetch_add(1, Relaxed);
-                        return Err(locked(owner));
-                    }
+                    return Asked::Late;
                 }
+                answered => return answered,
             }
         }
-        here()
+        Asked::Nobody
     })
 }
 
-fn locked(owner: u32) -> Error {
-    let why = format!(
-        "its holes can't be found: a read or write that does not end keeps it locked (its owner is user \
-         {owner})"
-    );
-    Error::new(Kind::Busy, why)
+/// The owners of files for which processes of earlier commands hang still.
+pub(super) fn earlier() -> Vec<u32> {
+    let Some(own) = program("self") else { return Vec::new() };
+    let Ok(all) = fs::read_dir("/proc") else { return Vec::new() };
+    let hangs = |pid: &String| {
+        let is_named = fs::read(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.strip_suffix(b"\n").unwrap_or(&name) == NAME.as_bytes());
+        // Others may give their processes any name. One whose command goes on may be asked just now.
+        is_named
+            && program(pid) == Some(own)
+            && parent(pid).is_some_and(|parent| program(&parent) != Some(own))
+    };
+    // It has no descriptor but the three standard ones and the file. Nobody asks a file system of a user.
+    let owner = |pid: String| {
+        let file = format!("/proc/{pid}/fd/3");
+        let told = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::UID);
+        told.map_or(0, |told| told.stx_uid)
+    };
+    let pids = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    pids.filter(hangs).map(owner).collect()
+}
+
+/// The file that a process runs.
+fn program(pid: &str) -> Option<(u64, u64)> {
+    let metadata = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((metadata.st_dev(), metadata.st_ino()))
+}
+
+fn parent(pid: &str) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which is in brackets and may have some: the state, and the parent.
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_whitespace().nth(1).map(String::from)
+}
+
+/// What grows while a process runs, or reads from a disk; what this system does not tell is left out.
+fn progress(pid: u32) -> [Vec<u8>; 2] {
+    ["schedstat", "io"].map(|name| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default())
 }
 
 struct Helper {
@@ -124,10 +181,10 @@ struct Helper {
 }
 
 impl Helper {
-    fn start() -> Option<Helper> {
+    fn start(mut program: Command) -> Option<Helper> {
         let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
         let (socket, its) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).ok()?;
-        let child = Command::new("/proc/self/exe")
+        let child = program
             .arg0(NAME)
             .env_clear()
             .current_dir("/")
@@ -139,32 +196,47 @@ impl Helper {
         child.ok().map(|child| Helper { socket, child, hangs: false })
     }
 
-    /// An error says whether it came too late, or there is no such process.
-    fn ask(
-        &self,
-        file: &File,
-        question: Question,
-        patience: Duration,
-    ) -> Result<Result<Stretch, Errno>, bool> {
+    fn ask(&self, file: &File, question: Question, patience: Duration, spent: &mut Spent) -> Asked {
         let has_end = u64::from(question.end.is_some());
         let asked = [question.from, question.end.unwrap_or(u64::MAX), has_end];
-        send(&self.socket, asked, Some(file.as_fd())).map_err(|_| false)?;
-        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-        let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
-        while let Err(errno) = rustix::event::poll(&mut polled, Some(&patience)) {
-            if errno != Errno::INTR {
-                return Err(false);
+        if send(&self.socket, asked, Some(file.as_fd())).is_err() {
+            return Asked::Nobody;
+        }
+        match self.waits(patience, spent) {
+            Ok(true) => {}
+            Ok(false) => return Asked::Late,
+            Err(_) => return Asked::Nobody,
+        }
+        match receive(self.socket.as_fd()) {
+            Ok(([_, _, 0], _)) => Asked::Answered(Ok(None)),
+            Ok(([start, stop, 1], _)) => Asked::Answered(Ok(Some((start, stop)))),
+            Ok(([errno, ..], _)) => Asked::Answered(Err(Errno::from_raw_os_error(errno as i32))),
+            Err(_) => Asked::Nobody,
+        }
+    }
+
+    /// True when there is an answer; false when the process made no progress for so long.
+    fn waits(&self, patience: Duration, spent: &mut Spent) -> Result<bool, Errno> {
+        let (begun, mut still, mut before) = (Instant::now(), Duration::ZERO, None);
+        let step = Timespec { tv_sec: 0, tv_nsec: STEP.as_nanos() as i64 };
+        loop {
+            let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+            match rustix::event::poll(&mut polled, Some(&step)) {
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+                Ok(0) => {}
+                Ok(_) => return Ok(true),
+            }
+            let now = Some(progress(self.child.id()));
+            if now == before {
+                (still, spent.still) = (still + STEP, spent.still + STEP);
+            } else {
+                (still, before) = (Duration::ZERO, now);
+            }
+            if still >= patience || begun.elapsed() >= LONGEST {
+                return Ok(false);
             }
         }
-        if polled[0].revents().is_empty() {
-            return Err(true);
-        }
-        let ([start, stop, kind], _) = receive(self.socket.as_fd()).map_err(|_| false)?;
-        Ok(match kind {
-            0 => Ok(None),
-            1 => Ok(Some((start, stop))),
-            _ => Err(Errno::from_raw_os_error(start as i32)),
-        })
     }
 }
 
@@ -172,9 +244,10 @@ impl Drop for Helper {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         // One that waits for a question ends at once; one that hangs is nobody's to wait for.
-        if !self.hangs {
-            let _ = self.child.wait();
-        }
+        let _ = match self.hangs {
+            true => self.child.kill(),
+            false => self.child.wait().map(drop),
+        };
     }
 }
 
@@ -182,7 +255,7 @@ impl Drop for Helper {
 fn serve(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     let ([from, end, has_end], file) = receive(socket)?;
     let question = Question { from, end: (has_end == 1).then_some(end) };
-    let answer = match question.answer(file.ok_or(Errno::BADF)?.as_fd()) {
+    let answer = match question.answer(file.ok_or(Errno::BADF)?) {
         Ok(None) => [0; 3],
         Ok(Some((start, stop))) => [start, stop, 1],
         Err(errno) => [errno.raw_os_error() as u64, 0, 2],
@@ -220,4 +293,37 @@ fn receive(from: BorrowedFd<'_>) -> Result<([u64; 3], Option<OwnedFd>), Errno> {
     let number =
         |at: usize| bytes[at * 8..].first_chunk().map_or(0, |number| u64::from_ne_bytes(*number));
     Ok(([number(0), number(1), number(2)], file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// What a program is to this process that is asked, and answers nothing.
+    fn asked(program: &str) -> (Asked, Spent, Duration) {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", program]);
+        let mut helper = Helper::start(shell).unwrap();
+        helper.hangs = true;
+        let (mut spent, begun) = (Spent::default(), Instant::now());
+        let file = File::open("/proc/self/exe").unwrap();
+        let question = Question { from: 0, end: None };
+        let asked = helper.ask(&file, question, PATIENCE, &mut spent);
+        drop(helper.child.kill());
+        drop(helper.child.wait());
+        (asked, spent, begun.elapsed())
+    }
+
+    #[test]
+    fn rule_07_a_look_that_makes_progress_is_waited_for() {
+        // It ends by itself, after more than the patience.
+        let busy = "end=$(($(date +%s) + 4)); while [ $(date +%s) -lt $end ]; do :; done";
+        let (told, spent, took) = asked(busy);
+        assert!(matches!(told, Asked::Nobody) && took > 2 * PATIENCE, "{took:?}");
+        assert!(spent.still < PATIENCE, "{spent:?}");
+        let (told, spent, _) = asked("exec sleep 100");
+        assert!(matches!(told, Asked::Late) && spent.still >= PATIENCE, "{spent:?}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Looking for holes by calls that may never come back.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::{fs::SeekFrom, io::Errno};
 
@@ -16,10 +16,10 @@ pub(super) struct Question {
 }
 
 impl Question {
-    pub(super) fn answer(self, file: BorrowedFd<'_>) -> Result<Stretch, Errno> {
+    pub(super) fn answer(self, file: impl AsFd) -> Result<Stretch, Errno> {
         match self.end {
-            Some(end) => next_here(file, self.from, end),
-            None => first_here(file, self.from),
+            Some(end) => next_here(file.as_fd(), self.from, end),
+            None => first_here(file.as_fd(), self.from),
         }
     }
 }
@@ -40,7 +40,8 @@ fn next_here(file: BorrowedFd<'_>, from: u64, end: u64) -> Result<Stretch, Errno
     if start >= end {
         return Ok(None);
     }
-    // The file may have been cut off in between: then the reader finds out (`still_has`).
+    // This walks all pieces of the stretch, and no further; the next question goes on behind it. The file
+    // may have been cut off in between: then the reader finds out (`still_has`).
     let stop = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(end);
     Ok(Some((start, if stop <= start { end } else { stop.min(end) })))
 }

@@ -18,6 +18,7 @@ mod connections;
 
 mod files;
 mod heads;
+mod holes;
 mod limits;
 mod links;
 mod medium;

@@ -4,14 +4,7 @@ use std::{
     fs,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
 };
-
-use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{
     actors::{STRANGER, Street},
@@ -21,7 +14,7 @@ use super::{
 /// A file system of a user's own (FUSE) over a directory or a file, which answers nothing, and lets
 /// others ask or not; `None` where there is no FUSE.
 pub(crate) struct Mounted {
-    device: fs::File,
+    pub(crate) device: fs::File,
     at: PathBuf,
 }
 
@@ -224,141 +217,4 @@ fn rule_07_a_mount_hides_nothing_that_is_in_its_directory() {
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("m is not empty") && told.lines().count() == 1, "{told}");
     assert!(desk.path("m/kept").is_dir());
-}
-
-/// A file of a user's own (FUSE), which opens, and never gives its bytes.
-struct Silent {
-    ends: Arc<AtomicBool>,
-    server: Option<std::thread::JoinHandle<()>>,
-    /// Who waits gets an error once its device is closed, here and by the thread.
-    _mounted: Mounted,
-}
-
-impl Silent {
-    fn new(at: PathBuf) -> Option<Silent> {
-        let mounted = Mounted::new(at, ",allow_other")?;
-        let device = mounted.device.try_clone().unwrap();
-        let ends = Arc::new(AtomicBool::new(false));
-        let of_server = ends.clone();
-        let server = std::thread::spawn(move || {
-            while !of_server.load(Relaxed) {
-                answer(&device);
-            }
-        });
-        Some(Silent { ends, server: Some(server), _mounted: mounted })
-    }
-}
-
-impl Drop for Silent {
-    fn drop(&mut self) {
-        self.ends.store(true, Relaxed);
-        self.server.take().unwrap().join().unwrap();
-    }
-}
-
-/// Answers the next request of the kernel, if one comes soon, but no READ.
-fn answer(mut device: &fs::File) {
-    use std::io::{Read, Write};
-    let mut polled = [PollFd::new(device, PollFlags::IN)];
-    let soon = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-    if rustix::event::poll(&mut polled, Some(&soon)) != Ok(1) {
-        return;
-    }
-    let mut request = vec![0; 1 << 20];
-    let Ok(_) = device.read(&mut request) else { return };
-    let word = |at: usize| u32::from_ne_bytes(*request[at..].first_chunk().unwrap());
-    let words = |all: &[u32]| all.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
-    let (error, body) = match word(4) {
-        // INIT: version 7.31, and lengths.
-        26 => (0, words(&[7, 31, 65536, 0, 9 << 16 | 12, 65536, 1, 256, 0, 0, 0, 0, 0, 0, 0, 0])),
-        // GETATTR: a file of a MiB.
-        3 => {
-            let times = [0; 9];
-            let attributes = [&[1, 0, 1 << 20, 0, 8, 0][..], &times, &[0o100_666, 1]].concat();
-            (
-                0,
-                words(
-                    &[&[1000, 0, 0, 0][..], &attributes, &[STRANGER, STRANGER, 0, 4096, 0]]
-                        .concat(),
-                ),
-            )
-        }
-        // OPEN: what the system has of it stays.
-        14 => (0, words(&[7, 0, 2, 0])),
-        // READ, and those that want no answer.
-        15 | 2 | 36 | 42 => return,
-        _ => (-38i32, Vec::new()),
-    };
-    let head = words(&[16 + body.len() as u32, error as u32, word(8), word(12)]);
-    let _ = device.write(&[head, body].concat());
-}
-
-/// A user writes to a file of his own from memory that is never filled: the system keeps the file
-/// locked.
-#[test]
-#[ignore = "needs root"]
-fn rule_07_a_file_that_a_user_keeps_locked_holds_no_backup_up() {
-    let street = Street::new();
-    let home = street.home("home", STRANGER);
-    street.home("home/zoe", 0);
-    fs::write(home.join("zoe/letter"), "dear").unwrap();
-    for name in ["plain", "sparse"] {
-        fs::write(home.join(name), vec![1; 8192]).unwrap();
-        std::os::unix::fs::chown(home.join(name), Some(STRANGER), Some(STRANGER)).unwrap();
-    }
-    let sparse = fs::OpenOptions::new().write(true).open(home.join("sparse")).unwrap();
-    sparse.set_len(10 << 20).unwrap();
-    for archive in ["roots", "others"] {
-        let made = street.onefold(0, &format!("create archive {archive}")).output().unwrap();
-        assert!(made.status.success(), "{made:?}");
-    }
-    fs::write(street.path("silent"), "").unwrap();
-    let Some(silent) = Silent::new(street.path("silent")) else {
-        println!("NOT TESTED: there is no FUSE here");
-        return;
-    };
-    let program = "import mmap, os, sys\n\
-                   memory = mmap.mmap(os.open(sys.argv[1], 0), 4096, prot=mmap.PROT_READ)\n\
-                   os.write(os.open(sys.argv[2], os.O_RDWR), memory)";
-    let mut lockers: Vec<_> = ["plain", "sparse"]
-        .into_iter()
-        .map(|name| {
-            let mut python = street.program(STRANGER, Path::new("python3"));
-            python.args(["-c", program]).arg(street.path("silent")).arg(home.join(name));
-            python.stderr(std::process::Stdio::null()).spawn()
-        })
-        .collect();
-    std::thread::sleep(Duration::from_secs(2));
-    let is_locked = |locker: &mut std::io::Result<std::process::Child>| {
-        locker.as_mut().is_ok_and(|locker| matches!(locker.try_wait(), Ok(None)))
-    };
-    let are_locked = lockers.iter_mut().all(is_locked);
-    let verbs = ["backup roots home --set h", "put others s -r home", "estimate home"];
-    let began = verbs.map(|verb| {
-        let mut command = street.program(0, Path::new("timeout"));
-        command.args(["-k", "5", "60", "./onefold"]).args(verb.split(' '));
-        let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-        let (done, ended) = std::sync::mpsc::channel();
-        std::thread::spawn(move || done.send(child.wait_with_output().unwrap()));
-        (verb, ended)
-    });
-    let wait = Duration::from_secs(90);
-    let told = began.map(|(verb, ended)| (verb, ended.recv_timeout(wait).ok()));
-    drop(silent);
-    let all = street.onefold(0, "ls roots h").output().unwrap();
-    lockers.into_iter().flatten().for_each(|mut locker| drop(locker.wait()));
-    if !are_locked {
-        println!("NOT TESTED: nobody keeps a file locked here");
-        return;
-    }
-    for (verb, output) in told {
-        let output = output.expect(verb);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let expected = if verb.starts_with("estimate") { 0 } else { 3 };
-        assert_eq!(output.status.code(), Some(expected), "{verb}: {text}");
-        assert!(text.contains("sparse") && !text.contains("plain"), "{verb}: {text}");
-        assert!(text.contains(&format!("user {STRANGER}")), "{verb}: {text}");
-    }
-    let all = String::from_utf8_lossy(&all.stdout).into_owned();
-    assert!(all.contains("zoe/letter") && all.contains("plain"), "{all}");
 }

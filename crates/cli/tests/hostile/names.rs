@@ -81,3 +81,18 @@ fn rule_09_lines_of_json_have_the_names_that_files_have() {
         assert!(paths.any(|path| path.ends_with(name)), "{verb}: {out}");
     }
 }
+
+#[test]
+fn rule_07_a_name_with_a_line_break_in_a_list_of_paths_is_one_path() {
+    let desk = desk();
+    let trap = format!("good/x\n{}", desk.path("evil").display());
+    // The name has directories in it, as the path that stands behind the break.
+    fs::create_dir_all(desk.path(&trap)).unwrap();
+    fs::write(desk.path("list"), format!("good/file\0{trap}\0# no remark\0")).unwrap();
+    fs::write(desk.path("# no remark"), "x").unwrap();
+    desk.ok("backup a --files-from0 list --set s");
+    let all = desk.ok("ls a s");
+    let evil = desk.path("evil/file").display().to_string();
+    assert!(!all.lines().any(|line| line == evil), "{all}");
+    assert!(all.contains("good/file\n") && all.contains("/# no remark\n"), "{all}");
+}

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 use self::{
     dry::DryRun,
     own::Own,
-    roots::Root,
+    roots::{Ends, Root},
     settled::Matching,
     walk::{Counts, Rules, Teller},
 };
@@ -80,13 +80,18 @@ pub(crate) struct Options {
     store: PathBuf,
 
     /// Directories and files
-    #[arg(required_unless_present_any = ["stdin", "files_from"])]
+    #[arg(required_unless_present_any = ["stdin", "files_from", "files_from0"])]
     paths: Vec<PathBuf>,
 
     /// Reads more paths from a file, one a line and none of them a pattern, without empty lines and lines
     /// that begin with #; - stands for standard input. A snapshot has 1,024 paths at most
     #[arg(long, value_name = "FILE", conflicts_with = "stdin")]
     files_from: Vec<PathBuf>,
+
+    /// The same for a file in which each path ends with a zero byte, as `find -print0` writes them: a path
+    /// may have any other byte. There are no remarks
+    #[arg(long, value_name = "FILE", conflicts_with = "stdin")]
+    files_from0: Vec<PathBuf>,
 
     /// Stores what a command writes to its standard output as a file of this name, or else what
     /// comes on standard input. When the command fails there is no snapshot
@@ -352,8 +357,10 @@ fn feed(
 
 fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
     let mut paths = options.paths.clone();
-    for file in &options.files_from {
-        paths.extend(roots::listed(file)?);
+    for (files, ends) in [(&options.files_from, Ends::Line), (&options.files_from0, Ends::Zero)] {
+        for file in files {
+            paths.extend(roots::listed(file, ends)?);
+        }
     }
     let roots =
         roots::sorted(&paths, options.stored_as.as_deref(), options.selection.one_file_system)?;

@@ -68,18 +68,31 @@ impl Root {
     }
 }
 
+/// What ends a path in a list of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// The end of a line; empty lines and those that begin with `#` are no paths.
+    Line,
+    /// A zero byte, which no path has.
+    Zero,
+}
+
 /// The paths that a file lists, as they stand there; `-` is standard input.
 ///
 /// # Errors
 /// It can't be read, or has more than paths of a snapshot can have.
-pub(super) fn listed(file: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub(super) fn listed(file: &Path, ends: Ends) -> Result<Vec<PathBuf>, Failure> {
     let text = match file == Path::new("-") {
         true => given(Ok(std::io::stdin().lock()), file, LISTED_BYTES, "paths")?,
         false => given_file(file, LISTED_BYTES, "paths")?,
     };
-    let lines = text.split(|&byte| byte == b'\n');
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#"));
-    let paths: Vec<PathBuf> = lines.map(|line| OsStr::from_bytes(line).into()).collect();
+    let (end, is_remark): (u8, fn(&[u8]) -> bool) = match ends {
+        Ends::Line => (b'\n', |line| line.starts_with(b"#")),
+        Ends::Zero => (0, |_| false),
+    };
+    let listed = text.split(|&byte| byte == end);
+    let listed = listed.filter(|path| !path.is_empty() && !is_remark(path));
+    let paths: Vec<PathBuf> = listed.map(|path| OsStr::from_bytes(path).into()).collect();
     match paths.is_empty() {
         true => Err(Failure::usage(format!("{} lists no path", file.display()))),
         false => Ok(paths),
