@@ -96,7 +96,7 @@ pub use crate::{
     },
     operations_log::{
         Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
-        create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come,
+        create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come, head_of,
         is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
         upgrade_telling,
     },

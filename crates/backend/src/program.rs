@@ -24,8 +24,10 @@ use rustix::{
 };
 use zeroize::Zeroizing;
 
-use crate::{secrets::read_short, tree::Place};
+use crate::tree::Place;
 
+/// Bytes of a secret, and of an answer, at most.
+const SECRET_BYTES_MAX: u64 = 4096;
 /// Bytes of what a program says on standard error that are heard.
 const SAID_MAX: u64 = 4096;
 
@@ -213,4 +215,15 @@ fn ended(child: &mut Child, until: Option<Instant>) -> std::io::Result<Option<Ex
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     child.wait()?;
     Ok(None)
+}
+
+/// All of a short file or pipe.
+pub(crate) fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
+    let read = file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|e| Error::from_io(name, e))?;
+    if bytes.len() as u64 > SECRET_BYTES_MAX {
+        return Err(Error::new(Kind::InvalidInput, format!("{name}: it is too long for a secret")));
+    }
+    Ok(bytes)
 }

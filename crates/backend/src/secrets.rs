@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{Read, Write},
+    io::Write,
     os::{
         fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::{MetadataExt, OpenOptionsExt},
@@ -20,12 +20,9 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::{
     new_file::NewFile,
-    program::{Role, answer_of},
+    program::{Role, answer_of, read_short},
     random::random_bytes,
 };
-
-/// Bytes of a secret's file at most.
-const SECRET_BYTES_MAX: u64 = 4096;
 
 /// Chance of the system.
 pub struct SystemRandom;
@@ -76,17 +73,6 @@ fn read_key(path: &Path, others: u32) -> Result<Zeroizing<Vec<u8>>> {
         return Err(wrong(Kind::Denied, "this key file belongs to another user"));
     }
     read_short(file, &path.display().to_string())
-}
-
-/// All of a short file or pipe.
-pub(crate) fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
-    let read = file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut bytes);
-    read.map_err(|e| Error::from_io(name, e))?;
-    if bytes.len() as u64 > SECRET_BYTES_MAX {
-        return Err(Error::new(Kind::InvalidInput, format!("{name}: it is too long for a secret")));
-    }
-    Ok(bytes)
 }
 
 /// Makes a key file, which only its owner may read; durable on return.

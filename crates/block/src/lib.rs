@@ -39,12 +39,13 @@ pub use acts::{Acts, Place, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{
-    Asked, CheckpointStep, Engine, Filled, Idleness, NewVolume, Receiving, SnapshotOf, VolumeState,
+    Asked, CheckpointStep, Engine, Filled, Idleness, NewVolume, Receiving, Setting, SnapshotOf,
+    VolumeState,
 };
 pub use engine::{
     create::format_sealed,
     domains::{DomainListed, create_domain, domain_called, domains, domains_of, erase_domain},
-    freshness::durable_state,
+    durable_states::{durable_state, want_checkpoint},
     key_changes::{change_keys, erase_keys, identified, is_sealed},
 };
 pub use format::{

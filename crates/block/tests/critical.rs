@@ -5,7 +5,7 @@ use std::{iter::once, ops::Range, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Format, NewVolume, NoDedup, Settings,
+    Engine, Format, NewVolume, NoDedup, Setting, Settings,
     check::{check, scrub},
     format::superblock::SchemeName,
 };
@@ -88,7 +88,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     let (volume, _) = engine.create_volume("one", COPIES).unwrap();
     fill(&engine, volume, 1);
-    engine.set_no_dedup(volume, critical(0..COPIES)).unwrap();
+    engine.set(volume, Setting::NoDedup(critical(0..COPIES))).unwrap();
     engine.close().unwrap();
     drop(engine);
     let shared = |disk: &Arc<MemoryDisk>| {
@@ -98,7 +98,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     fill(&engine, volume, 1);
     assert!(holds(&engine, volume, 1));
-    engine.set_no_dedup(volume, NoDedup::default()).unwrap();
+    engine.set(volume, Setting::NoDedup(NoDedup::default())).unwrap();
     engine.flush().unwrap();
     engine.checkpoint().unwrap();
     assert_eq!(engine.status().live_blocks, COPIES);

@@ -15,6 +15,7 @@ use onefold_block::{
         geometry::SUPERBLOCKS,
         superblock::{Found, Superblock},
     },
+    want_checkpoint,
 };
 use onefold_core::{Block, Error, Kind, Result};
 use onefold_seal::{KeyArea, Opener, Random, Secret, StateSeen};
@@ -62,7 +63,7 @@ fn rule_43_what_was_told_is_on_the_disk_without_the_twin_and_bears_its_tag() {
     Engine::format(&*disk, &Format { zone_blocks: 64, ..Format::new([7; 16], [0; 32], BLOCKS) })
         .unwrap();
     let engine = open(&disk);
-    engine.want_checkpoint();
+    want_checkpoint(&engine);
     assert!(!engine.checkpoint_due(), "there is nothing to carry");
     begin(&engine);
     let calls = Calls {
@@ -71,7 +72,7 @@ fn rule_43_what_was_told_is_on_the_disk_without_the_twin_and_bears_its_tag() {
     };
     fill(&engine, &history(false), &calls);
     engine.flush().unwrap();
-    engine.want_checkpoint();
+    want_checkpoint(&engine);
     assert!(engine.checkpoint_due(), "what was flushed is to get a number");
     while engine.checkpoint_useful() {
         engine.checkpoint().unwrap();

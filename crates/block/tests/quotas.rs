@@ -7,7 +7,7 @@ mod support;
 use std::{sync::Arc, time::Duration};
 
 use onefold_backend::MemoryDisk;
-use onefold_block::{Acts, Copies, Engine, Format, NewVolume, Settings};
+use onefold_block::{Acts, Copies, Engine, Format, NewVolume, Setting, Settings};
 use onefold_core::{Clock, Disk, Kind, Result, Ticket, VolumeId};
 use support::{content, formatted, whole};
 
@@ -174,15 +174,15 @@ fn a_volume_of_an_older_store_is_counted_when_it_gets_a_quota() {
     for n in 30..40 {
         write(&engine, id, n * 5000, n).unwrap();
     }
-    engine.set_quota(id, 41).unwrap();
+    engine.set(id, Setting::Quota(41)).unwrap();
     assert_eq!(write(&engine, id, 1, 1), Ok(()));
     assert_eq!(write(&engine, id, 2, 2), Err(Kind::NoSpace));
     assert_eq!(mapped(&engine, "v"), Some(41));
     // Lower than what is mapped: nothing new, and all that is there can be written.
-    engine.set_quota(id, 7).unwrap();
+    engine.set(id, Setting::Quota(7)).unwrap();
     assert_eq!(write(&engine, id, 3, 3), Err(Kind::NoSpace));
     assert_eq!(write(&engine, id, 5000, 3), Ok(()));
-    engine.set_quota(id, 0).unwrap();
+    engine.set(id, Setting::Quota(0)).unwrap();
     assert_eq!(write(&engine, id, 3, 3), Ok(()));
     engine.close().unwrap();
     drop(engine);
@@ -214,7 +214,7 @@ fn clones_have_the_quota_of_their_origin_and_snapshots_count_for_nothing() {
     engine.trim(clone, 0, BLOCK).unwrap();
     assert_eq!(write(&engine, clone, 8, 8), Ok(()));
     // A rollback leaves the quota as it is, and brings what it brings.
-    engine.set_quota(small, 5).unwrap();
+    engine.set(small, Setting::Quota(5)).unwrap();
     engine.trim(small, 0, 8 * BLOCK).unwrap();
     assert_eq!(write(&engine, small, 9, 9), Ok(()));
     engine.flush().unwrap();
@@ -284,5 +284,5 @@ fn schemes_that_do_not_count_have_no_quotas() {
     let kind = |error: onefold_core::Error| error.kind();
     assert_eq!(engine.create_volume_with("v", 9, new).map_err(kind), Err(Kind::Unsupported));
     let (id, _) = engine.create_volume("v", 9).unwrap();
-    assert_eq!(engine.set_quota(id, 5).map_err(kind), Err(Kind::Unsupported));
+    assert_eq!(engine.set(id, Setting::Quota(5)).map_err(kind), Err(Kind::Unsupported));
 }

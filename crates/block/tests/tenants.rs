@@ -7,7 +7,7 @@ mod support;
 use std::{sync::Arc, time::Duration};
 
 use onefold_backend::MemoryDisk;
-use onefold_block::{Engine, Format, Settings, StoreExports};
+use onefold_block::{Engine, Format, Setting, Settings, StoreExports};
 use onefold_core::{Clock, Exports, ExtentKind, Kind, Lba, VolumeId};
 use support::formatted;
 
@@ -192,7 +192,7 @@ fn rule_14_one_tenant_or_one_volume_writes_duplicates_to_a_full_store() {
 #[test]
 fn rule_14_a_quota_answers_alike_whatever_others_hold() {
     let (engine, attacker) = two_tenants(4711);
-    engine.set_quota(attacker, 64).unwrap();
+    engine.set(attacker, Setting::Quota(64)).unwrap();
     assert_eq!(fill(&engine, attacker, 0), 64);
     for pin in (4700..4720).chain(0..200) {
         assert_eq!(write(&engine, attacker, 64, &page(pin)), Err(Kind::NoSpace), "{pin}");

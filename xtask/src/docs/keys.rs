@@ -49,7 +49,14 @@ fn block(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     let store = scratch.file("disk");
     onefold.create(&store, "64M", &[], &[])?;
     let volume = ["volume", "create", path(&store), "v", "--size", "1M"];
-    onefold.verb(volume.into_iter().chain(["--no-dedup", "0-64K", "--limit-iops", "1000"]))?;
+    onefold.verb(volume.into_iter().chain([
+        "--no-dedup",
+        "0-64K",
+        "--limit-iops",
+        "1000",
+        "--quota",
+        "512K",
+    ]))?;
     onefold.verb(["snapshot", "create", path(&store), "v@monday"])?;
     cut_off(onefold, scratch, &store)?;
     let witness = scratch.file("witness");

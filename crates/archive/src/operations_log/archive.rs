@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::{Mutex, MutexGuard};
 
-use onefold_seal::{Head, Keys, Random};
+use onefold_seal::{Keys, Random};
 
 use super::{domain::Domain, heads, key_area, position::LogPosition, snapshot::write_snapshot};
 use crate::{
@@ -129,20 +129,6 @@ impl Archive {
     /// The archive's label.
     pub fn label(&self) -> &Label {
         &self.label
-    }
-
-    /// Where the archive's history has come to, as of the last look at the log.
-    #[must_use]
-    pub fn head(&self) -> Head {
-        heads::of(&self.position.lock().tables)
-    }
-
-    /// Tells who remembers heads that the archive has come to this one; it is durable.
-    pub(super) fn saw(&self, tables: &Tables) {
-        let opener = self.settings.opener.of().filter(|_| self.label.sealed.is_some());
-        if let Some(opener) = opener {
-            opener.saw_head(&self.label.id, &heads::of(tables));
-        }
     }
 
     /// The archive as of the last look at the log.

@@ -110,7 +110,7 @@ impl Archive {
         // the frame, and then nobody knows any more who failed.
         self.files.confirm()?;
         if !self.keeps(Rule::HeadsNotedWhenDurable) {
-            self.saw(&next);
+            heads::saw(&self.settings, &self.label, &next);
         }
         let written = loop {
             let synced = position
@@ -137,7 +137,7 @@ impl Archive {
         position.hashes.extend(hash);
         position.tables = Arc::new(next);
         forget_erased(self, &position.tables);
-        self.saw(&position.tables);
+        heads::saw(&self.settings, &self.label, &position.tables);
         record_synced(self, sequence, position.snapshot)
     }
 
@@ -165,7 +165,7 @@ impl Archive {
                     forget_erased(self, &position.tables);
                     replayed?;
                     position.has_passed()?;
-                    self.saw(&position.tables);
+                    heads::saw(&self.settings, &self.label, &position.tables);
                     return Ok(());
                 }
             }

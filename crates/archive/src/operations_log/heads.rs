@@ -17,7 +17,8 @@ use onefold_core::{Error, File, Files, Kind, Result, checksum};
 use onefold_seal::{Head, Mark};
 
 use crate::{
-    format::{Identity, log_reader::PIECE_BYTES, names::HEADS},
+    format::{Identity, label::Label, log_reader::PIECE_BYTES, names::HEADS},
+    settings::Settings,
     tables::Tables,
 };
 
@@ -62,13 +63,22 @@ fn after(head: &[u8; HASH_BYTES], frame: &FrameHash) -> [u8; HASH_BYTES] {
     hash(&[&head[..], frame].concat())
 }
 
-/// The head of these tables.
-pub(super) fn of(tables: &Tables) -> Head {
+/// The head of these tables: where the archive's history had come to.
+#[must_use]
+pub fn of(tables: &Tables) -> Head {
     let mark = match tables.heads {
         true => Mark::History(tables.head),
         false => Mark::Change(tables.chain),
     };
     Head { number: tables.sequence, mark }
+}
+
+/// Tells who remembers heads that a sealed archive has come to this one; it is durable.
+pub(super) fn saw(settings: &Settings, label: &Label, tables: &Tables) {
+    let opener = settings.opener.of().filter(|_| label.sealed.is_some());
+    if let Some(opener) = opener {
+        opener.saw_head(&label.id, &of(tables));
+    }
 }
 
 /// True when the tables are those of this head. One that was seen before the archive kept heads has a

@@ -64,6 +64,7 @@ pub use self::{
     domain_changes::{allow_domains, create_domain, erase_domain},
     domains::{DomainListed, domain_called, domains, is_erased},
     epochs::EpochGuard,
+    heads::of as head_of,
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_snapshot},

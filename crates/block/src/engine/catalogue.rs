@@ -205,36 +205,32 @@ pub(crate) fn rename_volume(
     Ok(ticket)
 }
 
-/// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone,
-/// until they are written again.
-pub(crate) fn set_no_dedup(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    id: VolumeId,
-    no_dedup: NoDedup,
-) -> Result<Ticket> {
-    change_settings(kernel, scheme, id, |volume| volume.no_dedup = no_dedup.clone())
+/// A setting of a volume.
+#[derive(Clone, Debug)]
+pub enum Setting {
+    /// Critical ranges: blocks that were written before stay shared, or alone, until they are written again.
+    NoDedup(NoDedup),
+    /// Limits for its clients.
+    Limits(VolumeLimits),
+    /// So many blocks may be mapped in it, or any number with 0. What is mapped already stays.
+    Quota(u64),
 }
 
-/// Gives a volume other limits for its clients.
-pub(crate) fn set_limits(
+/// Gives a volume another setting.
+pub(crate) fn set(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     id: VolumeId,
-    limits: VolumeLimits,
+    setting: Setting,
 ) -> Result<Ticket> {
-    change_settings(kernel, scheme, id, |volume| volume.limits = limits)
-}
-
-/// Gives a volume a quota of so many blocks, or none with 0.
-pub(crate) fn set_quota(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    id: VolumeId,
-    quota: u64,
-) -> Result<Ticket> {
-    quota::check(scheme, &mut kernel.state.lock(), quota)?;
-    change_settings(kernel, scheme, id, |volume| volume.quota = quota)
+    if let Setting::Quota(blocks) = setting {
+        quota::check(scheme, &mut kernel.state.lock(), blocks)?;
+    }
+    change_settings(kernel, scheme, id, |volume| match setting {
+        Setting::NoDedup(no_dedup) => volume.no_dedup = no_dedup,
+        Setting::Limits(limits) => volume.limits = limits,
+        Setting::Quota(blocks) => volume.quota = blocks,
+    })
 }
 
 fn change_settings(

@@ -1,47 +1,21 @@
-//! Which durable state a store is in, for whoever keeps that outside the store, and the comparison when
-//! it is opened again.
-//!
-//! *Crash argument:* a state is told only when a superblock that bears its number is durable, so that no
-//! crash leaves a store that is older than what was told of it. A checkpoint writes the superblock of
-//! number n − 1, flushes, and then writes its twin, of number n: what is told is n − 1, since the twin
-//! may be lost. The tag of n − 1 is compared only while no higher number is there. An opening that finds
-//! one superblock damaged writes it anew, from the other one and with its own numbers, and that one
-//! bears the higher number.
+//! Which state a store that is opened is in, and the comparison with what somebody knows of it. What is
+//! told of a store is in `durable_states`.
 
-use onefold_core::{Disk, Error, Kind, Result, checksum};
+use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, checksum};
 use onefold_seal::{DurableState, Opener};
 
-use super::{Engine, keys::read_superblock_block};
 use crate::{
     format::{
         geometry::SUPERBLOCKS,
         sealing::Sealing,
         superblock::{Found, State, Superblock},
     },
-    kernel::named_superblock,
     rules::Rule,
     settings::Settings,
 };
 
-/// The newest state of a store that is durable. Whoever opens the store may compare it the next time
-/// ([`Opener::states_seen`]).
-///
-/// # Errors
-/// `Io`: the library of ciphers refuses.
-pub fn durable_state(engine: &Engine) -> Result<DurableState> {
-    let kernel = &engine.kernel;
-    let (tables, geometry) = {
-        let state = kernel.state.lock();
-        (state.overlays.tables().clone(), kernel.geometry())
-    };
-    // The twin of a superblock, which has the next number, may not be durable yet.
-    let before = u64::from(kernel.keeps(Rule::StatesToldWhenDurable)).min(tables.state.sequence);
-    let (superblock, block) = named_superblock(kernel, geometry, &tables, before)?;
-    Ok(DurableState { sequence: superblock.state.sequence, tag: tag(&block.0) })
-}
-
 /// The tag of a state, from the block of its superblock.
-fn tag(block: &[u8]) -> [u8; 16] {
+pub(super) fn tag(block: &[u8]) -> [u8; 16] {
     checksum::forgery_proof(&[0; 32], block)
 }
 
@@ -103,4 +77,16 @@ pub(super) fn refuse_older(
         return Err(Error::new(Kind::Denied, why));
     }
     Ok(())
+}
+
+/// The block of a superblock, if it can be read.
+pub(super) fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
+    if at.0 >= disk.blocks() {
+        return None;
+    }
+    let mut block = Block::zeroed();
+    let mut read = [Read::new(at, std::slice::from_mut(&mut *block))];
+    disk.read(&mut read);
+    let [read] = read;
+    read.result.ok().map(|()| block)
 }

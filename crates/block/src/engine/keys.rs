@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Pba, Read, Result, Run};
+use onefold_core::{Block, BlockRef, Class, Disk, Error, Kind, Read, Result, Run};
 use onefold_seal::{AREA_BYTES, Care, Judged, Keys, Opener, Random, is_being_erased, judge};
 
 #[cfg(feature = "planted-bugs")]
 use super::broken;
-use super::freshness::{refuse_older, whole_superblocks};
+use super::freshness::{read_superblock_block, refuse_older, whole_superblocks};
 use crate::{
     format::{
         geometry::{KEY_AREAS, SUPERBLOCKS},
@@ -94,17 +94,6 @@ fn read_copies(disk: &dyn Disk) -> [Vec<u8>; 2] {
             Err(_) => Vec::new(),
         }
     })
-}
-
-pub(super) fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
-    if at.0 >= disk.blocks() {
-        return None;
-    }
-    let mut block = Block::zeroed();
-    let mut read = [Read::new(at, std::slice::from_mut(&mut *block))];
-    disk.read(&mut read);
-    let [read] = read;
-    read.result.ok().map(|()| block)
 }
 
 /// The id of a sealed store, as its superblocks show it; `None` of a plain one.

@@ -30,6 +30,7 @@ pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
 pub(crate) mod domains;
+pub(crate) mod durable_states;
 pub(crate) mod freshness;
 pub(crate) mod gather;
 pub(crate) mod growth;
@@ -54,16 +55,14 @@ use std::sync::Arc;
 
 pub use acts::Asked;
 pub use admission::Filled;
-pub use catalogue::NewVolume;
+pub use catalogue::{NewVolume, Setting};
 pub use checkpoint::CheckpointStep;
-use onefold_core::{
-    BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId, VolumeLimits,
-};
+use onefold_core::{BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId};
 pub use status::{Status, VolumeStatus};
 
 use crate::{
     coverage::Mark,
-    format::{catalogue::NoDedup, superblock::Fixed},
+    format::superblock::Fixed,
     kernel::Kernel,
     scheme::verbs::{Durability, Progress, Scheme},
     settings::{Format, Settings},
@@ -188,30 +187,12 @@ impl Engine {
         catalogue::rename_volume(&self.kernel, &*self.scheme, id, name)
     }
 
-    /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone,
-    /// until they are written again.
+    /// Gives a volume another setting.
     ///
     /// # Errors
-    /// As [`create_volume`](Self::create_volume).
-    pub fn set_no_dedup(&self, id: VolumeId, no_dedup: NoDedup) -> Result<Ticket> {
-        catalogue::set_no_dedup(&self.kernel, &*self.scheme, id, no_dedup)
-    }
-
-    /// Gives a volume other limits for its clients.
-    ///
-    /// # Errors
-    /// As [`create_volume`](Self::create_volume).
-    pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
-        catalogue::set_limits(&self.kernel, &*self.scheme, id, limits)
-    }
-
-    /// Gives a volume a quota: so many blocks may be mapped in it, or any number with 0. What is mapped
-    /// already stays.
-    ///
-    /// # Errors
-    /// As [`create_volume`](Self::create_volume); `Unsupported` where maps are not counted.
-    pub fn set_quota(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
-        catalogue::set_quota(&self.kernel, &*self.scheme, id, blocks)
+    /// As [`create_volume`](Self::create_volume); `Unsupported` for a quota where maps are not counted.
+    pub fn set(&self, id: VolumeId, setting: Setting) -> Result<Ticket> {
+        catalogue::set(&self.kernel, &*self.scheme, id, setting)
     }
 
     /// Deletes a volume; its blocks become free in the background.
@@ -395,13 +376,6 @@ impl Engine {
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {
         checkpoint::checkpoint_useful(&self.kernel, &*self.scheme)
-    }
-
-    /// Asks for a checkpoint, if one would carry anything into the tables.
-    pub fn want_checkpoint(&self) {
-        if checkpoint::checkpoint_needed(&self.kernel, &*self.scheme) {
-            self.kernel.state.lock().checkpoint_wanted = true;
-        }
     }
 
     /// True between the steps of a checkpoint.

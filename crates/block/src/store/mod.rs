@@ -40,7 +40,7 @@ pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{Status, VolumeStatus};
-use crate::{Engine, NewVolume, NoDedup, Persistence, Settings, traffic::AllTraffic};
+use crate::{Engine, NewVolume, NoDedup, Persistence, Setting, Settings, traffic::AllTraffic};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -294,7 +294,7 @@ impl Store {
     pub fn set_limits(&self, name: &str, limits: VolumeLimits) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.set_limits(id, limits)?))
+            Ok(((), self.engine.set(id, Setting::Limits(limits))?))
         })
     }
 
@@ -305,7 +305,7 @@ impl Store {
     pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.set_quota(id, bytes.div_ceil(4096))?))
+            Ok(((), self.engine.set(id, Setting::Quota(bytes.div_ceil(4096)))?))
         })
     }
 
@@ -317,7 +317,7 @@ impl Store {
     pub fn set_no_dedup(&self, name: &str, no_dedup: &NoDedup) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.set_no_dedup(id, no_dedup.clone())?))
+            Ok(((), self.engine.set(id, Setting::NoDedup(no_dedup.clone()))?))
         })
     }
 

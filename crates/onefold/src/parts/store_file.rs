@@ -24,7 +24,12 @@ use onefold_block::{
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
 use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{control, keeper::Keeper, keys, operator, sealed_before, witness::Teller};
+use super::{
+    control,
+    keeper::Keeper,
+    keys, operator, sealed_before,
+    witness::{Teller, digits},
+};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -264,11 +269,6 @@ impl StoreFile {
             Err(error) => tracing::debug!("the state of a store is not remembered: {error}"),
         }
     }
-}
-
-/// Bytes in hexadecimal digits.
-pub(super) fn digits(bytes: &[u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Somebody has the store open whom no command reaches: it may be a server without a control

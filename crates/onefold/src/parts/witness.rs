@@ -17,12 +17,10 @@ use std::{
 };
 
 use onefold_backend::program::{Role, answer_heard};
-use onefold_block::{Store, durable_state};
+use onefold_block::{Store, durable_state, want_checkpoint};
 use onefold_core::{Error, Kind, Result};
 use onefold_seal::{DurableState, StateSeen};
 use parking_lot::Mutex;
-
-use super::store_file::digits;
 
 /// How long the program may take to answer.
 const WAIT: Duration = Duration::from_secs(20);
@@ -197,7 +195,7 @@ impl Teller {
         let (mut wanted, mut tried, mut warned) = (Instant::now(), None::<Instant>, None);
         while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
             if wanted.elapsed() >= CHECKPOINT_EVERY {
-                store.engine().want_checkpoint();
+                want_checkpoint(store.engine());
                 wanted = Instant::now();
             }
             let is_soon = tried.is_some_and(|at| at.elapsed() < TELL_EVERY);
@@ -255,6 +253,11 @@ impl Teller {
         }
         result
     }
+}
+
+/// Bytes in hexadecimal digits.
+pub(super) fn digits(bytes: &[u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use std::{
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NewVolume,
-    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader,
-    StreamWriter, Times, Transfers, change_keys,
+    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Setting, Settings,
+    StreamReader, StreamWriter, Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
     create_domain, domains, erase_domain, erase_keys,
     format::{
@@ -625,7 +625,7 @@ impl Subject for Thin {
     }
 
     fn set_quota(&self, volume: VolumeId, blocks: u64) -> Result<Ack> {
-        self.0.set_quota(volume, blocks).map(Ack::Later)
+        self.0.set(volume, Setting::Quota(blocks)).map(Ack::Later)
     }
 
     fn quota(&self, volume: VolumeId) -> (u64, Option<u64>) {

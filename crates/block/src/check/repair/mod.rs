@@ -55,7 +55,7 @@ use super::{
 use crate::{
     engine::{
         Engine,
-        freshness::durable_state,
+        durable_states::durable_state,
         keys::{Access, unlock},
     },
     format::{Identity, superblock::Superblock},

@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Format, Nodes, Tables, Totals, WriteCost, lost_index_files,
-    replay_due,
+    Archive, Care, Class, Completeness, Format, Nodes, Tables, Totals, WriteCost, head_of,
+    lost_index_files, replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::{Kind, Result, clock::age};
@@ -278,7 +278,7 @@ impl Stats {
             chunking: archive.label().chunking.to_string(),
             compression: archive.label().compression.to_string(),
             encrypted: archive.label().sealed.is_some(),
-            head: archive.label().sealed.map(|_| archive.head().to_string()),
+            head: archive.label().sealed.map(|_| head_of(&archive.tables()).to_string()),
             fingerprint: archive.label().fingerprint.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
