@@ -79,7 +79,10 @@ impl<S: Subject> Sim<S> {
             let (from, to) =
                 ((lba * BLOCK).max(offset), ((lba + 1) * BLOCK).min(offset + data.len() as u64));
             let part = &data[(from - offset) as usize..(to - offset) as usize];
-            part.iter().any(|&byte| byte != 0) && self.model.live(key, lba).contains(&ZEROES)
+            // A block that is lost is not mapped.
+            let is_open =
+                self.model.live(key, lba).contains(&ZEROES) || self.model.may_be_lost(key, lba);
+            is_open && part.iter().any(|&byte| byte != 0)
         };
         if !(first..end).any(needs) {
             return fail(format!(
