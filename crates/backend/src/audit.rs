@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Map, Value};
@@ -407,7 +407,7 @@ impl State {
 }
 
 fn hash(line: &[u8]) -> String {
-    Sha256::digest(line).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex_digits(Sha256::digest(line))
 }
 
 /// Opens a log to add to it.
@@ -609,6 +609,23 @@ mod tests {
         Map::from_iter([("event".to_owned(), n.into())])
     }
 
+    /// A log in a journal that nobody reads yet.
+    fn journal() -> (tempfile::TempDir, UnixDatagram, AuditLog) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let journal = UnixDatagram::bind(&socket).unwrap();
+        let log = AuditLog::journal_at(&socket).unwrap();
+        (folder, journal, log)
+    }
+
+    /// Takes a line from a journal.
+    fn receive(journal: &UnixDatagram, verified: &mut Verified) {
+        let mut entry = vec![0; 4096];
+        let bytes = journal.recv(&mut entry).unwrap();
+        let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
+        verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
+    }
+
     fn read(path: &Path) -> Result<Verified> {
         let mut verified = Verified::default();
         verified.read(&fs::read(path).unwrap()[..])?;
@@ -731,10 +748,7 @@ mod tests {
 
     #[test]
     fn rule_48_a_write_that_hangs_holds_up_nobody_and_its_lines_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let journal = UnixDatagram::bind(&socket).unwrap();
-        let log = AuditLog::journal_at(&socket).unwrap();
+        let (_folder, journal, log) = journal();
         // Nobody reads: the socket takes some, and then waits.
         let begun = Instant::now();
         let mut noted = 0;
@@ -746,12 +760,7 @@ mod tests {
         assert!(waited < Duration::from_secs(20), "{waited:?}");
         // The log goes on: the thread writes the line that hung, and those after it were lost.
         let mut verified = Verified::default();
-        let mut receive = || {
-            let mut entry = vec![0; 4096];
-            let bytes = journal.recv(&mut entry).unwrap();
-            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
-            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
-        };
+        let mut receive = || receive(&journal, &mut verified);
         (0..=noted).for_each(|_| receive());
         let deadline = Instant::now() + Duration::from_secs(10);
         while log.note(event(noted)).is_err() {
@@ -765,10 +774,7 @@ mod tests {
 
     #[test]
     fn rule_48_a_thread_that_must_not_wait_does_not_while_a_write_hangs() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let journal = UnixDatagram::bind(&socket).unwrap();
-        let log = AuditLog::journal_at(&socket).unwrap();
+        let (_folder, journal, log) = journal();
         let begun = Instant::now();
         let mut noted: u64 = 0;
         while log.note_later(event(noted)).is_ok() {
@@ -778,12 +784,7 @@ mod tests {
         assert!(waited < PATIENCE, "{waited:?}");
         assert!(noted >= WAITING as u64);
         let mut verified = Verified::default();
-        let mut receive = || {
-            let mut entry = vec![0; 4096];
-            let bytes = journal.recv(&mut entry).unwrap();
-            let entry = String::from_utf8(entry[..bytes].to_vec()).unwrap();
-            verified.read(entry.split_once("MESSAGE=").unwrap().1.as_bytes()).unwrap();
-        };
+        let mut receive = || receive(&journal, &mut verified);
         (0..noted).for_each(|_| receive());
         log.note(event(noted)).unwrap();
         receive();
@@ -840,10 +841,7 @@ mod tests {
 
     #[test]
     fn rule_48_the_journal_gets_the_same_lines() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let journal = UnixDatagram::bind(&socket).unwrap();
-        let log = AuditLog::journal_at(&socket).unwrap();
+        let (_folder, journal, log) = journal();
         let mut verified = Verified::default();
         for n in 0..3 {
             log.note(event(n)).unwrap();

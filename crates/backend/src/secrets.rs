@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::Random;
 use parking_lot::Mutex;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
@@ -178,7 +178,7 @@ pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u
 #[must_use]
 pub fn credential(id: &[u8; 16]) -> Option<PathBuf> {
     let directory = std::env::var_os("CREDENTIALS_DIRECTORY")?;
-    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = hex_digits(id);
     Some(Path::new(&directory).join(format!("onefold.{id}")))
 }
 

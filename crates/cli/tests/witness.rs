@@ -32,11 +32,15 @@ fn keeps(desk: &Desk, name: &str, options: &str) -> PathBuf {
     program(desk, name, &format!("exec sh {script} {directory} {options}"))
 }
 
-/// What the script knows of the one store.
-fn known(desk: &Desk) -> Option<(u64, String)> {
+/// The script's file of the one store. What is being written is called `.ID.new`.
+fn file_of(desk: &Desk) -> Option<PathBuf> {
     let files = fs::read_dir(desk.path("elsewhere")).unwrap();
-    let mut names = files.map(|file| file.unwrap().path());
-    let line = fs::read_to_string(names.find(|path| !path.ends_with(".new"))?).ok()?;
+    files.map(|file| file.unwrap().path()).find(|path| path.extension().is_none())
+}
+
+/// The state of the one store as the script knows it.
+fn known(desk: &Desk) -> Option<(u64, String)> {
+    let line = fs::read_to_string(file_of(desk)?).ok()?;
     let (sequence, tag) = line.trim_end().split_once(' ')?;
     Some((sequence.parse().unwrap(), tag.to_owned()))
 }
@@ -108,7 +112,7 @@ fn rolled_back(key: &str, verbs: &[&str]) {
     assert!(after.0 > before.0 && after.1 != before.1, "{before:?} {after:?}");
     desk.ok(&format!("volume list disk {by}"));
     // A history that has the same number, and another tag.
-    let id = fs::read_dir(desk.path("elsewhere")).unwrap().next().unwrap().unwrap().path();
+    let id = file_of(&desk).unwrap();
     let newest = (after.0 + 1..after.0 + 4).find(|sequence| {
         fs::write(&id, format!("{sequence} {}\n", "0".repeat(32))).unwrap();
         let said = desk.run(&format!("volume list disk {by}"));
@@ -159,7 +163,7 @@ fn rule_43_a_witness_that_fails_lies_or_hangs_refuses_an_opening_in_one_sentence
         if says == "none" {
             // It says too much to nobody, and answers.
             let said = desk.run(&verb);
-            assert!(said.status.success() || said.err.lines().count() == 1, "{said:?}");
+            assert!(said.status.success(), "{said:?}");
             continue;
         }
         let said = desk.fails(&verb, 1, &["witness", says, "--accept-older"]);

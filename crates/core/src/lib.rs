@@ -16,6 +16,7 @@ pub mod disk;
 pub mod error;
 pub mod files;
 pub mod fingerprint;
+pub mod hex;
 pub mod key_memory;
 pub mod object;
 pub mod tree;
@@ -29,6 +30,7 @@ pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};
 pub use files::{File, Files, Hold, Lock, PendingSync};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
+pub use hex::hex_digits;
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
 pub use volume::{

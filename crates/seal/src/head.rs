@@ -1,5 +1,6 @@
 //! Where the history of a store has come to.
 
+use onefold_core::hex_digits;
 use std::{fmt, str::FromStr};
 
 /// Hexadecimal digits of the short form.
@@ -26,7 +27,7 @@ pub enum Mark {
 impl Mark {
     fn digits(&self) -> String {
         match self {
-            Mark::History(hash) => hash.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Mark::History(hash) => hex_digits(hash),
             Mark::Change(checksum) => format!("{checksum:016x}"),
         }
     }

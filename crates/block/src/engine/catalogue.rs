@@ -104,7 +104,7 @@ pub(crate) fn create_volume_with(
     state.volumes.check_domain(domain)?;
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(blocks, None)?;
-    quota::check(scheme, &mut state, quota)?;
+    quota::check(scheme, quota)?;
     let most = kernel.settings.limits;
     if state.volumes.count() as u64 >= most.volumes / 2 {
         return Err(Error::new(
@@ -140,6 +140,9 @@ pub(crate) fn create_volume_with(
     };
     let id = state.volumes.create(volume);
     let name = name.to_owned();
+    if quota > 0 {
+        state.volumes.expect_quotas();
+    }
     let change = CatalogueChange::Create { id, name, blocks, no_dedup, limits, quota, domain };
     let ticket = record(kernel, &mut state, change);
     scheme.end_change(&mut state);
@@ -224,7 +227,7 @@ pub(crate) fn set(
     setting: Setting,
 ) -> Result<Ticket> {
     if let Setting::Quota(blocks) = setting {
-        quota::check(scheme, &mut kernel.state.lock(), blocks)?;
+        quota::check(scheme, blocks)?;
     }
     change_settings(kernel, scheme, id, |volume| match setting {
         Setting::NoDedup(no_dedup) => volume.no_dedup = no_dedup,
@@ -252,6 +255,7 @@ fn change_settings(
     state.volumes.change(id, |now| *now = volume);
     let ticket = record(kernel, &mut state, recorded);
     if quota > 0 && before == 0 {
+        state.volumes.expect_quotas();
         quota::begin(kernel, &mut state, id);
     }
     // Blocks that were written before are not written into any more: other ranges may be

@@ -159,7 +159,8 @@ impl Volumes {
         (*parent == below && found == name).then_some(*id)
     }
 
-    /// A volume is about to get a quota.
+    /// A volume gets a quota: the next checkpoint makes the catalogue one of maps that share pages, where the
+    /// counts are.
     pub(crate) fn expect_quotas(&mut self) {
         self.quotas = true;
     }

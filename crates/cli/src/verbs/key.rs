@@ -14,7 +14,7 @@ use onefold_backend::{
     secrets::{GivenWords, SystemRandom, machine_memory},
 };
 use onefold_cluster::key_areas;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
@@ -264,9 +264,10 @@ fn words_of(number: usize, slot: &Slot) -> String {
 }
 
 fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
-    let proves = the_asker()?.named().is_some();
+    let asker = the_asker()?;
+    let proven = asker.named().is_some();
     // An older key area opens nothing. Of a block store that is served only its server knows that.
-    let is_served = proves
+    let is_served = proven
         && match opens(&at(store)?) {
             Err(error) if error.kind() == Kind::Busy => true,
             opened => {
@@ -277,8 +278,6 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     let area = area(store)?;
     let rows: Vec<Value> = area.slots().map(|(number, slot)| row(number, slot)).collect();
     let words: Vec<String> = area.slots().map(|(number, slot)| words_of(number, slot)).collect();
-    let asker = the_asker()?;
-    let proven = asker.named().is_some();
     if proven
         && !area.is_of(&asker.root(&area, store).map_err(|error| error.context(store.display()))?)
     {
@@ -287,7 +286,7 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
         return Err(Failure::new(format!("{}: {why}", store.display())));
     }
     // The name of a credential has it.
-    let id: String = area.id().iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = hex_digits(area.id());
     let report = json!({
         "store": shown(store), "id": id, "keys": area.sequence(), "proven": proven, "slots": rows,
     });
@@ -480,7 +479,7 @@ fn dropped(store: &Path, kinds: &[&str]) -> String {
 
 fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::Result<(), Failure> {
     let area = area(store)?;
-    let digits: String = area.id()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = hex_digits(&area.id()[..4]);
     if confirm != Some(&digits) {
         return Err(Failure::new(format!(
             "nobody could read {} any more: if you mean it, say --confirm {digits}",

@@ -197,7 +197,8 @@ fn rule_44_of_processes_that_note_at_one_time_the_newest_head_stays() {
         for n in 0..4 {
             let desk = &desk;
             scope.spawn(move || {
-                desk.run(&format!("put a s{n} stream --key key"));
+                let said = desk.run(&format!("put a s{n} stream --key key"));
+                assert!(said.status.success(), "{said:?}");
                 (0..5).for_each(|_| assert!(desk.run("ls a --key key").status.success()));
             });
         }

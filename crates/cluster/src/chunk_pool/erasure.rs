@@ -72,7 +72,7 @@ impl ChunkPool {
         let stamps: Vec<Stamp> = wanted.iter().map(|_| self.kernel.stamp()).collect();
         let references = |n: usize| ObjectName::metadata(Chunk { id: wanted[n].0, copy: 0 }.name());
         let pending = |n: usize| (key::STATE.to_vec(), state(PENDING, stamps[n]));
-        let create = |n: usize, _: Version| Write {
+        let create = |n: usize| Write {
             object: references(n),
             guards: vec![Guard::Absent],
             changes: vec![
@@ -80,28 +80,25 @@ impl ChunkPool {
                 Change::SetXattr(SPREAD, vec![0]),
             ],
         };
-        let data = |n: usize, _: Version| Write {
+        let data = |n: usize| Write {
             object: ObjectName::chunk(Chunk { id: wanted[n].0, copy: 0 }.name()),
             guards: Vec::new(),
             changes: self.body(wanted[n].1),
         };
-        let finish = |n: usize, pending: Version| finished(references(n), pending);
-        let steps: [&dyn Fn(usize, Version) -> Write; 3] = [&create, &data, &finish];
         let mut results: Vec<Result<Version, Refusal>> =
             wanted.iter().map(|_| Ok(Version(0))).collect();
-        // Where *pending* was set.
-        let mut at = vec![Version(0); wanted.len()];
-        for (number, step) in steps.into_iter().enumerate() {
+        let mut run = |results: &mut [Result<Version, Refusal>], step: &dyn Fn(usize) -> Write| {
             let open: Vec<usize> = (0..wanted.len()).filter(|n| results[*n].is_ok()).collect();
-            let ops: Vec<Write> = open.iter().map(|n| step(*n, at[*n])).collect();
-            for (n, result) in open.into_iter().zip(self.kernel.behind_until_answered(note, &ops)?)
-            {
-                if let (0, Ok(version)) = (number, &result) {
-                    at[n] = *version;
-                }
-                results[n] = result;
-            }
-        }
+            let ops: Vec<Write> = open.iter().map(|n| step(*n)).collect();
+            let answers = self.kernel.behind_until_answered(note, &ops)?;
+            open.into_iter().zip(answers).for_each(|(n, answer)| results[n] = answer);
+            Ok(())
+        };
+        run(&mut results, &create)?;
+        let pending_at: Vec<Version> =
+            results.iter().map(|result| *result.as_ref().unwrap_or(&Version(0))).collect();
+        run(&mut results, &data)?;
+        run(&mut results, &|n| finished(references(n), pending_at[n]))?;
         Ok(results)
     }
 

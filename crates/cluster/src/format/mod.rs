@@ -15,7 +15,7 @@ pub mod recut;
 
 use std::fmt;
 
-use onefold_core::{Error, Kind, object::ObjectName};
+use onefold_core::{Error, Kind, hex_digits, object::ObjectName};
 
 /// Bytes of a block: one bit of a mask.
 pub const BLOCK: u32 = 4096;
@@ -145,7 +145,7 @@ impl Chunk {
     /// The name of its object; with erasure code also of the object that holds its references.
     #[must_use]
     pub fn name(&self) -> String {
-        let hash: String = self.id.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = hex_digits(self.id.hash);
         format!("c.0.{hash}.{:x}.{:x}", self.id.length, self.copy)
     }
 

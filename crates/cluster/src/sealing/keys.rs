@@ -10,7 +10,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
-    Error, Kind, Result,
+    Error, Kind, Result, hex_digits,
     object::{Change, Guard, ObjectName, ObjectStore, Read, ReadPart, Refusal, Version, Write},
 };
 use onefold_seal::{
@@ -51,7 +51,7 @@ fn plain() -> Error {
 
 /// The object with a copy.
 fn copy_name(id: &[u8; 16], copy: usize) -> ObjectName {
-    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = hex_digits(id);
     ObjectName::metadata(format!("k.{id}.{copy}"))
 }
 

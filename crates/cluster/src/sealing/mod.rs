@@ -21,7 +21,7 @@ pub(crate) mod hashing;
 pub(crate) mod keys;
 pub(crate) mod store;
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{
     CtrKey, GcmKey, Keys, Secret, SivKey, TAG_BYTES, Use, block_counter, content_nonce, digest,
 };
@@ -265,7 +265,7 @@ impl Sealing {
         bytes.push(chunk.copy);
         let tag = self.names.seal_at(self.nonce(&[b"chunk"]), b"chunk", &mut bytes)?;
         bytes.extend(tag);
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex_digits(bytes);
         Ok(format!("c.0.{hex}"))
     }
 

@@ -123,15 +123,16 @@ impl Bits {
                 Ok(_) => {
                     self.0.insert(group, new);
                 }
-                // Our own operation, whose reply was lost.
+                // Our own operation, whose reply was lost, or the header is another one.
                 Err(Refusal::Mismatch) => {
                     let answer =
                         kernel.read_one(&name(volume), vec![ReadPart::Keys(vec![key.clone()])])?;
                     let value = answer.pairs(0).0.first().map(|(_, value)| value.clone());
-                    match value {
-                        // Who deletes a volume was overtaken, and a lock made the header anew.
-                        None if !there => drop(self.0.remove(&group)),
-                        value => drop(self.learn(&key, &value.unwrap_or_default())?),
+                    if value.is_none() && !there {
+                        // Another session deleted the volume, and a lock made the header anew.
+                        self.0.remove(&group);
+                    } else {
+                        self.learn(&key, &value.unwrap_or_default())?;
                     }
                 }
                 Err(refusal) => return Err(refusal),

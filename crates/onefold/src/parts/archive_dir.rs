@@ -20,7 +20,7 @@ use onefold_archive::{
     Archive, IndexDirectory, Nodes, Settings, find_label, is_unfinished, lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room};
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result, hex_digits};
 use onefold_remote::Right;
 
 use super::{
@@ -235,7 +235,7 @@ impl ArchiveDir {
     /// The error of looking at it.
     pub fn control_name(&self) -> Result<String> {
         let metadata = self.metadata()?;
-        let id: String = self.id()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = hex_digits(self.id()?);
         Ok(format!("{id}{:016x}{:016x}", metadata.dev(), metadata.ino()))
     }
 

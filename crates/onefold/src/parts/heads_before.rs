@@ -16,7 +16,7 @@ use std::{
 };
 
 use onefold_backend::{lock::lock, new_file::replace_durably};
-use onefold_core::{Error, Hold, Kind, Result};
+use onefold_core::{Error, Hold, Kind, Result, hex_digits};
 use onefold_seal::Head;
 use parking_lot::Mutex;
 
@@ -40,7 +40,7 @@ pub(super) fn seen(id: &[u8; 16]) -> Option<Head> {
 }
 
 fn file_of(directory: &Path, id: &[u8; 16]) -> PathBuf {
-    directory.join(format!("{}.head", sealed_before::digits(id)))
+    directory.join(format!("{}.head", hex_digits(id)))
 }
 
 fn read(file: &Path) -> Option<Head> {

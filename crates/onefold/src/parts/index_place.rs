@@ -16,7 +16,7 @@ use std::{
 };
 
 use onefold_backend::{Directory, Stands, random::random_bytes};
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result, hex_digits};
 
 use super::{
     node_list::{is_here, place, whole},
@@ -89,7 +89,7 @@ impl IndexPlace {
             let why = format!("{shown} has no file {BELONGS_TO}; perhaps nothing is mounted there");
             return Err(Error::new(Kind::NotFound, why));
         };
-        if mark.id != hex(&id) || mark.chance != self.chance {
+        if mark.id != hex_digits(id) || mark.chance != self.chance {
             let why = format!("{shown} belongs to another archive");
             return Err(Error::new(Kind::Denied, why));
         }
@@ -135,16 +135,19 @@ impl IndexPlace {
             Ok(files) => {
                 files.exposed().iter().for_each(|sentence| super::operator::warn(sentence));
                 let own = Directory::open(archive, false)?;
-                let chance = hex(&random_bytes::<16>()?);
-                let mark =
-                    Mark { id: hex(&id), chance: chance.clone(), place: place(&own, archive)? };
+                let chance = hex_digits(random_bytes::<16>()?);
+                let mark = Mark {
+                    id: hex_digits(id),
+                    chance: chance.clone(),
+                    place: place(&own, archive)?,
+                };
                 files.replace(BELONGS_TO, &mark.bytes())?;
                 Ok((place_of(&files, chance)?, Arc::new(files)))
             }
             Err(error) if error.kind() == Kind::Exists => {
                 let files = Directory::open_itself(&path, true, word())?;
                 let Some(mark) = Mark::read(&files)? else { return Err(error) };
-                if mark.id != hex(&id) {
+                if mark.id != hex_digits(id) {
                     let why = format!("{} belongs to another archive", path.display());
                     return Err(Error::new(Kind::Denied, why));
                 }
@@ -256,10 +259,6 @@ impl Mark {
         );
         Err(Error::new(Kind::Denied, why))
     }
-}
-
-fn hex(bytes: &[u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A number of so many digits.

@@ -13,7 +13,7 @@ use onefold_backend::{
         machine_memory, no_dumps,
     },
 };
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{
     DurableState, Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, StateSeen,
     from_words, key_file as key_of,
@@ -124,7 +124,7 @@ impl Asker {
     pub fn secret(&self, whence: &Whence, id: &[u8; 16], store: &Path) -> Result<SlotSecret> {
         guard()?;
         let ask = |what: &str| (self.ask)(&format!("{what} of {}", store.display()));
-        let shown: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let shown = hex_digits(id);
         Ok(match whence {
             Whence::Passphrase => SlotSecret::Passphrase(ask("passphrase")?),
             Whence::Recovery => {

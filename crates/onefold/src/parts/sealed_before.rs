@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_backend::new_file::{NewFile, replace};
-use onefold_core::{Error, Kind, Result, checksum};
+use onefold_core::{Error, Kind, Result, checksum, hex_digits};
 
 use super::{far::is_address, user_directory::user_directory};
 
@@ -62,11 +62,7 @@ fn of_path(path: &Path) -> Vec<String> {
 
 fn hash(path: &Path) -> String {
     let hash = checksum::forgery_proof(&[0; 32], path.as_os_str().as_bytes());
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(super) fn digits(id: &[u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex_digits(hash)
 }
 
 /// The files that were noted, of those with names that are wanted.
@@ -110,7 +106,7 @@ fn text(path: &str, state: Option<u64>) -> String {
 /// The notes of a store, whether they are there or not.
 fn files_of(path: &Path, id: &[u8; 16]) -> Vec<PathBuf> {
     let Some(directory) = directory() else { return Vec::new() };
-    let name = |place: String| directory.join(format!("{place}-{}", digits(id)));
+    let name = |place: String| directory.join(format!("{place}-{}", hex_digits(id)));
     of_path(path).into_iter().map(name).collect()
 }
 
@@ -120,7 +116,7 @@ pub(super) fn note_state(id: &[u8; 16], state: u64) {
     for file in notes_of(id) {
         let Some((path, _)) = read_note(&file) else { continue };
         if let Err(error) = replace(&file, text(&path, Some(state)).as_bytes()) {
-            tracing::debug!("the state of {} is not remembered: {error}", digits(id));
+            tracing::debug!("the state of {} is not remembered: {error}", hex_digits(id));
         }
     }
 }
@@ -132,7 +128,7 @@ pub(super) fn state(id: &[u8; 16]) -> Option<u64> {
 
 /// The notes of a store that are there, of all paths.
 fn notes_of(id: &[u8; 16]) -> Vec<PathBuf> {
-    let own = format!("-{}", digits(id));
+    let own = format!("-{}", hex_digits(id));
     // A name that begins with a dot is that of a note which was being written.
     let is_own = |name: &str| name.ends_with(&own) && !name.starts_with('.');
     directory().map_or_else(Vec::new, |at| noted(&at, is_own))
@@ -179,7 +175,7 @@ pub fn made(path: &Path, encrypted: Option<&[u8; 16]>) {
 /// `Denied`: it says which files are to be removed when the operator did it.
 pub(super) fn refuse_plain(path: &Path, id: &[u8; 16]) -> Result<()> {
     let Some(directory) = directory() else { return Ok(()) };
-    let (places, own) = (of_path(path), format!("-{}", digits(id)));
+    let (places, own) = (of_path(path), format!("-{}", hex_digits(id)));
     let before = noted(&directory, |name| is_of(name, &places) || name.ends_with(&own));
     if before.is_empty() {
         return Ok(());

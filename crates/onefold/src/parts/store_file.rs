@@ -21,15 +21,10 @@ use onefold_block::{
         superblock::{Found, Superblock, seen},
     },
 };
-use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
+use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, hex_digits};
 use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{
-    control,
-    keeper::Keeper,
-    keys, operator, sealed_before,
-    witness::{Teller, digits},
-};
+use super::{control, keeper::Keeper, keys, operator, sealed_before, witness::Teller};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -122,7 +117,7 @@ impl StoreFile {
 
     /// The store's id in hexadecimal digits.
     pub fn id(&self) -> String {
-        digits(&self.superblock.fixed.id)
+        hex_digits(self.superblock.fixed.id)
     }
 
     /// Bytes that the host's file system gives to the file; `None` for a device.

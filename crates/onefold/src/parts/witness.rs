@@ -18,7 +18,7 @@ use std::{
 
 use onefold_backend::program::{Role, answer_heard};
 use onefold_block::{Store, durable_state, want_checkpoint};
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{DurableState, StateSeen};
 use parking_lot::Mutex;
 
@@ -77,7 +77,7 @@ impl Witness {
     /// # Errors
     /// It did not answer: nobody can tell whether the store is the newest one.
     pub(super) fn seen(&self, id: &[u8; 16]) -> Result<Option<StateSeen>> {
-        let known = self.ask(&format!("get {}\n", digits(id))).map_err(|error| {
+        let known = self.ask(&format!("get {}\n", hex_digits(id))).map_err(|error| {
             let why = format!(
                 "the witness does not say in which state it was, so that it may be an older image: \
                  {error}; --accept-older opens it without asking"
@@ -85,7 +85,7 @@ impl Witness {
             Error::new(error.kind(), why)
         })?;
         if known.is_none() {
-            tracing::info!("the witness knows nothing of the store {} yet", digits(id));
+            tracing::info!("the witness knows nothing of the store {} yet", hex_digits(id));
         }
         let seen = |DurableState { sequence, tag }| StateSeen {
             by: "the witness",
@@ -101,7 +101,8 @@ impl Witness {
     /// It did not answer, or does not know this state then.
     pub(super) fn tell(&self, id: &[u8; 16], state: &DurableState) -> Result<()> {
         let DurableState { sequence, tag } = state;
-        let known = self.ask(&format!("put {} {sequence} {}\n", digits(id), digits(tag)))?;
+        let known =
+            self.ask(&format!("put {} {sequence} {}\n", hex_digits(id), hex_digits(tag)))?;
         match known {
             Some(known) if known == *state => Ok(()),
             Some(known) => {
@@ -255,11 +256,6 @@ impl Teller {
     }
 }
 
-/// Bytes in hexadecimal digits.
-pub(super) fn digits(bytes: &[u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,7 +264,7 @@ mod tests {
     fn rule_43_an_answer_of_a_witness_is_one_line_of_one_form() {
         let tag = "00112233445566778899aabbccddeeff";
         let known = understood(format!("17 {tag}\n").as_bytes()).unwrap().unwrap();
-        assert_eq!((known.sequence, digits(&known.tag)), (17, tag.to_owned()));
+        assert_eq!((known.sequence, hex_digits(known.tag)), (17, tag.to_owned()));
         assert_eq!(understood(b"none\n"), Some(None));
         let long = "9".repeat(21);
         for wrong in [

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
@@ -90,13 +90,8 @@ fn params(days: u32) -> Result<CertificateParams> {
 fn own_params(key: &KeyPair, days: u32) -> Result<CertificateParams> {
     let mut params = params(days)?;
     // Each key has a name of its own, so that a certificate names the one that signed it.
-    let mark: String = Sha256::digest(key.subject_public_key_info())
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>()
-        .chars()
-        .take(MARK)
-        .collect();
+    let mut mark = hex_digits(Sha256::digest(key.subject_public_key_info()));
+    mark.truncate(MARK);
     params.distinguished_name.push(DnType::CommonName, format!("Onefold authority {mark}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

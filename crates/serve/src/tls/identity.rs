@@ -3,6 +3,7 @@
 //! *Invariant:* the three kinds of names never meet, whatever an authority writes into a certificate:
 //! each has its own beginning. The common name counts for nothing.
 
+use onefold_core::hex_digits;
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
@@ -26,8 +27,7 @@ impl Identity {
     #[must_use]
     pub fn name_of(certificate: &CertificateDer<'_>) -> String {
         let whole = || {
-            let digits =
-                Sha256::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digits = hex_digits(Sha256::digest(certificate));
             ["sha256:".to_owned(), digits].concat()
         };
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return whole() };

@@ -162,5 +162,12 @@ mod tests {
         assert_eq!(memory.guest_address((1 << 40) + 5), Some(GuestAddress(5)));
         assert_eq!(memory.guest_address(1 << 39), None);
         assert_eq!(memory.guest_address((1 << 40) + 8192), None);
+        // Without room beside what is mapped already there is no more, and then there is again.
+        let rest = share.take((64 << 40) - 8192).unwrap();
+        let full = Memory::map(vec![part], vec![sealed()], &share);
+        assert!(full.is_err_and(|refusal| refusal.contains("no room")));
+        drop(memory);
+        assert!(Memory::map(vec![part], vec![sealed()], &share).is_ok());
+        drop(rest);
     }
 }

@@ -527,19 +527,14 @@ const WITH_SEALS: &str = "# With sealed stores";
 /// Whether the store is sealed, from a source of its own. The seeds that were kept before stay what
 /// they were, also those that found planted bugs.
 fn sealed(seed: u64, options: &StoreOptions) -> bool {
-    let before = |list: &'static str| list.split(WITH_SEALS).next().unwrap_or("").lines();
-    let kept =
-        is_kept(include_str!("../../seeds/block.txt").split(WITH_SEALS).next().unwrap_or(""), seed)
-            || before(include_str!("../../seeds/block-bugs.txt"))
-                .filter(|line| !line.starts_with('#'))
-                .flat_map(|line| line.split_whitespace().skip(1))
-                .any(|word| word.parse() == Ok(seed));
     // What goes with encryption.
     let may_be = matches!(options.scheme, 0 | 2)
         && !options.leftover_table
         && !options.weak_fingerprint
         && !options.fingerprint.needs_bytes();
-    Rng::new(seed ^ 0x7365_616c_6564_0033).percent(40) && may_be && !kept
+    Rng::new(seed ^ 0x7365_616c_6564_0033).percent(40)
+        && may_be
+        && !is_kept_before(WITH_SEALS, seed)
 }
 
 /// Behind this line of the lists of kept seeds are those whose stores may have domains.
@@ -549,16 +544,10 @@ const WITH_DOMAINS: &str = "# With domains";
 /// stay what they were, also those that found planted bugs. Whoever makes and erases one works on a disk
 /// without faults.
 fn domains(seed: u64, options: &StoreOptions, profile: Profile) -> u32 {
-    let before = |list: &'static str| list.split(WITH_DOMAINS).next().unwrap_or("");
-    let found = before(include_str!("../../seeds/block-bugs.txt")).lines();
-    let kept = is_kept(before(include_str!("../../seeds/block.txt")), seed)
-        || found
-            .filter(|line| !line.starts_with('#'))
-            .flat_map(|line| line.split_whitespace().skip(1))
-            .any(|word| word.parse() == Ok(seed));
     let rng = &mut Rng::new(seed ^ 0x646f_6d61_696e_0072);
     let calm = matches!(profile, Profile::Crashes | Profile::FullStore | Profile::Churn);
-    let wanted = rng.percent(60) && calm && options.sealed && !kept;
+    let may_have = calm && options.sealed && !is_kept_before(WITH_DOMAINS, seed);
+    let wanted = rng.percent(60) && may_have;
     if wanted { [1, 2, 5][rng.below(3) as usize] } else { 0 }
 }
 
@@ -568,16 +557,29 @@ const WITH_QUOTAS: &str = "# With quotas";
 /// Whether volumes get quotas, from a source of its own. The seeds that were kept before stay what they
 /// were, also those that found planted bugs.
 fn quotas(seed: u64, options: &StoreOptions, profile: Profile) -> bool {
-    let before = |list: &'static str| list.split(WITH_QUOTAS).next().unwrap_or("");
-    let found = before(include_str!("../../seeds/block-bugs.txt")).lines();
-    let kept = is_kept(before(include_str!("../../seeds/block.txt")), seed)
+    // Leaves that change in place have no quotas; damage makes what is mapped uncertain.
+    let may_have = options.scheme != 3 && profile != Profile::Damage;
+    Rng::new(seed ^ 0x7175_6f74_6173_0081).percent(25)
+        && may_have
+        && !is_kept_before(WITH_QUOTAS, seed)
+}
+
+/// True for a seed that was kept, or found a planted bug, before this line was written.
+///
+/// # Panics
+///
+/// Panics where a list has no such line: all its seeds would be older.
+fn is_kept_before(line: &str, seed: u64) -> bool {
+    let older = |list: &'static str| match list.split_once(line) {
+        Some((older, _)) => older,
+        None => panic!("a list of kept seeds of block stores has no line '{line}'"),
+    };
+    let found = older(include_str!("../../seeds/block-bugs.txt")).lines();
+    is_kept(older(include_str!("../../seeds/block.txt")), seed)
         || found
             .filter(|line| !line.starts_with('#'))
             .flat_map(|line| line.split_whitespace().skip(1))
-            .any(|word| word.parse() == Ok(seed));
-    // Leaves that change in place have no quotas; damage makes what is mapped uncertain.
-    let may_have = options.scheme != 3 && profile != Profile::Damage;
-    Rng::new(seed ^ 0x7175_6f74_6173_0081).percent(25) && may_have && !kept
+            .any(|word| word.parse() == Ok(seed))
 }
 
 /// True when a list of kept seeds has this one.

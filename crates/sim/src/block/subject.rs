@@ -293,7 +293,7 @@ pub trait Subject: Sized {
     /// # Errors
     /// As the engine's.
     fn set_quota(&self, _volume: VolumeId, _blocks: u64) -> Result<Ack> {
-        Err(no_copies())
+        Err(Error::new(Kind::Unsupported, "this store has no quotas"))
     }
 
     /// The quota of a volume in blocks, 0 for none; and how many blocks it maps, as of the last checkpoint,

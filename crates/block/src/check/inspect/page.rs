@@ -1,6 +1,6 @@
 //! Table pages and their entries.
 
-use onefold_core::{Block, Fingerprint, Pba};
+use onefold_core::{Block, Fingerprint, Pba, hex_digits};
 
 use super::text::{field, line, pointer_text};
 use crate::{
@@ -27,7 +27,7 @@ pub(super) fn map_entry_text(entry: MapEntry) -> String {
 
 /// The first eight bytes of a fingerprint, in the order in which the whole is shown.
 fn prefix_text(prefix: u64) -> String {
-    prefix.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex_digits(prefix.to_le_bytes())
 }
 
 /// How a block lies.

@@ -1,6 +1,6 @@
 //! Superblocks.
 
-use onefold_core::{Disk, Error, Kind, Result};
+use onefold_core::{Disk, Error, Kind, Result, hex_digits};
 
 use super::text::{field, line, pointer_text};
 use crate::{
@@ -53,7 +53,7 @@ fn describe(superblock: &Superblock, out: &mut String) {
     let (fixed, state) = (&superblock.fixed, &superblock.state);
     let geometry = fixed.geometry;
     field(out, "format", superblock.version());
-    field(out, "store", fixed.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    field(out, "store", hex_digits(fixed.id));
     field(out, "secret", "(not shown)");
     field(
         out,

@@ -4,6 +4,7 @@
 mod block;
 mod called;
 
+use onefold_core::hex_digits;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -226,7 +227,7 @@ fn erase(
     let in_store = |error: onefold_core::Error| error.context(store.display());
     let number = domain_called(&archive, name).map_err(in_store)?;
     let holds = holds(&archive.tables())?.get(&number).copied().unwrap_or_default();
-    let digits: String = archive.label().id[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = hex_digits(&archive.label().id[..4]);
     let digits = format!("{digits}-{number}");
     let held = format!(
         "{} and {}, {}",

@@ -13,7 +13,7 @@ use onefold::parts::{
 };
 use onefold_cluster::{Named, What};
 use onefold_console::{address::uri, failure::Failure, output::Answer};
-use onefold_core::{Algorithm, Fingerprinter, Kind};
+use onefold_core::{Algorithm, Fingerprinter, Kind, hex_digits};
 
 use super::{Found, archive, block};
 
@@ -179,5 +179,5 @@ fn serial(store: &Path, name: &str) -> String {
     text.push(0);
     text.extend(name.as_bytes());
     let fingerprint = Fingerprinter::new(Algorithm::Blake3, &[0; 32]).bytes(&text);
-    fingerprint.0[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex_digits(&fingerprint.0[..8])
 }

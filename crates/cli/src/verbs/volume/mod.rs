@@ -246,7 +246,7 @@ fn some_bytes(text: &str) -> Result<Size> {
     } else {
         Err(Error::new(
             Kind::InvalidInput,
-            "a limit of 0 would stop all clients: give a larger number, or none",
+            "0 would refuse all that clients do: give a larger number, or none",
         ))
     }
 }
