@@ -4,7 +4,8 @@
 //! leaves one whole copy at least, and the higher one is the newer. But whoever has the medium can put
 //! an old copy back, or one of their own making. Therefore:
 //!
-//! - The higher whole copy counts if its code agrees. Only then the other one is written like it.
+//! - The higher whole copy counts if its code agrees. Only then, and once it is durable, the other one
+//!   is written like it.
 //! - If its code does not agree, it was forged: the other copy counts only when the operator says so.
 //! - A copy lower than what the store's other metadata bears counts only then, too.
 //!

@@ -109,6 +109,9 @@ pub(super) fn judged(
     let word = (label.sealed.unwrap_or(0), opener.accepts_older());
     let judged = judge(copies, &label.id, word, &mut |area| opener.root(area), care)?;
     if writes && judged.differs != [false; 2] && settings.keeps(Rule::BothKeyAreasWritten) {
+        // Who was killed may have left the copy that counts in memory alone. A power cut amid a sync of
+        // both would damage both.
+        file.sync()?;
         write_copies(file, &judged.area, judged.differs)?;
     }
     Ok(judged)

@@ -166,6 +166,9 @@ pub(super) fn judged(
         && judged.differs != [false; 2]
         && settings.keeps(Rule::BothKeyAreasWritten)
     {
+        // Who was killed may have left the copy that counts in a cache alone. A power cut amid a flush
+        // of both would damage both.
+        disk.flush()?;
         write_copies(disk, judged.area.bytes(), judged.differs)?;
     }
     Ok(judged)
