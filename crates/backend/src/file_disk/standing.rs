@@ -7,6 +7,8 @@
 //!
 //! *Not noticed:* a file that was cut off and has grown to its full length again between two looks.
 //! The checksums and fingerprints of what is read tell it.
+//! A file that was moved while nobody may look at its path: what was written lies in it, wherever it
+//! is.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},

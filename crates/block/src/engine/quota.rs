@@ -246,10 +246,12 @@ pub(crate) fn wants_counting(volume: &Volume) -> bool {
     volume.quota > 0 && volume.sharing.kind == MapKind::Volume && volume.mapped().is_none()
 }
 
-/// Counts the blocks of a map. A map with a page that can't be read counts as full, until a repair.
+/// Counts the blocks of a map. A map with a page that can't be read, nor when the map is walked once more,
+/// counts as full, until a repair.
 pub(crate) fn count(kernel: &Kernel, volume: &Volume) -> u64 {
     kernel.coverage.hit(Mark::MapCounted);
-    count_leaves(kernel, volume).unwrap_or(volume.blocks)
+    let blocks = count_leaves(kernel, volume).or_else(|_| count_leaves(kernel, volume));
+    blocks.unwrap_or(volume.blocks)
 }
 
 fn count_leaves(kernel: &Kernel, volume: &Volume) -> Result<u64> {

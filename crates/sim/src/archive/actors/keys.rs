@@ -202,7 +202,10 @@ impl Sim {
         let settings = Settings { opener, ..self.settings() };
         match Archive::open(Arc::new(self.files.clone()), writes, settings) {
             Ok(_) => Ok(true),
-            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Corrupt) => Ok(false),
+            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Corrupt) => {
+                self.say(|| format!("open with secret {byte}: {error:?}"));
+                Ok(false)
+            }
             Err(error) => Err(self.judge("open", &error)),
         }
     }

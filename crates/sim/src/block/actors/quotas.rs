@@ -101,6 +101,9 @@ impl<S: Subject> Sim<S> {
         for (&key, volume) in self.model.volumes().iter().filter(|(_, one)| one.of.is_none()) {
             let (least, most) = self.model.mapped(key);
             let (_, Some(mapped)) = store.quota(volume.id) else { continue };
+            // A map that could not be read when it was counted counts as full.
+            let unread = self.disk.damage() > 0 || self.disk.read_faults() > 0;
+            let most = if unread { volume.blocks } else { most };
             if !(least..=most).contains(&mapped) {
                 let what = format!(
                     "volume {key} is said to map {mapped} blocks, and maps {least} to {most}"
