@@ -128,19 +128,19 @@ pub struct Offer {
 /// An act of the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act<'a> {
-    /// It made a file with this name.
+    /// Made a file with this name.
     Created(&'a str),
-    /// It removed the file with this name.
+    /// Removed the file with this name.
     Removed(&'a str),
-    /// It read so many bytes.
+    /// Read so many bytes.
     Read(u64),
-    /// It wrote so many bytes.
+    /// Wrote so many bytes.
     Wrote(u64),
-    /// It punched a hole of so many bytes into a file.
+    /// Punched a hole of so many bytes into a file.
     Freed(u64),
-    /// It gave a file another length.
+    /// Gave a file another length.
     Resized,
-    /// It was refused this request, with this name, which may be any text.
+    /// Was refused this request, with this name, which may be any text.
     Refused(&'static str, Option<&'a str>),
 }
 
