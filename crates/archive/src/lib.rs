@@ -10,6 +10,7 @@
 //! | `block_index` | where the mappings of a volume's blocks are |
 //! | `leaf_file` | where the leaves of tables are |
 //! | `erasure` | several directories as one, of which some may be lost |
+//! | `own_files` | which files of a directory are an archive's |
 //! | `tables` | what the log says, applied |
 //! | `operations_log` | label, frames, snapshots, epochs, locks |
 //! | `container` | where containers are written and read |
@@ -25,9 +26,9 @@
 //! | `repair` | damaged chunks and lost nodes made whole from what is left |
 //! | `check` | is all there, and whole? |
 //!
-//! *Invariant:* no file, clock or randomness but through the traits; no thread but in
-//! `stream::pipeline` and `tree::restore::threads`. A process may end at any point, as after a power cut, and what was
-//! acknowledged is there.
+//! *Invariant:* no file, clock or randomness but through the traits; no thread but in `stream::pipeline` and
+//! `tree::restore::threads`. A process may end at any point, as after a power cut, and what was acknowledged
+//! is there.
 
 mod background_replay;
 mod block_index;

@@ -4,12 +4,12 @@
 //! line's end. Whoever changes, removes or inserts a line has to write all later lines anew, and the hash of
 //! the last one, which an operator can keep elsewhere, differs then (rule 48 of SECURITY.md).
 //!
-//! *Durability:* a line is given to the system before [`AuditLog::note`] returns. It survives the end of the
-//! server; a power cut may take the last ones.
+//! *Durability:* a line is given to the system before [`AuditLog::note`] returns. A line survives the end of
+//! the server; a power cut may take the last ones.
 //!
-//! A user who may read a log can hold up writes to it: a read past the cache into memory that a program of
-//! that user serves, and never fills, keeps the lock of the file. So a thread of its own writes, and
-//! everybody else waits for it for a while only.
+//! *Threads:* a user who may read a log can hold up writes to it, by a read past the cache into memory that a
+//! program of that user serves and never fills: such a read keeps the lock of the file. So each log has a
+//! thread that writes, and all other threads wait for two seconds at most until their line is written.
 
 use std::{
     collections::VecDeque,
@@ -49,22 +49,23 @@ const BEFORE: &str = "before";
 /// The hash before the first line.
 const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// How long who has a line written waits for it.
+/// How long a thread waits until its line is written.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lines that wait to be written at most. More threads than that have nothing to tell at one time.
+/// Lines that wait to be written at most. No server has so many threads with something to tell at one time.
 const WAITING: usize = 1024;
 
-/// The log, which one process writes at a time, or line by line several.
+/// A log that one process writes at a time ([`file`](AuditLog::file)), or several, line by line
+/// ([`shared_file`](AuditLog::shared_file)).
 pub struct AuditLog {
     shared: Arc<Shared>,
-    /// Locked as long as this process writes the log. It is a file of its own, which nobody else
-    /// may open: who may read the log could lock it. A write that hangs holds the log, and not
-    /// this.
+    /// A file beside the log, locked as long as this process writes the log; `None` in a shared log. No
+    /// other user may open this file, while whoever may read the log could lock the log. A write that hangs
+    /// keeps the log, and not this lock.
     lock: Mutex<Option<File>>,
 }
 
-/// Shared by the thread that writes and those that have lines.
+/// The queue between the threads that have lines and the one that writes.
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
@@ -78,7 +79,8 @@ struct Queue {
     number: u64,
     /// Since when a line is being written.
     writing: Option<Instant>,
-    /// Lines that nobody waits for any more, and that were not begun.
+    /// Lines that found no room, or that their threads gave up before the writing began, since the last line
+    /// that was begun.
     lost: u64,
     /// The hash of the last line that was written.
     head: String,
@@ -89,7 +91,7 @@ struct Queue {
 struct Line {
     number: u64,
     fields: Map<String, Value>,
-    /// Where somebody waits for it.
+    /// Gets the result, if a thread waits for it.
     answer: Option<mpsc::SyncSender<Result<()>>>,
 }
 
@@ -113,11 +115,13 @@ enum To {
     Journal(UnixDatagram),
 }
 
-/// What a process needs that is one of several which write a log.
+/// The means by which one of several processes that write a log takes its turn.
 struct Among {
-    /// Locked for each line. It holds the hash of the last line, by which a file goes on that was begun anew.
+    /// The file that a process locks for each line. It holds the hash of the last line, so that a log that
+    /// was begun anew goes on from the old one.
     lock: File,
-    /// Length of the file after the last line of this process: nobody wrote since, if it is the same.
+    /// Length of the log in bytes after the last line of this process. If the length is still the same,
+    /// nobody wrote since.
     bytes: Option<u64>,
 }
 
@@ -129,11 +133,12 @@ impl Among {
     }
 
     fn give_back(&self) {
-        // Closing it gives it back, too.
+        // Closing the file gives the lock back, too.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 
-    /// The last line, whoever wrote it.
+    /// The hash of the last line, whoever wrote that line, and whether the file ends within a line. `own` is
+    /// the hash of this process's last line.
     fn last(&self, path: &Path, file: &File, own: &str) -> Result<(String, bool)> {
         let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
         match bytes {
@@ -150,21 +155,22 @@ impl Among {
         text.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| text.to_owned())
     }
 
-    /// A line was written.
+    /// Notes that this process wrote a line with this hash.
     fn wrote(&mut self, file: &File, hash: &str) {
         self.bytes = file.metadata().ok().map(|metadata| metadata.len());
-        // The file itself says it, as long as it is not begun anew.
+        // As long as the log is not begun anew, its last line says the same.
         let _ = self.lock.write_all_at(hash.as_bytes(), 0);
     }
 }
 
 impl AuditLog {
-    /// Goes on with the log in a file, which is made when it is missing, for this user alone. When the file
-    /// was renamed meanwhile, as programs that rotate logs do, the next line begins a new one.
+    /// Goes on with the log in a file. A missing file is made, for this user alone. When somebody renames the
+    /// file later, as programs that rotate logs do, the next line begins a new file.
     ///
     /// # Errors
-    /// `Denied`: it is another user's, or others may write to it. `Busy`: another process writes it.
-    /// `InvalidInput`: it is no file, or ends with a line that is too long. Those of the system.
+    /// `Denied`: the file is another user's, or others may write to it. `Busy`: another process writes the
+    /// log. `InvalidInput`: the path is no regular file, or the file has more than 1 MiB and does not end as
+    /// an audit log does. The errors of the system.
     pub fn file(path: &Path) -> Result<AuditLog> {
         let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
         let lock = lock(&path)?;
@@ -173,11 +179,12 @@ impl AuditLog {
         AuditLog::new(To::File { path, file, torn, among: None }, before, Some(lock))
     }
 
-    /// As [`file`](Self::file), for processes that write one log at the same time: each line locks it, and
-    /// follows the last one, whoever wrote that.
+    /// As [`file`](Self::file), for processes that write one log at the same time: a process locks the log
+    /// for each line, which then follows the last line of all of them.
     ///
     /// # Errors
-    /// As [`file`](Self::file). `Busy`: a process that writes the log alone has it.
+    /// As [`file`](Self::file). `Busy`: for two seconds another process kept the lock, as one does that
+    /// writes the log alone.
     pub fn shared_file(path: &Path) -> Result<AuditLog> {
         let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
         let lock = open_lock(&path)?;
@@ -198,10 +205,11 @@ impl AuditLog {
         AuditLog::new(To::File { path, file, torn, among }, before, None)
     }
 
-    /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. The lines of each process begin anew.
+    /// Writes to the journal of the system, as `ONEFOLD_AUDIT=1`. In each process the chain of lines begins
+    /// anew.
     ///
     /// # Errors
-    /// Those of the system: nobody listens there.
+    /// The errors of the system, as when no journal listens.
     pub fn journal() -> Result<AuditLog> {
         AuditLog::journal_at(Path::new(JOURNAL))
     }
@@ -227,9 +235,9 @@ impl AuditLog {
     /// Writes a line with these fields, the time, and the hash of the line before it.
     ///
     /// # Errors
-    /// `InvalidInput`: the line is too long. `Busy`: it was not written within two seconds, or one
-    /// before it was not. Those of the system. The next line says in `lost` how many are missing
-    /// before it.
+    /// `InvalidInput`: the line has more than 16 KiB. `Busy`: the line was not written within two seconds,
+    /// perhaps because one before it was not, or too many lines wait. The errors of the system. After each
+    /// error the next line says in `lost` how many are missing before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
         let (answer, answered) = mpsc::sync_channel(1);
         let number = self.line_up(fields, Some(answer))?;
@@ -239,7 +247,7 @@ impl AuditLog {
         let mut queue = self.shared.queue.lock();
         let waiting = queue.lines.len();
         queue.lines.retain(|line| line.number != number);
-        // One that was begun may be written yet, and is not lost then.
+        // A line whose writing began may still arrive, and is not counted as lost.
         queue.lost += (waiting - queue.lines.len()) as u64;
         drop(queue);
         answered.try_recv().unwrap_or_else(|_| Err(hanging()))
@@ -249,12 +257,12 @@ impl AuditLog {
     /// the next one counts it.
     ///
     /// # Errors
-    /// `Busy`: a write hangs, or too many lines wait.
+    /// `Busy`: a write has taken two seconds, or 1024 lines wait.
     pub fn note_later(&self, fields: Map<String, Value>) -> Result<()> {
         self.line_up(fields, None).map(|_| ())
     }
 
-    /// Gives the thread that writes a line, and the line a number.
+    /// Gives a line a number, and hands it to the thread that writes.
     fn line_up(
         &self,
         fields: Map<String, Value>,
@@ -273,8 +281,8 @@ impl AuditLog {
         Ok(number)
     }
 
-    /// Lets another process write the log, also while a write hangs: that one ends with this
-    /// process.
+    /// Lets another process write the log from now on, also while a write of this process hangs. Such a write
+    /// ends with the process.
     pub fn end(&self) {
         self.lock.lock().take();
     }
@@ -294,7 +302,7 @@ impl Drop for AuditLog {
 }
 
 impl Shared {
-    /// Writes what comes, until the log is dropped.
+    /// Writes the lines that come, until the log is dropped.
     fn write(&self, mut state: State) {
         let mut queue = self.queue.lock();
         loop {
@@ -312,7 +320,7 @@ impl Shared {
             queue.writing = None;
             queue.head.clone_from(&state.before);
             if let Some(answer) = line.answer {
-                // Whoever waited may have given up.
+                // The thread that waited may have given up.
                 let _ = answer.send(written);
             }
         }
@@ -384,7 +392,7 @@ impl State {
         Ok(())
     }
 
-    /// Begins a new file when the path names another one than that which is open, or none.
+    /// Begins a new file when the path names another file than the open one, or none.
     fn follow(&mut self) -> Result<()> {
         let To::File { path, file, torn, .. } = &mut self.to else { return Ok(()) };
         let failed = |e| Error::from_io(path.display(), e);
@@ -483,7 +491,7 @@ fn last_line(path: &Path, mut file: &File) -> Result<(String, bool)> {
     let torn = tail.last().is_some_and(|last| *last != b'\n');
     let mut lines = tail.split(|byte| *byte == b'\n');
     if tail_bytes < bytes {
-        // It began before.
+        // The first piece is the end of a line that begins before the tail.
         lines.next();
     }
     match lines.rfind(|line| whole(line).is_some()) {
@@ -504,7 +512,7 @@ fn whole(line: &[u8]) -> Option<Map<String, Value>> {
     }
 }
 
-/// What reading a log found.
+/// The findings of reading a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Lines.
@@ -515,17 +523,17 @@ pub struct Verified {
     pub head: Option<String>,
     /// Lines that servers say they could not write.
     pub lost: u64,
-    /// Lines that a crash or a full disk cut off, and others that are none; they prove nothing.
+    /// Lines that a crash or a full disk cut off, and others that no server wrote; these prove nothing.
     pub torn: u64,
     /// Times of the first and of the last line.
     pub times: Option<(String, String)>,
-    /// A line has the hash that was looked for.
+    /// True when a line has the hash that was looked for.
     pub met: bool,
     looked_for: Option<String>,
 }
 
 impl Verified {
-    /// Nothing was read yet; notes whether a line has this hash.
+    /// The findings before anything was read; `met` tells later whether a line has this hash.
     #[must_use]
     pub fn looking_for(hash: Option<String>) -> Verified {
         Verified { looked_for: hash.map(|hash| hash.to_lowercase()), ..Verified::default() }
@@ -540,8 +548,8 @@ impl Verified {
     /// Reads the lines that follow, of a file or of the next file of the same log.
     ///
     /// # Errors
-    /// `Corrupt`: a line does not follow the one before it, is none, or is too long; the error names it by its
-    /// number. Those of the system.
+    /// `Corrupt`: a line does not follow the one before it, has no time, or is too long; the error has its
+    /// number. The errors of the system.
     pub fn read(&mut self, mut from: impl BufRead) -> Result<()> {
         let mut line = Vec::new();
         let mut number = 0u64;

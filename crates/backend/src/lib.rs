@@ -14,20 +14,23 @@
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
 //! | [`spared`] | large files read without leaving them in the system's cache |
-//! | [`sparse`] | where a file has data, so that holes need not be read |
+//! | [`sparse`] | where a file has data, so that holes need not be read; asked of another process where a user could hold up the question |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`new_file`] | a file that has its name when it is whole |
 //! | [`scratch`] | a file without a name, for what is too large for memory |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`secrets`] | key files, programs that give keys, and no core dumps |
+//! | [`program`] | programs of the operator that answer a request, run where nobody else can put another one |
+//! | [`audit`] | a log whose lines prove that none before them was changed |
+//! | [`room`] | the free space of a file system |
 //! | [`locked`] | memory for keys, which is neither swapped nor dumped |
 //! | [`last_act`] | what a process does before a signal ends it |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
 //! *Invariant:* this crate is the only home of `unsafe`, system calls and native libraries, but for a few
-//! calls in `system` of the crate of servers, which knows no backend. It knows no engine and no protocol. `unsafe` is allowed module by module, with the reason beside
-//! it.
+//! calls in `system` of the crate of servers, which knows no backend. It knows no engine and no protocol.
+//! `unsafe` is allowed module by module, with the reason beside it.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

@@ -1,9 +1,9 @@
-//! Programs of the operator that answer a request: they give keys, or are witnesses.
+//! Programs of the operator that answer a request: some give keys, others are witnesses.
 //!
-//! Each is named by its whole path and is its user's or root's alone. It is started without a shell, with
-//! an empty environment, in `/`, with no descriptor but the standard ones, in a process group of its own.
-//! It gets the request on standard input, and answers on standard output within its time. Then all of the
-//! group is ended.
+//! The operator names a program by its whole path, and nobody but this user and root may be able to change
+//! the program. This module starts the program without a shell, with an empty environment, in `/`, with no
+//! descriptor but the standard ones, in a process group of its own. The program gets the request on standard
+//! input, and answers on standard output within its time. Then this module ends the whole group.
 
 use std::{
     io::{Read, Write},
@@ -28,16 +28,16 @@ use crate::tree::Place;
 
 /// Bytes of a secret, and of an answer, at most.
 const SECRET_BYTES_MAX: u64 = 4096;
-/// Bytes of what a program says on standard error that are heard.
+/// Bytes of a program's standard error that are read at most.
 const SAID_MAX: u64 = 4096;
 
-/// What a program is for, as errors say it.
+/// The purpose of a program, as errors say it.
 pub struct Role {
-    /// As in "the program that gives a key".
+    /// The verb of the purpose, as in "the program that gives a key".
     pub does: &'static str,
-    /// What its output is.
+    /// The noun for the program's output, as in "it gave no key".
     pub gives: &'static str,
-    /// How long it may take.
+    /// Time from the start of the program to its end, at most.
     pub wait: Duration,
 }
 
@@ -47,10 +47,11 @@ impl Role {
     }
 }
 
-/// What this process has open beyond its three standard descriptors, and some that it has not any more.
+/// The descriptors that this process has open beyond the three standard ones, and perhaps some that were
+/// closed while they were listed.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub(crate) fn given_descriptors() -> Result<Vec<BorrowedFd<'static>>> {
     let listed = std::fs::read_dir("/proc/self/fd");
     let listed = listed.map_err(|e| Error::from_io("/proc/self/fd", e))?;
@@ -61,11 +62,11 @@ pub(crate) fn given_descriptors() -> Result<Vec<BorrowedFd<'static>>> {
     Ok(numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).collect())
 }
 
-/// Closes what this process was given beyond its three standard descriptors in programs that it starts
-/// from now on. What it opens itself is closed in them anyway.
+/// Has programs that this process starts from now on get none of the descriptors that this process was
+/// given beyond the three standard ones. Files that this process opens itself bear the flag already.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 fn give_no_descriptors() -> Result<()> {
     for descriptor in given_descriptors()? {
         // Another thread may have closed it since, or opened another file, which bears the flag.
@@ -76,8 +77,11 @@ fn give_no_descriptors() -> Result<()> {
     Ok(())
 }
 
-/// Where a program lies, which is this user's or root's: no other user may write to it, or put another one
-/// in its place, by a link on the way or in any directory above it.
+/// Finds where a program lies, and makes sure that it belongs to this user or root: no other user may write
+/// to the program, or put another one in its place, by a link on the way or in any directory above it.
+///
+/// # Errors
+/// `Denied`, with the path that another user may change; the errors of the system.
 fn only_ours(program: &Path, role: &Role) -> Result<PathBuf> {
     let refused = |at: &Path, why: &str| {
         let (at, does) = (at.display(), role.does);
@@ -106,19 +110,21 @@ fn only_ours(program: &Path, role: &Role) -> Result<PathBuf> {
     Ok(lies_at)
 }
 
-/// The output of a program, which may have as many bytes as a key. What it says on standard error is this
-/// process's.
+/// Runs a program with a request, and returns its output, of 4096 bytes at most. The program shares this
+/// process's standard error.
 ///
 /// # Errors
-/// `InvalidInput`: the path is not a whole one. `NotFound`: it is not there. `Denied`: it can't be started,
-/// or others may write to it or to a directory above it. `Io`: it failed, said too much, or took too long.
+/// `InvalidInput`: the path does not begin with `/`. `NotFound`: the program is not there. `Denied`: the
+/// program can't be started, or others may write to it or to a directory above it. `Io`: the program failed,
+/// said too much, or took too long.
 pub fn answer_of(program: &Path, request: &str, role: &Role) -> Result<Zeroizing<Vec<u8>>> {
     let mut child = start(program, Stdio::inherit(), role)?;
     ask(program, &mut child, request, role)
 }
 
-/// As [`answer_of`], of a program whose words may be those of another machine: what it says on standard
-/// error goes nowhere but into the error, as far as it is heard, and may hold anything.
+/// As [`answer_of`], for a program whose words may come from another machine. The first 4096 bytes that the
+/// program writes on standard error go into the error and nowhere else. They may hold anything: the caller
+/// makes them fit for a terminal.
 ///
 /// # Errors
 /// As [`answer_of`].
@@ -170,7 +176,7 @@ fn ask(
     role: &Role,
 ) -> Result<Zeroizing<Vec<u8>>> {
     if let Some(mut input) = child.stdin.take() {
-        // A program that reads no request does without.
+        // A program may answer without reading the request.
         let _ = input.write_all(request.as_bytes());
     }
     let until = Instant::now() + role.wait;
@@ -188,7 +194,7 @@ fn ask(
         return Err(role.failed(program, &why));
     };
     let _ = reading.join();
-    // Who says too much is cut off, and fails because of that.
+    // A program that says too much is cut off, and fails.
     let answer = read
         .map_err(|_| role.failed(program, &format!("its {gives} is too long, or can't be read")))?;
     if !status.success() {
@@ -198,8 +204,8 @@ fn ask(
     Ok(answer)
 }
 
-/// Waits until a child has ended, until then, or not at all; ends it and its group otherwise. `None` when
-/// it had to be ended.
+/// Waits for the end of a child up to a time; without a time it does not wait. A child that is still there
+/// is ended with its group, and the result is `None`.
 fn ended(child: &mut Child, until: Option<Instant>) -> std::io::Result<Option<ExitStatus>> {
     while let Some(until) = until {
         if let Some(status) = child.try_wait()? {
@@ -210,14 +216,14 @@ fn ended(child: &mut Child, until: Option<Instant>) -> std::io::Result<Option<Ex
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The group ends with all that the program started. Its number is not another one's before the child
-    // was waited for.
+    // All that the program started is in the group. No other group gets this number before the child was
+    // waited for.
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     child.wait()?;
     Ok(None)
 }
 
-/// All of a short file or pipe.
+/// Reads all of a short file or pipe, of 4096 bytes at most.
 pub(crate) fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
     let read = file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut bytes);

@@ -1,4 +1,10 @@
 //! Sparse files: where there is data, so that holes need not be read.
+//!
+//! A file that occupies all of its length is not looked through. A file that no other user may have open is
+//! looked through by this process (`seeking`). For all other files `asking` decides how much waiting and
+//! reading the owner has left, and `helper` has another process look, which a user can hold up without
+//! harm (decisions 78 and 82). Only the command itself starts such processes: in another program that uses
+//! the library, the process looks by itself.
 
 mod asking;
 mod helper;
@@ -22,12 +28,12 @@ use seeking::Question;
 
 pub use helper::is_done;
 
-/// Opens the file or block device at a path for reading, following links. What is neither, as a
-/// pipe, is not opened: it could keep us waiting, or begin something.
+/// Opens the file or block device at a path for reading, following links. A pipe, socket or other device is
+/// not opened: opening could wait for ever, or begin something.
 ///
 /// # Errors
-/// `InvalidInput` when it is neither, `Busy` while another process has a lease on it, and those of
-/// the system.
+/// `InvalidInput` for a path that is neither, `Busy` while another process has a lease on the file, and the
+/// errors of the system.
 pub fn open(path: &Path) -> Result<File> {
     let wrong = |kind, why: &str| Error::new(kind, format!("{} {why}", path.display()));
     match beneath::file_or_block_device(path, OFlags::RDONLY) {
@@ -44,7 +50,7 @@ pub fn open(path: &Path) -> Result<File> {
 /// the file's position.
 ///
 /// # Errors
-/// `Busy` when nobody can look for the holes of a large file, and those of the system.
+/// `Busy` when nobody can look for the holes of a large file, and the errors of the system.
 pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
     if from >= end {
         return Ok(None);
@@ -64,11 +70,11 @@ pub fn cut_off(at: u64, end: u64) -> Error {
     Error::new(Kind::Io, why)
 }
 
-/// Errors when a file or device does not have its first `end` bytes any more: what was cut off
-/// reads as a hole. Moves the file's position.
+/// Makes sure that a file or device still has its first `end` bytes: a part that was cut off reads as a hole.
+/// Moves the file's position.
 ///
 /// # Errors
-/// `Io`, as [`cut_off`] words it, and those of the system.
+/// `Io`, as [`cut_off`] words it, when bytes are missing, and the errors of the system.
 pub fn still_has(mut file: &File, end: u64) -> Result<()> {
     let now = file
         .seek(io::SeekFrom::End(0))
@@ -95,7 +101,7 @@ pub fn first_data(file: &File, from: u64) -> Result<Option<u64>> {
 
 /// The holes of a file, as far as they are known without looking for them.
 enum Known {
-    /// The file has so many bytes, and no hole.
+    /// The file has no hole, and so many bytes.
     Rest(u64),
     /// A device, which has no holes and does not tell its length.
     All,
@@ -103,7 +109,8 @@ enum Known {
     Nothing(Option<Shared>),
 }
 
-/// Most files occupy all of their length, and are not looked through.
+/// Finds out from the file's length, blocks, owner and mode whether it may have holes. Most files occupy all
+/// of their length, and have none.
 fn known(file: &File) -> Known {
     let Ok(stat) = rustix::fs::fstat(file) else { return Known::All };
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

@@ -130,8 +130,8 @@ pub enum Rule {
     /// Pointers of a copied inner page count for their children by the same rule as entries of
     /// leaves. Otherwise a page becomes free that a new version names.
     InnerPagesCount,
-    /// What an entry names loses nothing by the end of that entry if the page's lender has it as
-    /// well. Otherwise a block becomes free that a snapshot names.
+    /// The end of an entry takes no reference from its block if the page's lender has the same entry.
+    /// Otherwise a block becomes free that a snapshot names.
     LentEntriesNotLowered,
     /// The new version of a page that goes inherits its lender. Otherwise the lender waits for ever,
     /// and the copy's entries count twice.
@@ -169,8 +169,8 @@ pub enum Rule {
     /// Blocks that records of a sealed overlay name are not released. Otherwise a checkpoint hands
     /// out what the next one maps.
     SealedRecordsPin,
-    /// What an act makes can be seen when it is told of. Otherwise a client sees a clone that a crash
-    /// takes away.
+    /// A clone or snapshot can be seen only when its act is told of. Otherwise a client sees a clone that
+    /// a crash takes away.
     ActsSeenWhenTold,
     /// Counts of pages are not in the table of references. Otherwise a client's write becomes a
     /// duplicate of a page.
@@ -190,7 +190,7 @@ pub enum Rule {
     /// The cursor of a receive rises with the checkpoint that carries all blocks before it. Otherwise
     /// a receive that goes on after a crash leaves out blocks that were lost.
     CursorBehindData,
-    /// What was received becomes a snapshot after the windows of its last frames. Otherwise the
+    /// Received blocks become a snapshot after the windows of its last frames. Otherwise the
     /// snapshot lacks them.
     ReceivedAfterData,
     /// A stream of changes is applied to the snapshot that it was made from. Otherwise what did not
@@ -235,7 +235,7 @@ pub enum Rule {
     /// Nothing is written to a sealed store that was not sealed. Otherwise whoever has its disk reads
     /// it.
     BlocksSealed,
-    /// What was compressed is sealed with GCM-SIV. Otherwise two compressed forms of a content, or it
+    /// Compressed blocks are sealed with GCM-SIV. Otherwise two compressed forms of a content, or it
     /// and the content itself, have one key stream.
     CompressedHasNoCounter,
     /// The tag of a sealed page is compared when the page is read. Otherwise a changed page gives wrong
@@ -253,16 +253,16 @@ pub enum Rule {
     /// A key area counts only when no superblock bears a higher number. Otherwise an old one that was
     /// put back brings a removed slot back.
     KeyAreaNumberCompared,
-    /// A sealed store opens only in a state that is not older than the newest one that its opener saw.
+    /// A store opens only in a state that is not older than the newest one that its opener saw.
     /// Otherwise an older image that somebody put back passes for the store.
     OlderStateRefused,
-    /// A state of a store is told to who keeps it elsewhere once it is durable. Otherwise a store is
-    /// refused after a crash, as one that somebody put back.
+    /// A state is told to a witness, or noted, only when it is durable. Otherwise the store is refused
+    /// after a crash, as if somebody had put back an older image.
     StatesToldWhenDurable,
     /// A copy of the key area is written like the other one only after the code of that one agreed.
     /// Otherwise a forged copy replaces the good one.
     CodeBeforeCopying,
-    /// Whoever opens a sealed store to write ends an erasure of its keys that a crash cut off. Otherwise
+    /// Opening a sealed store to write ends an erasure of its keys that a crash cut off. Otherwise
     /// a copy of the keys stays on the disk that was told to be erased.
     ErasureEnded,
     /// Fingerprints are made by the key of the volume's domain. Otherwise equal data of two domains is one
@@ -286,10 +286,11 @@ pub enum Rule {
     /// A write is refused by a quota only when a checkpoint has counted what was trimmed, and what was
     /// charged too high. Otherwise a volume with room refuses writes.
     QuotaCountedFirst,
-    /// What a recovery brought back counts against quotas. Otherwise a volume passes its quota after each
-    /// crash.
+    /// Changes that a recovery brought back count against quotas. Otherwise a volume passes its quota
+    /// after each crash.
     QuotaRecovered,
-    /// What was written before a volume had a quota counts. Otherwise it passes its quota at once.
+    /// Blocks that were written before a volume had a quota count. Otherwise the volume passes its quota at
+    /// once.
     QuotaCountsBefore,
     /// The change of the catalogue has the quota. Otherwise a crash takes it.
     QuotaRecorded,

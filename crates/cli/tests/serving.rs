@@ -362,7 +362,7 @@ fn a_volume_at_its_quota_is_refused_alone() {
     desk.ok("volume set a small --quota none");
     qemu_io(&small, &["write -P 7 2M 1M", "flush"]);
     assert!(serving.terminate().0.success());
-    desk.fails("volume create a odd --size 1G --quota 0", 2, &["limit of 0"]);
+    desk.fails("volume create a odd --size 1G --quota 0", 2, &["0 would refuse all"]);
     desk.ok("check a");
 }
 

@@ -28,7 +28,7 @@ const WORKERS: usize = 8;
 /// Most bytes of requests and answers under way, but for one.
 const UNDER_WAY_MAX: usize = 8 * DATA_MAX;
 
-/// What a request takes of [`UNDER_WAY_MAX`] at least: it costs more than its bytes while it waits.
+/// Bytes of [`UNDER_WAY_MAX`] that a request takes at least: while it waits it costs more than its bytes.
 const REQUEST_LEAST: usize = 4 << 10;
 
 /// Most files that a connection has open.
@@ -37,14 +37,14 @@ const FILES_MAX: usize = 4096;
 /// Most locks that a connection holds or waits for.
 const LOCKS_MAX: usize = 64;
 
-/// How long a turn outlasts its lock: writers who wait have it by then.
+/// How long a turn outlasts its lock: by then a writer that waits has the lock.
 const AFTER_TURN: Duration = Duration::from_millis(50);
 
 /// Turns that outlast their locks at most; further locks wait.
 const TURNS_MAX: usize = 32;
 
-/// When something was heard of the other side, and since when it holds locks; shared with who looks
-/// for silent ones.
+/// When something was heard of the other side, and since when it holds locks. The thread that answers shares
+/// this with the one that looks for silent connections.
 #[derive(Clone)]
 pub struct Pulse(Arc<Mutex<Signs>>);
 
@@ -64,15 +64,15 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// How long the other side has been silent. One that may only read and holds locks has to ask for
-    /// something: that it is there is not enough.
+    /// How long the other side has been silent. If it may only read and holds locks, only requests count, and
+    /// not the word that it is still there.
     #[must_use]
     pub fn silence(&self) -> Duration {
         self.0.lock().heard.elapsed()
     }
 
-    /// How long the other side has held the lock that it has held longest. One that it took again
-    /// before it gave it back counts from the first time.
+    /// How long the other side has held the lock that it has held longest. A lock that it took again before
+    /// it gave it back counts from the first time.
     #[must_use]
     pub fn longest_lock(&self) -> Duration {
         let signs = self.0.lock();
@@ -113,33 +113,34 @@ pub struct Offer {
     pub is_own: fn(&str) -> bool,
     /// The locks that the other side may ask for, not alone, when it may only read.
     pub reader_lock: fn(&str) -> Option<Stay>,
-    /// How long it may hold one that is [`Stay::Brief`].
+    /// How long the other side may hold a lock that is [`Stay::Brief`].
     pub brief: Duration,
-    /// Waits for the turn in which such a lock may be held. Who has one keeps later ones waiting, so that
-    /// there are moments in which no connection holds the lock.
+    /// Waits for the turn in which such a lock may be held. A connection that has the turn keeps later ones
+    /// waiting, so that there are moments in which no connection holds the lock.
     pub turn: Box<dyn Fn() -> Result<Box<dyn Lock>> + Send + Sync>,
     /// Free bytes of the file system.
     pub free_bytes: Box<dyn Fn() -> Result<u64> + Send + Sync>,
-    /// Hears what was done or refused, before the other side has its answer.
+    /// Is told of each act that was done or refused, before the other side has its answer; the workers
+    /// call it, several at a time.
     pub heard: Box<dyn Fn(Act<'_>) + Send + Sync>,
 }
 
-/// What the other side did, or was refused.
+/// An act of the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act<'a> {
-    /// A new file.
+    /// Made a file with this name.
     Created(&'a str),
-    /// A file that is gone.
+    /// Removed the file with this name.
     Removed(&'a str),
-    /// Bytes that it read.
+    /// Read so many bytes.
     Read(u64),
-    /// Bytes that it wrote.
+    /// Wrote so many bytes.
     Wrote(u64),
-    /// Bytes of a file that hold nothing any more.
+    /// Punched a hole of so many bytes into a file.
     Freed(u64),
-    /// A file has another length.
+    /// Gave a file another length.
     Resized,
-    /// What it asked for, and may not; with a name, which may be anything.
+    /// Was refused this request, with this name, which may be any text.
     Refused(&'static str, Option<&'a str>),
 }
 
@@ -210,8 +211,8 @@ enum Done {
 
 type Job = Box<dyn FnOnce(&House) + Send>;
 
-/// Greets, then does what is asked until the other side ends its stream. Then all that had arrived is
-/// done, and after that its locks end.
+/// Greets, then does what the other side asks until it ends its stream. Then all requests that had
+/// arrived are done, and after that the locks of the other side end.
 ///
 /// # Errors
 /// `InvalidInput` when the other side does not keep to the protocol, and those of the streams.
@@ -238,7 +239,7 @@ pub fn answer(
     });
     let (send, jobs) = mpsc::channel::<Job>();
     let jobs = Mutex::new(jobs);
-    // It watches also while a worker can't get rid of an answer.
+    // A thread of its own watches, also while a worker can't get rid of an answer.
     let of_thread = house.clone();
     let watch = (house.right == Right::Read).then(|| {
         std::thread::Builder::new().name("turns".into()).spawn(move || of_thread.watch_turns())
@@ -296,7 +297,7 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
             return Ok(());
         }
         Request::Unlock { handle } => {
-            // Its place stays while it is waited for, which nobody can end.
+            // A lock that is still waited for keeps its place: nobody can end that wait.
             let mut locks = house.locks.lock();
             if matches!(locks.seats.get(&handle), Some(Seat::Holds(..))) {
                 locks.end(|other, _| other == handle);
@@ -316,7 +317,7 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
         _ => frame.len(),
     };
     let bytes = bytes.max(REQUEST_LEAST);
-    // Found now: a later request may close it.
+    // The file is looked up now, since a later request may close it.
     let file = match request {
         Request::Bytes { handle }
         | Request::Occupied { handle }
@@ -355,7 +356,7 @@ fn wait_for_lock(house: &Arc<House>, id: u64, handle: Handle, frame: Vec<u8>) {
         let locked = house.lock(name, hold, wait);
         let mut locks = house.locks.lock();
         locks.seats.remove(&handle);
-        // Nobody would end it in time.
+        // Nobody would end this lock in time.
         if house.is_deaf.load(Relaxed) {
             return;
         }
@@ -421,8 +422,8 @@ impl House {
         Ok((self.offer.files.lock(name, hold, wait)?, turn))
     }
 
-    /// Ends turns a moment after their locks, until the connection ends. Who keeps a lock for which
-    /// writers wait loses it, and gets no more answers: it does not know that it lost it.
+    /// Ends turns a moment after their locks, until the connection ends. If the other side keeps a lock for
+    /// which writers wait, it loses the lock and gets no more answers, since it does not know of the loss.
     fn watch_turns(&self) {
         let mut locks = self.locks.lock();
         loop {
@@ -480,7 +481,10 @@ impl House {
         Ok(Done::Nothing)
     }
 
-    /// Errors for a name that is none of the other side's.
+    /// Makes sure that the other side may use a name.
+    ///
+    /// # Errors
+    /// `Denied`.
     fn own(&self, name: &str) -> Result<()> {
         if (self.offer.is_own)(name) {
             return Ok(());

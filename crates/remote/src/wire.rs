@@ -44,7 +44,7 @@ const NAME_MAX: usize = 255;
 /// Most bytes of a sentence of an error.
 const TEXT_MAX: usize = 4096;
 
-/// The number that names an open file or a lock; who asks chooses it.
+/// The number that names an open file or a lock; the near side chooses it.
 pub(crate) type Handle = u32;
 
 /// A request.
@@ -124,7 +124,7 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
-    /// What is asked for, and the name in it, which may be anything.
+    /// The kind of the request, and the name in it, which may be any text.
     pub(crate) fn shown(&self) -> (&'static str, Option<&str>) {
         match *self {
             Request::Create { name, .. } => ("create", Some(name)),
@@ -393,7 +393,7 @@ pub(crate) fn answer_frame(from: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
     frame(from, NAMES_MAX + 16)
 }
 
-/// An answer's frame as the number of its request, and what came of that.
+/// An answer's frame as the number of its request, and the result of the request.
 pub(crate) fn answer(frame: &[u8]) -> Option<(u64, Result<&[u8]>)> {
     let mut take = Take(frame);
     let id = take.long()?;
@@ -529,7 +529,7 @@ fn send_greeting(to: &mut dyn Write, body: &[u8]) -> io::Result<()> {
 }
 
 impl Greeting {
-    /// One that tells of this right and of nothing else.
+    /// A greeting that tells of this right and of nothing else.
     #[must_use]
     pub fn of(right: Right) -> Greeting {
         Greeting { right, bar: None, server: None }
@@ -588,15 +588,15 @@ impl Greeting {
     }
 }
 
-/// For those who attack the decoders.
+/// For fuzz targets, which attack the decoders.
 pub mod decoders {
     use onefold_core::{Error, Kind, Result};
 
-    /// Decodes a request's frame, without its length, and encodes what it found again; false when those
+    /// Decodes a request's frame, without its length, and encodes the request again; false when the bytes
     /// differ.
     ///
     /// # Errors
-    /// `InvalidInput` for what is no request.
+    /// `InvalidInput` for bytes that are no request.
     pub fn request(frame: &[u8]) -> Result<bool> {
         let none = || Error::new(Kind::InvalidInput, "no request");
         let (id, request) = super::request(frame).ok_or_else(none)?;

@@ -1,4 +1,4 @@
-//! Where the history of a store has come to.
+//! Heads: where the history of an archive has come to, as clients remember and compare it (decision 79).
 
 use onefold_core::hex_digits;
 use std::{fmt, str::FromStr};
@@ -6,21 +6,21 @@ use std::{fmt, str::FromStr};
 /// Hexadecimal digits of the short form.
 const SHORT_DIGITS: usize = 16;
 
-/// The number of the last change, and what tells this history from others with as many changes.
+/// The number of the last change, and a mark by which histories with as many changes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Of the last change; 0 before the first one.
+    /// The number of the last change; 0 before the first one.
     pub number: u64,
-    /// What tells it from others.
+    /// The mark of this history.
     pub mark: Mark,
 }
 
-/// What tells a history from others.
+/// A mark by which histories with as many changes differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// A hash of all changes.
+    /// A hash of all changes, of an archive that keeps heads.
     History([u8; 32]),
-    /// The checksum of the last change alone, of a store that keeps no hash of all.
+    /// The checksum of the last change alone, of an archive that keeps no heads.
     Change(u64),
 }
 
@@ -34,14 +34,14 @@ impl Mark {
 }
 
 impl fmt::Display for Head {
-    /// The short form, by which people compare.
+    /// The short form, which people compare: the number, and 16 digits of the mark.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.number, &self.mark.digits()[..SHORT_DIGITS])
     }
 }
 
 impl Head {
-    /// The whole head as a text, which [`from_str`](str::parse) reads.
+    /// The whole head as a text, which [`parse`](str::parse) reads.
     #[must_use]
     pub fn to_text(&self) -> String {
         format!("{} {}", self.number, self.mark.digits())

@@ -13,6 +13,7 @@
 //! | `slot`, `recovery` | ways to the root key; the one that is printed on paper |
 //! | `keys` | the open keys of a store, and what is done to them |
 //! | `area`, `copies` | the bytes of the key area; which of its two copies counts |
+//! | `head` | where the history of an archive has come to, as clients remember and compare it |
 //!
 //! *Invariant:* no file, terminal, clock or chance but as a parameter.
 //!

@@ -1,15 +1,16 @@
-//! Heads: hashes of all frames, by which whoever saw the archive finds out whether what it sees later goes on
-//! from there.
+//! Heads: hashes of all frames, by which a client that saw the archive earlier finds out whether the archive
+//! goes on from there.
 //!
 //! The head behind frame *n* is a hash of the head before and of the frame. A snapshot of the tables has the
-//! head of its own place, sealed with them. The frames before it are gone; the file `heads` has their hashes,
-//! and whoever remembers an older head comes from it to the snapshot's by these. Nobody can make hashes that
-//! lead there from a head of another history, so the file needs no seal ([decision
+//! head of its own place, sealed with the tables. The frames before a snapshot are gone; the file `heads` has
+//! their hashes, and these lead a client from an older head to the snapshot's head. Nobody can make hashes
+//! that lead there from a head of another history, so the file needs no seal ([decision
 //! 79](../../../../docs/decisions/0079-clients-remember-heads.md)).
 //!
-//! *Crash argument:* a checkpoint writes the hashes of its log and syncs them before it writes the snapshot
-//! that needs them. Each has its place by its number, and those that the snapshot before needs are in other
-//! places, so it does not matter where a crash cuts this off: the next checkpoint writes the same hashes.
+//! *Crash argument:* a checkpoint writes the hashes of its log and syncs them before it writes the
+//! snapshot that needs them. The number of a frame gives the place of its hash, and the snapshot before
+//! needs hashes in other places only. So a crash may cut the writing off anywhere: the next checkpoint
+//! writes the same hashes.
 
 use std::sync::Arc;
 
@@ -25,14 +26,14 @@ use crate::{
 /// Bytes of a hash.
 const HASH_BYTES: usize = 32;
 
-/// Hashes of the last frames that there are at least, as far as the archive had so many.
+/// The file has at least the hashes of so many last frames before the snapshot, as far as there were so many.
 pub(super) const KEPT: u64 = 1 << 20;
 
 /// Places of the file. Twice as many, so that those of a log that is not yet in a snapshot overwrite none
 /// that the snapshot needs.
 const PLACES: u64 = 2 * KEPT;
 
-/// What the hash of a beginning begins with.
+/// The first bytes that are hashed into the head of a beginning.
 const BEGINNING: &[u8] = b"onefold archive 2026-11-29 the history begins";
 
 /// A hash of a frame.
@@ -42,14 +43,15 @@ fn hash(bytes: &[u8]) -> [u8; HASH_BYTES] {
     checksum::chunk_name(&[0; 32], bytes)
 }
 
-/// The head of an archive that keeps heads from its last frame on, which has this number and checksum; of
-/// a new one, both are 0.
+/// The first head of an archive that keeps heads from now on, behind the frame with this number and checksum;
+/// of a new archive both are 0.
 pub(super) fn beginning(identity: &Identity, number: u64, chain: u64) -> [u8; HASH_BYTES] {
     let numbers = [number.to_le_bytes(), chain.to_le_bytes()].concat();
     hash(&[BEGINNING, &identity.id, &numbers].concat())
 }
 
-/// Takes a frame into the head of tables which it was applied to. The bytes are all of it.
+/// Takes a frame, with all of its bytes, into the head of the tables to which it was applied, and returns the
+/// frame's hash. `None`, without a change, in an archive that keeps no heads.
 pub(super) fn take(tables: &mut Tables, frame: &[u8]) -> Option<FrameHash> {
     if !tables.heads {
         return None;
@@ -63,7 +65,7 @@ fn after(head: &[u8; HASH_BYTES], frame: &FrameHash) -> [u8; HASH_BYTES] {
     hash(&[&head[..], frame].concat())
 }
 
-/// The head of these tables: where the archive's history had come to.
+/// The head of these tables, at the last change that they have.
 #[must_use]
 pub fn of(tables: &Tables) -> Head {
     let mark = match tables.heads {
@@ -73,7 +75,7 @@ pub fn of(tables: &Tables) -> Head {
     Head { number: tables.sequence, mark }
 }
 
-/// Tells who remembers heads that a sealed archive has come to this one; it is durable.
+/// Tells the opener of a sealed archive the head of these tables, whose last frame is durable.
 pub(super) fn saw(settings: &Settings, label: &Label, tables: &Tables) {
     let opener = settings.opener.of().filter(|_| label.sealed.is_some());
     if let Some(opener) = opener {
@@ -81,8 +83,8 @@ pub(super) fn saw(settings: &Settings, label: &Label, tables: &Tables) {
     }
 }
 
-/// True when the tables are those of this head. One that was seen before the archive kept heads has a
-/// checksum.
+/// True when the tables have this head. A head that a client saw before the archive kept heads is the
+/// checksum of a frame.
 pub(super) fn is_of(tables: &Tables, head: &Head) -> bool {
     tables.sequence == head.number
         && match head.mark {
@@ -91,7 +93,8 @@ pub(super) fn is_of(tables: &Tables, head: &Head) -> bool {
         }
 }
 
-/// Writes the hashes of the last frames up to number `last`; durable on return, but for the name.
+/// Writes the hashes of the last frames up to number `last`. On return they are durable, but for the file's
+/// name.
 pub(super) fn write(files: &dyn Files, last: u64, hashes: &[FrameHash]) -> Result<()> {
     let file = match files.open(HEADS) {
         Err(error) if error.kind() == Kind::NotFound => files.create(HEADS),
@@ -108,28 +111,28 @@ pub(super) fn write(files: &dyn Files, last: u64, hashes: &[FrameHash]) -> Resul
     file.sync()
 }
 
-/// Where the hash of this frame is, and how many of the next so many stand one behind the other.
+/// The byte at which the hash of this frame is, and how many of the next `most` stand one behind the other.
 fn run(number: u64, most: u64) -> (u64, usize) {
     let place = number % PLACES;
     let n = most.min(PLACES - place).min((PIECE_BYTES / HASH_BYTES) as u64);
     (place * HASH_BYTES as u64, n as usize)
 }
 
-/// What comparing tables with a head that was seen earlier comes to.
+/// The result of comparing tables with a head that a client saw earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// They descend from it.
+    /// The tables descend from the head.
     Descends,
-    /// They don't, or nothing shows that they do.
+    /// The tables do not descend from the head, or nothing shows that they do.
     Differs,
-    /// They are later, and nobody can tell any more: so many changes came since.
+    /// So many changes came since that the file does not have the hashes of all.
     TooLate(u64),
 }
 
-/// Compares the tables of a snapshot with a head that is not behind them.
+/// Compares the tables of a snapshot with a head whose number is not higher than theirs.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub(super) fn compare(files: &dyn Files, tables: &Tables, seen: &Head) -> Result<Compared> {
     let changes = tables.sequence - seen.number;
     let head = match seen.mark {
@@ -150,7 +153,7 @@ pub(super) fn compare(files: &dyn Files, tables: &Tables, seen: &Head) -> Result
     Ok(if led == Some(tables.head) { Compared::Descends } else { Compared::Differs })
 }
 
-/// Where the hashes of these frames lead from a head; `None` where the file has not all of them.
+/// The head to which the hashes of these frames lead; `None` where the file lacks one of them.
 fn leads_to(
     file: &Arc<dyn File>,
     mut head: [u8; HASH_BYTES],
@@ -169,7 +172,7 @@ fn leads_to(
     Ok(Some(head))
 }
 
-/// The archive's last change is before one that was seen here.
+/// The error of an archive whose last change is `found`, where change `seen` was seen here.
 pub(super) fn older(found: u64, seen: u64) -> Error {
     refused(format!(
         "it ends with change {found}, and change {seen} was seen here: an older state of it was put back, and \
@@ -177,7 +180,7 @@ pub(super) fn older(found: u64, seen: u64) -> Error {
     ))
 }
 
-/// The archive does not descend from what was seen here.
+/// The error of an archive that does not descend from change `seen` as it was seen here.
 pub(super) fn other_history(seen: u64) -> Error {
     refused(format!(
         "its history is not the one that was seen here up to change {seen}: an older state was put back and \

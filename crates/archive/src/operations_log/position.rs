@@ -36,9 +36,10 @@ pub(crate) struct LogPosition {
     pub(super) log: Arc<dyn File>,
     /// Bytes of the log that are applied.
     pub(super) end: u64,
-    /// The hashes of their frames, in an archive that keeps heads.
+    /// In an archive that keeps heads: the hashes of the frames of this log that are applied, the last one at
+    /// the end. A checkpoint writes them to the file `heads` before the snapshot that follows the log.
     pub(super) hashes: Vec<FrameHash>,
-    /// A head that was seen earlier, until the log was read to there.
+    /// A head that a client saw earlier and that the log has yet to pass; `None` once it was compared.
     pub(super) passes: Option<Head>,
     /// The label is known to be durable.
     pub(super) label_durable: bool,
@@ -97,16 +98,17 @@ impl LogPosition {
         Ok(position)
     }
 
-    /// This position, for the process that was at another one: a failure that stopped it counts on.
+    /// This position for the process that was at another one. A failure that stopped the process still
+    /// counts.
     pub(super) fn instead_of(self, other: &mut LogPosition) -> LogPosition {
         LogPosition { stopped: other.stopped.take(), ..self }
     }
 
-    /// Says which head was seen earlier: this position, of a snapshot, descends from it, or comes to it by
-    /// its log.
+    /// Compares this position, which is that of a snapshot, with a head that a client saw earlier. A head
+    /// that is not in the snapshot yet is compared when the log is read.
     ///
     /// # Errors
-    /// `Denied`: it does not; those of the system.
+    /// `Denied`: the snapshot does not descend from the head. The errors of the system.
     pub(super) fn must_pass(
         &mut self,
         files: &dyn Files,
@@ -133,7 +135,10 @@ impl LogPosition {
         Ok(())
     }
 
-    /// Errors unless the log was read to the head that was seen earlier.
+    /// Makes sure that the log was read to the head that a client saw earlier.
+    ///
+    /// # Errors
+    /// `Denied`: the log ends before.
     pub(super) fn has_passed(&mut self) -> Result<()> {
         match self.passes {
             Some(seen) if seen.number > self.tables.sequence => {

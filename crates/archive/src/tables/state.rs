@@ -82,15 +82,15 @@ pub struct Difference {
 /// The archive as of one place in the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// The last frame that is applied.
+    /// The number of the last frame that is applied.
     pub sequence: u64,
-    /// Its checksum.
+    /// The checksum of that frame.
     pub chain: u64,
-    /// A hash of all frames is kept.
+    /// True in an archive that keeps heads.
     pub heads: bool,
-    /// That hash; else zeroes.
+    /// The head behind the last frame, a hash of all frames; zeroes in an archive that keeps none.
     pub head: [u8; 32],
-    /// The epoch.
+    /// The epoch that new readers enter.
     pub epoch: u32,
     /// The next id that nobody has.
     pub next_id: u64,
@@ -121,9 +121,9 @@ pub struct Tables {
     pub counts: u64,
     /// The first half of the tag that proves this file, in a sealed archive.
     pub counts_proof: u64,
-    /// Containers that were listed up to here are in it.
+    /// The counts have all containers that were listed up to this frame.
     pub counted: u64,
-    /// Recipes that came and went since.
+    /// Recipes that came and went since the counts were made.
     pub differences: List<Difference>,
     /// Containers begin at multiples of this in a plain segment: a row of stripes.
     pub align: u64,
@@ -143,13 +143,13 @@ pub struct Tables {
     pub leaves: bool,
     /// Leaves of the container table are read when they are looked at.
     pub on_demand: bool,
-    /// That file.
+    /// The pages of the file of leaves that must not be written.
     pub leaf_file: LeafFile,
     /// Volumes may be clones of others.
     pub clones: bool,
     /// There may be domains beside the first one.
     pub has_domains: bool,
-    /// Those that were erased, and the highest number of one.
+    /// The domains that were erased, and the highest number of any domain.
     pub domains: DomainsKnown,
     /// The snapshots of directories.
     pub snapshots: Snapshots,
@@ -159,21 +159,21 @@ pub struct Tables {
     pub next_volume: u64,
     /// The file with the volumes' maps.
     pub pages: Pages,
-    /// What follows from the rest.
+    /// Sums and lists that follow from the other tables.
     pub derived: Derived,
 }
 
-/// What the log knows of domains.
+/// The domains as far as the log names them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DomainsKnown {
     /// The highest number of a domain that the log names.
     pub last: u32,
-    /// Those that were erased, and whether nothing of them is left to be freed.
+    /// The numbers of domains that were erased; true once nothing of the domain is left to be freed.
     pub erased: Map<u32, bool>,
 }
 
-/// What follows from other tables, kept so that no record costs more than what it names, whoever
-/// wrote it.
+/// Sums and lists that follow from other tables. They are kept so that applying a record costs no more than
+/// what the record names, whoever wrote it.
 #[derive(Clone, Debug, Default)]
 pub struct Derived {
     /// Segments in which nothing is used.
@@ -218,7 +218,7 @@ impl Eq for Derived {}
 pub(crate) const PLACE_ALIGN: u64 = 4096;
 
 impl Tables {
-    /// Empty ones of an archive that spreads so.
+    /// Empty tables of an archive with this spread and these kinds of tables.
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
         let Kinds { late, trees, leaves, on_demand, clones, domains, heads, counts_in_pages: _ } =
@@ -264,7 +264,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Finds out what follows from the rest. `found` are the containers that were listed since the
+    /// Derives what follows from the other tables. `found` are the containers that were listed since the
     /// last import, and the sums over containers, where a snapshot says them.
     pub(super) fn derive(&mut self, found: Option<(Map<(u64, ContainerId), ()>, ByClass)>) {
         let mut derived = Derived::default();
@@ -288,7 +288,7 @@ impl Tables {
         all.iter().for_each(|stored| self.count_in(stored));
     }
 
-    /// The same with the oldest differences only.
+    /// A copy of these tables with the `n` oldest differences only.
     pub(crate) fn with_differences(&self, n: usize) -> Tables {
         let mut tables = self.clone();
         tables.differences = List::default();

@@ -1,8 +1,9 @@
-//! Whether a file is asked for its holes, or read with them, or neither (decision 82).
+//! Decides whether another process looks for the holes of a file, or the file is read with its holes, or
+//! neither (decision 82).
 //!
-//! *Invariants:* a file that another user may have open is never looked through by this process. What
-//! looking for the files of one owner has cost takes nothing from other owners, up to bounds for all
-//! together.
+//! *Invariants:* where helpers can be started, this process never looks through a file that another user may
+//! have open. The waiting and reading that files of one owner have cost take nothing from other owners, up
+//! to a bound for all owners together.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +21,8 @@ use super::{
     seeking::{Question, Stretch},
 };
 
-/// How much is spent on the files of one owner, and on those of all. A user may own files by many
-/// ids (`/etc/subuid`).
+/// How much is spent at most on the files of one owner, and of all owners together: a user may own files by
+/// many ids (`/etc/subuid`).
 const MOST: [Spent; 2] = [
     Spent {
         in_vain: 2,
@@ -37,7 +38,8 @@ const MOST: [Spent; 2] = [
     },
 ];
 
-/// How long a look may make no progress: the first of an owner's that does so, and each later one.
+/// How long a helper may make no progress while it looks at a file: at the first one of an owner at which it
+/// stops, and at each later one.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(1)];
 
 static SPENDING: Mutex<Spending> = Mutex::new(Spending::NONE);
@@ -53,22 +55,24 @@ pub(super) struct Shared {
 /// Why nobody looks for the holes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// A look did not end.
+    /// The helper that looked was given up.
     Late,
-    /// Looks at files of its owner took too long, or those of several users.
+    /// Looking at files of this owner took too long.
     Owner,
+    /// Looking at files of several owners took too long.
     All,
+    /// No helper can be started.
     NoProcess,
 }
 
-/// Answers a question about a file. One that another user may have open is looked through by another
-/// process, or counts as data.
+/// Answers a question about a file. A helper looks through a file that another user may have open; if none
+/// does, the whole range counts as data.
 ///
 /// # Errors
-/// `Busy` when nobody looks for holes and the file has too many bytes, and those of the system.
+/// `Busy` when nobody looks for holes and the file has too many bytes, and the errors of the system.
 pub(super) fn ask(file: &File, shared: Option<Shared>, question: Question) -> Result<Stretch> {
     let wrong = |errno: rustix::io::Errno| Error::from_io("cannot look for holes", errno.into());
-    // Where this is no command but a part of another program, nothing can be started.
+    // A program that uses the library can start no helper: helpers are the command itself.
     let Some(shared) = shared.filter(|_| MAY_START.load(Relaxed)) else {
         return question.answer(file).map_err(wrong);
     };
@@ -97,18 +101,14 @@ pub(super) fn ask(file: &File, shared: Option<Shared>, question: Question) -> Re
 }
 
 impl Why {
-    /// Tells the operator of what a user did, and once of what this system does not do.
+    /// Warns of each file at which a helper was given up, and once that this system starts no helper.
     fn warn(self, file: &File, owner: u32) {
         static TOLD: Once = Once::new();
         match self {
             Why::Late => {
                 let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
                 let path = path.unwrap_or_else(|_| "a file".into());
-                tracing::warn!(
-                    "{}: its holes can't be found, as somebody keeps it locked or it has very many pieces \
-                     (its owner is user {owner})",
-                    path.display()
-                );
+                tracing::warn!("{}: {}", path.display(), locked(owner));
             }
             Why::NoProcess => TOLD.call_once(|| {
                 tracing::warn!(
@@ -122,29 +122,33 @@ impl Why {
 
     fn error(self, owner: u32) -> Error {
         let why = match self {
-            Why::Late => format!(
-                "its holes can't be found, as somebody keeps it locked or it has very many pieces (its \
-                 owner is user {owner})"
-            ),
-            Why::Owner => format!(
-                "its holes are not looked for any more, since looking at other files of user {owner} took \
-                 too long"
-            ),
-            Why::All => {
-                "its holes are not looked for any more, since looking at files of several users \
-                         took too long"
-                    .into()
-            }
+            Why::Late => locked(owner),
+            Why::Owner => no_more(&format!("other files of user {owner}")),
+            Why::All => no_more("files of several users"),
             Why::NoProcess => "no process can be started that looks for its holes".into(),
         };
         Error::new(Kind::Busy, format!("{why}; too many bytes would be read with them"))
     }
 }
 
-/// What was spent by this process, and by earlier ones whose helpers hang still.
-#[derive(Default)]
+/// The sentence about a file at which a helper was given up.
+fn locked(owner: u32) -> String {
+    format!(
+        "its holes can't be found, as somebody keeps it locked or it has very many pieces (its owner is \
+         user {owner})"
+    )
+}
+
+/// The sentence about a file of an owner on whose files, or on others, too much was spent.
+fn no_more(at: &str) -> String {
+    format!("its holes are not looked for any more, since looking at {at} took too long")
+}
+
+/// The waiting and reading that this process spent, and the helpers of earlier processes that still hang.
 struct Spending {
+    /// True once the hanging helpers of earlier processes are counted.
     knows_earlier: bool,
+    /// By the user id of the files' owner.
     by_owner: BTreeMap<u32, Spent>,
     by_all: Spent,
 }
@@ -156,7 +160,10 @@ impl Spending {
         by_all: Spent { in_vain: 0, still: Duration::ZERO, time: Duration::ZERO, read: 0 },
     };
 
-    /// How long a look at a file of this owner is waited for while it makes no progress.
+    /// How long a helper may make no progress at the next file of this owner.
+    ///
+    /// # Errors
+    /// The reason why nobody looks at this owner's files any more.
     fn patience(&mut self, owner: u32) -> Result<Duration, Why> {
         if !self.knows_earlier {
             self.knows_earlier = true;
@@ -186,7 +193,7 @@ impl Spending {
         }
     }
 
-    /// True when holes of so many bytes may be read, which then are.
+    /// True when holes of so many bytes may be read; these bytes count as read then.
     fn may_read(&mut self, owner: u32, holes: u64) -> bool {
         let his = self.by_owner.get(&owner).copied().unwrap_or_default();
         let fits = |sum: Spent, most: Spent| holes <= most.read - sum.read;

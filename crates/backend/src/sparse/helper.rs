@@ -1,10 +1,11 @@
-//! A process that looks for holes in files for this one, and may hang instead of it.
+//! Helpers: processes that look for holes in files, and may hang in this one's stead.
 //!
 //! Some file systems, as ext4, lock a file while they look for its holes. A user who may read a file can
 //! keep that lock for ever, by a read or write whose memory a program of that user serves and never fills.
-//! No signal ends the wait for it. A thread that waits keeps its process from ending, and the process keeps
-//! the locks of an archive. So for each thread that asks a process without any lock waits, and is given up
-//! when it made no progress for a while (decisions 78 and 82).
+//! No signal ends the wait for the lock. A thread that waits keeps its process from ending, and the process
+//! keeps the locks of an archive. So each thread that asks has a helper, a process without any lock, which
+//! gets the file by its descriptor. The thread gives the helper up when it made no progress for a while
+//! (decisions 78 and 82).
 
 use std::{
     cell::RefCell,
@@ -34,24 +35,25 @@ use rustix::{
 use super::seeking::{Question, Stretch};
 use crate::program::given_descriptors;
 
-/// What the process is called.
+/// The name of a helper: its first argument, and its name in the list of processes.
 const NAME: &str = "onefold-holes";
 
-/// How long an answer is waited for before the process is looked at again.
+/// How often a helper that has not answered is looked at for progress.
 const STEP: Duration = Duration::from_millis(250);
 
 /// How long one answer may take, with progress.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Only the command itself can start processes that look.
+/// True in the command itself, which can be started again as a helper.
 pub(super) static MAY_START: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
 }
 
-/// The beginning of the command: true when it was such a process, whose work is done. Else it may
-/// start some.
+/// Called at the beginning of the command. In a helper it answers questions until nobody asks any more, and
+/// returns true: the caller ends the process. In any other process it returns false, and helpers may be
+/// started from then on.
 #[must_use]
 pub fn is_done() -> bool {
     let is_helper = std::env::args_os().next().is_some_and(|name| name == NAME);
@@ -66,7 +68,8 @@ pub fn is_done() -> bool {
     is_helper
 }
 
-/// Closes what the command was given by who started it: one that hangs would keep locks and pipes.
+/// Closes the descriptors that a helper was given by the process that started it: a helper that hangs would
+/// keep locks and pipes.
 fn close_given() {
     // The list has the descriptor of its own directory, which is closed by now.
     let is_open = |descriptor: &BorrowedFd<'_>| rustix::io::fcntl_getfd(descriptor).is_ok();
@@ -79,30 +82,31 @@ fn close_given() {
     }
 }
 
-/// What a process spends on files that another user may have open: of one owner, or of all.
+/// Time and bytes spent on files that another user may have open, of one owner or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spent {
-    /// Looks that did not end, each of which may have left a process.
+    /// Helpers that were given up, each of which may hang still.
     pub(super) in_vain: u32,
-    /// Waiting for looks that made no progress.
+    /// Time spent waiting for helpers that made no progress.
     pub(super) still: Duration,
-    /// Waiting for looks.
+    /// Time spent waiting for helpers.
     pub(super) time: Duration,
-    /// Bytes of holes that were read, since nobody looked for them.
+    /// Bytes of holes that were read, because nobody looked for them.
     pub(super) read: u64,
 }
 
-/// What came of a question.
+/// The outcome of asking a helper.
 pub(super) enum Asked {
+    /// The helper's answer.
     Answered(Result<Stretch, Errno>),
-    /// The process made no progress for too long, or took too long.
+    /// The helper made no progress for too long, or took too long, and was given up.
     Late,
-    /// There is no process.
+    /// No helper can be started, or two helpers ended without an answer.
     Nobody,
 }
 
-/// Asks the process of this thread, which is waited for while it makes progress, and so long when it makes
-/// none.
+/// Asks the helper of this thread, and waits for it as long as it makes progress, up to ten minutes.
+/// `patience` is how long it may make none. The time that this took is added to `spent`.
 pub(super) fn ask_helper(
     file: &File,
     question: Question,
@@ -110,7 +114,7 @@ pub(super) fn ask_helper(
     spent: &mut Spent,
 ) -> Asked {
     HELPER.with_borrow_mut(|helper| {
-        // One that somebody ended is replaced once.
+        // A helper that somebody ended is replaced once.
         for _ in 0..2 {
             if helper.is_none() {
                 *helper = Helper::start(Command::new("/proc/self/exe"));
@@ -134,19 +138,20 @@ pub(super) fn ask_helper(
     })
 }
 
-/// The owners of files for which processes of earlier commands hang still.
+/// The owners of the files at which helpers of earlier commands still hang, one for each helper.
 pub(super) fn earlier() -> Vec<u32> {
     let Some(own) = program("self") else { return Vec::new() };
     let Ok(all) = fs::read_dir("/proc") else { return Vec::new() };
     let hangs = |pid: &String| {
         let is_named = fs::read(format!("/proc/{pid}/comm"))
             .is_ok_and(|name| name.strip_suffix(b"\n").unwrap_or(&name) == NAME.as_bytes());
-        // Others may give their processes any name. One whose command goes on may be asked just now.
+        // Other users may give their processes any name. A helper whose command goes on may be answering.
         is_named
             && program(pid) == Some(own)
             && parent(pid).is_some_and(|parent| program(&parent) != Some(own))
     };
-    // It has no descriptor but the three standard ones and the file. Nobody asks a file system of a user.
+    // A helper has no descriptor but the three standard ones and the file. This call asks no file system
+    // that a user serves.
     let owner = |pid: String| {
         let file = format!("/proc/{pid}/fd/3");
         let told = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::UID);
@@ -169,14 +174,16 @@ fn parent(pid: &str) -> Option<String> {
     behind.split_whitespace().nth(1).map(String::from)
 }
 
-/// What grows while a process runs, or reads from a disk; what this system does not tell is left out.
+/// Counters that grow while a process runs or reads from a disk; those that this system lacks are empty.
 fn progress(pid: u32) -> [Vec<u8>; 2] {
     ["schedstat", "io"].map(|name| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default())
 }
 
 struct Helper {
+    /// The way to the process, which has the other end as its standard input.
     socket: OwnedFd,
     child: Child,
+    /// True once the helper was given up: nobody waits for its end.
     hangs: bool,
 }
 
@@ -215,7 +222,7 @@ impl Helper {
         }
     }
 
-    /// True when there is an answer; false when the process made no progress for so long.
+    /// Waits for an answer; false when the helper made no progress for `patience`, or took ten minutes.
     fn waits(&self, patience: Duration, spent: &mut Spent) -> Result<bool, Errno> {
         let (begun, mut still, mut before) = (Instant::now(), Duration::ZERO, None);
         let step = Timespec { tv_sec: 0, tv_nsec: STEP.as_nanos() as i64 };
@@ -243,7 +250,7 @@ impl Helper {
 impl Drop for Helper {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        // One that waits for a question ends at once; one that hangs is nobody's to wait for.
+        // A helper that waits for a question ends at once. A helper that hangs ends whenever it can.
         let _ = match self.hangs {
             true => self.child.kill(),
             false => self.child.wait().map(drop),
@@ -301,7 +308,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// What a program is to this process that is asked, and answers nothing.
+    /// Asks a shell that runs this script, and answers nothing, in the place of a helper.
     fn asked(program: &str) -> (Asked, Spent, Duration) {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", program]);

@@ -7,8 +7,8 @@ use rustix::{fs::SeekFrom, io::Errno};
 /// A stretch of data: its first byte, and the one after its last.
 pub(super) type Stretch = Option<(u64, u64)>;
 
-/// What is asked of a file: the first stretch of data from a byte on that begins before an end, or
-/// with no end the first byte of data.
+/// A question about a file: where is the first stretch of data from a byte on that begins before an end, or,
+/// with no end, the first byte of data?
 #[derive(Clone, Copy)]
 pub(super) struct Question {
     pub(super) from: u64,

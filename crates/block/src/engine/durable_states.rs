@@ -1,12 +1,12 @@
-//! Which durable state a store is in, for whoever keeps that outside the store and compares it when the
-//! store is opened again.
+//! The durable state of a store, for a witness or a user's notes: they keep it outside the store, and compare
+//! it when the store is opened again.
 //!
-//! *Crash argument:* a state is told only when a superblock that bears its number is durable, so that no
-//! crash leaves a store that is older than what was told of it. A checkpoint writes the superblock of
-//! number n − 1, flushes, and then writes its twin, of number n: what is told is n − 1, since the twin
-//! may be lost. The tag of n − 1 is compared only while no higher number is there. An opening that finds
-//! one superblock damaged writes it anew, from the other one and with its own numbers, and that one
-//! bears the higher number.
+//! *Crash argument:* a state is told only when a superblock with its number is durable, so no crash leaves a
+//! store that is older than the state that was told. A checkpoint writes the superblock of number n − 1,
+//! flushes, and then writes its twin, of number n. The engine tells n − 1, since a crash may take the twin.
+//! The tag of n − 1 is compared only while no superblock has a higher number. An opening that finds one
+//! superblock damaged writes it anew from the other one, with the number before that of the other one: so the
+//! other one has the higher number, and the bytes that were written anew are compared with no tag.
 
 use onefold_core::Result;
 use onefold_seal::DurableState;
@@ -14,11 +14,11 @@ use onefold_seal::DurableState;
 use super::{Engine, checkpoint, freshness::tag};
 use crate::{kernel::named_superblock, rules::Rule};
 
-/// The newest state of a store that is durable. Whoever opens the store may compare it the next time
+/// The newest durable state of a store. The next opening may compare it
 /// ([`Opener::states_seen`](onefold_seal::Opener::states_seen)).
 ///
 /// # Errors
-/// `Io`: the library of ciphers refuses.
+/// `Io`: the library of ciphers refuses to seal the superblock from which the tag comes.
 pub fn durable_state(engine: &Engine) -> Result<DurableState> {
     let kernel = &engine.kernel;
     let (tables, geometry) = {
@@ -31,7 +31,8 @@ pub fn durable_state(engine: &Engine) -> Result<DurableState> {
     Ok(DurableState { sequence: superblock.state.sequence, tag: tag(&block.0) })
 }
 
-/// Asks for a checkpoint, if one would carry anything into the tables: then there is a newer state to tell.
+/// Asks for a checkpoint, if one would carry anything into the tables: after it there is a newer state to
+/// tell. Returns before the checkpoint.
 pub fn want_checkpoint(engine: &Engine) {
     if checkpoint::checkpoint_needed(&engine.kernel, &*engine.scheme) {
         engine.kernel.state.lock().checkpoint_wanted = true;

@@ -1,5 +1,5 @@
-//! Which state a store that is opened is in, and the comparison with what somebody knows of it. What is
-//! told of a store is in `durable_states`.
+//! The state of a store that is being opened, compared with the states that a witness and the user's notes
+//! know of it. `durable_states` has the states that they are told.
 
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, checksum};
 use onefold_seal::{DurableState, Opener};
@@ -19,7 +19,7 @@ pub(super) fn tag(block: &[u8]) -> [u8; 16] {
     checksum::forgery_proof(&[0; 32], block)
 }
 
-/// What was found in a whole superblock of a store.
+/// A whole superblock of a store, as far as states are compared.
 pub(super) struct Whole {
     pub(super) id: [u8; 16],
     pub(super) state: State,
@@ -27,7 +27,7 @@ pub(super) struct Whole {
 }
 
 impl Whole {
-    /// The state as it is told, of a superblock that is durable.
+    /// The state as a witness is told it. The superblock has to be durable.
     pub(super) fn named(&self) -> DurableState {
         DurableState { sequence: self.state.sequence, tag: self.tag }
     }
@@ -47,8 +47,11 @@ pub(super) fn whole_superblocks(disk: &dyn Disk, sealing: Option<&Sealing>) -> V
     whole.collect()
 }
 
-/// Errors when the store is in an older state than somebody knows, or in one of another history. One
-/// without a whole superblock opens in no case.
+/// Refuses a store that is in an older state than its opener knows, or in a state of another history. A store
+/// without a whole superblock passes here: no later step opens it.
+///
+/// # Errors
+/// `Denied`: the state is older, or another one; those of the opener, which may have asked a witness.
 pub(super) fn refuse_older(
     whole: &[Whole],
     settings: &Settings,
@@ -79,7 +82,7 @@ pub(super) fn refuse_older(
     Ok(())
 }
 
-/// The block of a superblock, if it can be read.
+/// Reads the block of a superblock; `None` when it lies beyond the disk or can't be read.
 pub(super) fn read_superblock_block(disk: &dyn Disk, at: Pba) -> Option<Box<Block>> {
     if at.0 >= disk.blocks() {
         return None;

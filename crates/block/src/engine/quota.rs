@@ -1,14 +1,15 @@
 //! Quotas: how many blocks clients may map in a volume.
 //!
-//! The tables have the number of mapped blocks of a map, as of the last checkpoint. What was written
-//! since is charged to the window that it is in, and goes with that into the tables. As long as a
-//! volume is far from its quota, each written block is charged as if its address had been a hole, and
-//! nobody asks. A write that would pass the quota asks which of its addresses are mapped already, and is
-//! charged for the others alone. Before it is refused, a checkpoint makes the count exact: it works in
-//! what was charged too high, and what was trimmed.
+//! The tables have the number of mapped blocks of a map, as of the last checkpoint. Each write since then is
+//! charged to its window, and the charge ends with the checkpoint that carries the window into the tables. As
+//! long as a volume is far from its quota, the engine charges each written block as if its address had been a
+//! hole, and looks nothing up. For a write that would pass the quota it looks up which addresses are mapped
+//! already, and charges only the others. Before a write is refused, a checkpoint makes the count exact: it
+//! corrects charges that were too high, and applies trims that wait.
 //!
 //! *Invariant:* the blocks of a volume's map are never more than its count in the tables and all charges
-//! together. All are seen and changed while the state is held, so that no two writes take one room.
+//! together. Count and charges are read and changed under the lock of the state, so that no two writes take
+//! the same room.
 
 use std::sync::Arc;
 
@@ -32,17 +33,19 @@ use crate::{
 /// Leaves of a map that are read together when its blocks are counted.
 const LEAVES_TOGETHER: usize = 64;
 
-/// What is left of a quota.
+/// The rest of a quota, in blocks.
 struct Left {
+    /// The quota itself.
     quota: u64,
-    /// At least so many blocks.
+    /// Blocks that may still be mapped, at least.
     blocks: u64,
-    /// There may be more when a checkpoint has counted.
+    /// True when a checkpoint that counts may find more room.
     loose: bool,
 }
 
 impl Left {
-    /// Nothing is left for a block.
+    /// The error of a write for which no block is left: `Busy`, with a checkpoint asked for, where that
+    /// may find room, and else `NoSpace`.
     fn refuse(&self, kernel: &Kernel, state: &mut State) -> Error {
         if self.loose && kernel.keeps(Rule::QuotaCountedFirst) {
             kernel.coverage.hit(Mark::QuotaWaits);
@@ -59,7 +62,7 @@ impl Left {
     }
 }
 
-/// What is left of the quota of a volume; `None` when it has none.
+/// The rest of the quota of a volume; `None` when the volume has no quota.
 fn left(state: &State, volume: VolumeId) -> Result<Option<Left>> {
     let quota = state.volumes.get(volume)?.quota;
     if quota == 0 {
@@ -78,14 +81,15 @@ fn left(state: &State, volume: VolumeId) -> Result<Option<Left>> {
     }))
 }
 
-/// Which addresses of a write the tables have mapped.
+/// The answer of the tables to which addresses of a write are mapped.
 pub(super) struct Asked {
+    /// The tables that were asked.
     tables: Arc<Tables>,
-    /// For each; `None` when that can't be read.
+    /// For each address whether it maps a block; `None` when the map can't be read.
     mapped: Option<Vec<bool>>,
 }
 
-/// Asks the tables.
+/// Asks the tables which of these addresses are mapped. This may read pages: the caller holds no lock.
 pub(super) fn ask(
     kernel: &Kernel,
     tables: Arc<Tables>,
@@ -101,23 +105,23 @@ pub(super) fn ask(
 /// How a quota answers a write.
 pub(super) enum Verdict {
     Take(Granted),
-    /// The tables must be asked first.
+    /// The caller must ask these tables first ([`ask`]), without the lock.
     Ask(Arc<Tables>),
 }
 
 /// The blocks of a write that a quota has room for.
 #[derive(Clone, Copy)]
 pub(super) struct Granted {
-    /// So many of the first ones, at least one.
+    /// How many blocks from the first one on, at least one.
     pub(super) blocks: usize,
-    /// For each a bit, the lowest for the first one: it is charged.
+    /// A bit for each block, the lowest for the first one: 1 if the block is charged.
     added: u64,
-    /// Some of these may be mapped already.
+    /// True when some charged blocks may be mapped already.
     loose: bool,
 }
 
 impl Granted {
-    /// Charges block number `n` to the open window, into which it is put.
+    /// Charges block number `n` to the open window, if the quota counts it.
     pub(super) fn charge(self, kernel: &Kernel, state: &mut State, volume: VolumeId, n: usize) {
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
             let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
@@ -126,8 +130,8 @@ impl Granted {
     }
 }
 
-/// Says how many blocks of a write from `first` on, 64 at most, the volume's quota has room for: those
-/// of zeroes take none. `asked` is what the tables said when they were asked.
+/// Says for how many blocks of a write from `first` on, 64 at most, the volume's quota has room. Blocks of
+/// zeroes take none. `asked` is the answer of the tables, if they were asked.
 ///
 /// # Errors
 /// `NoSpace` when not even the first block may be written; `Busy` when a checkpoint must count first.
@@ -214,7 +218,8 @@ pub(super) fn check(scheme: &dyn Scheme, quota: u64) -> Result<()> {
     Ok(())
 }
 
-/// A volume has a quota from now on: what was written since the last checkpoint was not charged.
+/// Charges a volume that gets a quota with all that was written since the last checkpoint, which nobody
+/// charged before.
 pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
     if kernel.keeps(Rule::QuotaCountsBefore) {
         let charge = Charge::at_most(state.changed_blocks(volume));
@@ -222,7 +227,7 @@ pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
     }
 }
 
-/// What a recovery brought back is charged.
+/// Charges the volumes that have quotas with the changes that a recovery brought back.
 pub(super) fn charge_recovered(kernel: &Kernel) {
     let mut state = kernel.state.lock();
     if state.overlays.is_empty() || !kernel.keeps(Rule::QuotaRecovered) {
@@ -236,13 +241,13 @@ pub(super) fn charge_recovered(kernel: &Kernel) {
     }
 }
 
-/// True when a volume with a quota has blocks that nobody has counted.
+/// True when the next checkpoint must count the blocks of a volume, since it has a quota and no count.
 pub(crate) fn wants_counting(volume: &Volume) -> bool {
     volume.quota > 0 && volume.sharing.kind == MapKind::Volume && volume.mapped().is_none()
 }
 
-/// Counts the blocks of a map. One of which a page can't be read, nor when the map is walked once more,
-/// counts as full, until it is repaired.
+/// Counts the blocks of a map. A map with a page that can't be read, nor when the map is walked once more,
+/// counts as full, until a repair.
 pub(crate) fn count(kernel: &Kernel, volume: &Volume) -> u64 {
     kernel.coverage.hit(Mark::MapCounted);
     let blocks = count_leaves(kernel, volume).or_else(|_| count_leaves(kernel, volume));

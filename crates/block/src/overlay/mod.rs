@@ -170,7 +170,7 @@ pub(crate) struct Overlay {
     created: u64,
     /// Carriers of the windows published: what a recovery has to read.
     carriers: u64,
-    /// What its blocks add to volumes with a quota.
+    /// Charges for the blocks that this overlay adds to volumes with a quota.
     charges: Charges,
     /// The moment at which nothing more is published here, and the acts that belong to it.
     moment: Option<Moment>,
@@ -200,12 +200,12 @@ impl Overlay {
         self.charges.add_all(window.charges());
     }
 
-    /// Charges what blocks published here add to a volume with a quota.
+    /// Adds to the charge of a volume with a quota for blocks that are published here.
     pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
         self.charges.add(volume, charge);
     }
 
-    /// What they add.
+    /// The charge of a volume for blocks that are published here.
     pub(crate) fn charge_of(&self, volume: VolumeId) -> Charge {
         self.charges.of(volume)
     }

@@ -40,7 +40,7 @@ impl Tables {
     }
 }
 
-/// What was published, from the newest to the oldest: the active overlay, those that moments
+/// All that was published, from the newest to the oldest: the active overlay, those that moments
 /// sealed, the one that a checkpoint carries into the tables, and the tables.
 pub(crate) struct Overlays {
     active: Overlay,

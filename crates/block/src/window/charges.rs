@@ -1,13 +1,14 @@
-//! What clients' writes may have added to volumes with a quota, since a checkpoint.
+//! Charges: how many blocks clients' writes since a checkpoint may have added to volumes with a quota.
 
 use std::collections::BTreeMap;
 
 use onefold_core::VolumeId;
 
-/// Blocks that a volume maps more than the tables say, or fewer than that.
+/// The blocks that a volume maps beyond those that the tables count, or an upper bound of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
     blocks: u64,
+    /// True for an upper bound.
     loose: bool,
 }
 
@@ -20,17 +21,17 @@ impl Charge {
         Charge { blocks, loose: true }
     }
 
-    /// At most so many.
+    /// How many blocks, at most.
     pub(crate) fn blocks(self) -> u64 {
         self.blocks
     }
 
-    /// True when they may be fewer: nobody asked which blocks were mapped before, or some were trimmed.
+    /// True when there may be fewer blocks: nobody looked up which were mapped before, or some were trimmed.
     pub(crate) fn is_loose(self) -> bool {
         self.loose
     }
 
-    /// Both together.
+    /// The sum of both charges.
     pub(crate) fn and(self, other: Charge) -> Charge {
         Charge { blocks: self.blocks + other.blocks, loose: self.loose || other.loose }
     }
@@ -46,7 +47,7 @@ impl Charges {
         *charge = charge.and(more);
     }
 
-    /// That of one volume.
+    /// The charge of one volume.
     pub(crate) fn of(&self, volume: VolumeId) -> Charge {
         self.0.get(&volume).copied().unwrap_or_default()
     }

@@ -71,7 +71,7 @@ pub(crate) struct Window {
     pieces: Vec<Vec<Block>>,
     /// Blocks that are live.
     live: usize,
-    /// What its blocks add to volumes with a quota.
+    /// Charges for the blocks that this window adds to volumes with a quota.
     charges: Charges,
 }
 
@@ -108,7 +108,7 @@ impl Window {
         }
     }
 
-    /// What its blocks add to volumes with a quota.
+    /// Charges for the blocks that this window adds to volumes with a quota.
     pub(crate) fn charges(&self) -> &Charges {
         &self.charges
     }

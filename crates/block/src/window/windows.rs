@@ -171,7 +171,7 @@ impl Windows {
         self.unplaced -= dropped as u64;
     }
 
-    /// Charges the open window with what its blocks add to a volume with a quota.
+    /// Adds to the charge of a volume with a quota for blocks of the open window.
     pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
         self.open.charges.add(volume, charge);
     }

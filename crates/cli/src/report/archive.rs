@@ -1,4 +1,4 @@
-//! What the server of an archive tells of itself, in the report of `status`.
+//! The part of the report of `status` that the server of an archive fills in.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub(crate) struct ArchiveServer {
     #[serde(default)]
     pub(crate) nbd: Option<Nbd>,
     pub(crate) cpu_seconds: f64,
-    /// It takes new streams and snapshots, and nothing else.
+    /// True when the server takes new streams and snapshots, and nothing else.
     #[serde(default)]
     pub(crate) append_only: bool,
     /// The work in the background, when there is some: what it does, or what it waits for.
@@ -49,7 +49,7 @@ pub(crate) struct ArchiveServer {
 /// The background replay of a server so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ReplayLine {
-    /// What it does just now.
+    /// The step that is under way, in words.
     pub(crate) doing: Option<String>,
     /// Seconds without clients after which it begins.
     pub(crate) idle_seconds: u64,

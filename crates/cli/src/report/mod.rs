@@ -102,7 +102,7 @@ pub(crate) struct Created {
 pub(crate) struct Snapshots {
     /// Each of them, by the name of its volume and its age.
     pub(crate) snapshots: Vec<SnapshotStatus>,
-    /// What deleted maps held when `snapshot list --space` looked last; `null` when nobody has
+    /// The space that deleted maps held when `snapshot list --space` looked last; `null` when nobody has
     /// asked the server.
     pub(crate) space: Option<HeldSpace>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct SnapshotStatus {
     pub(crate) name: String,
     /// When it was made, in seconds since 1970.
     pub(crate) created_seconds: u64,
-    /// What deleting it would free at least, as found last; `null` when nobody has looked.
+    /// Bytes that deleting it would free at least, as found last; `null` when nobody has looked.
     pub(crate) exclusive_bytes: Option<u64>,
 }
 
@@ -123,12 +123,12 @@ pub(crate) struct SnapshotStatus {
 pub(crate) struct HeldSpace {
     /// How old this and the snapshots' exclusive space is.
     pub(crate) age_seconds: u64,
-    /// What deleting each snapshot by itself would free at least, all together.
+    /// The sum of the bytes that deleting each snapshot by itself would free at least.
     #[serde(default)]
     pub(crate) snapshot_bytes: u64,
-    /// What maps hold that are being taken apart.
+    /// Bytes that maps hold which are being taken apart.
     pub(crate) leaving_bytes: u64,
-    /// What pages hold that wait to be handed over.
+    /// Bytes that pages hold which wait to be handed over.
     pub(crate) orphan_bytes: u64,
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct Server {
     pub(crate) reads: Reads,
     pub(crate) index: Index,
     pub(crate) page_cache: PageCache,
-    /// What the witness was told; `null` without one.
+    /// The tellings to the witness; `null` without one.
     #[serde(default)]
     pub(crate) witness: Option<Witness>,
     pub(crate) nbd: Nbd,
@@ -205,15 +205,15 @@ pub(crate) struct Server {
     pub(crate) cpu_seconds: f64,
 }
 
-/// What the witness of a store was told.
+/// The tellings to the witness of a store, so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Witness {
-    /// The number of the last state that it took, and how long ago; `null` before the first.
+    /// The number of the last state that the witness took, and how long ago; `null` before the first.
     pub(crate) told_state: Option<u64>,
     pub(crate) told_seconds: Option<u64>,
-    /// For how long the store has a durable state that it does not know; 0 when it knows the newest.
+    /// For how long the store has a durable state that the witness does not know; 0 when it knows the newest.
     pub(crate) behind_seconds: u64,
-    /// States that it took, and tellings that failed.
+    /// States that the witness took, and tellings that failed.
     pub(crate) taken: u64,
     pub(crate) failures: u64,
     /// Why the last telling failed; `null` when it did not.

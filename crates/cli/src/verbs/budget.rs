@@ -1,19 +1,21 @@
-//! How many lines of an audit log a client may have written.
+//! The budget of a client: how many lines of an audit log may be about it, so that no client fills a disk.
 
 use std::time::Instant;
 
-/// Lines of one client at once.
+/// Lines about one client at once.
 const LINES: f64 = 64.0;
 
-/// Lines of one client a second, beyond these.
+/// Lines about one client that are added a second, up to [`LINES`].
 const LINES_A_SECOND: f64 = 1.0;
 
-/// What one client may still write.
+/// The lines that one client has left.
 pub(super) struct Budget {
+    /// Lines left at `since`.
     lines: f64,
     since: Instant,
+    /// Lines that were not written, and that no line has told of yet.
     unsaid: u64,
-    /// Since when lines were not written.
+    /// Since when there are such lines.
     pub(super) silent: Option<Instant>,
 }
 
@@ -22,7 +24,8 @@ impl Budget {
         Budget { lines: LINES, since: now, unsaid: 0, silent: None }
     }
 
-    /// True when a line is written; the number of those that were not, since the last one.
+    /// Takes a line. `Some` if it may be written, with the number of lines since the last one that were not;
+    /// `None`, and counts the line, if none is left.
     pub(super) fn takes(&mut self, now: Instant) -> Option<u64> {
         let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
         (self.lines, self.since) = ((self.lines + came).min(LINES), now);
@@ -35,12 +38,14 @@ impl Budget {
         Some(self.counted())
     }
 
-    /// The number of lines that were not written, which is told now.
+    /// The number of lines that were not written. The caller tells it, and counting begins anew.
     pub(super) fn counted(&mut self) -> u64 {
         self.silent = None;
         std::mem::take(&mut self.unsaid)
     }
 
+    /// True when the client has all of its lines again, and nothing is left to tell: its budget can be
+    /// forgotten.
     pub(super) fn is_rested(&self, now: Instant) -> bool {
         let came = now.saturating_duration_since(self.since).as_secs_f64() * LINES_A_SECOND;
         self.unsaid == 0 && self.lines + came >= LINES

@@ -25,7 +25,7 @@ use super::{
     heads_before::{self, HeadNotes},
     operator::warn,
     sealed_before,
-    witness::witness,
+    witness::{UNTOLD, witness},
 };
 
 /// Where a key comes from. None of it ever comes from a store.
@@ -294,14 +294,15 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
-/// The same, for a block store that is opened: an older state of it than was seen here is refused.
+/// The opener for a block store. The engine refuses an older state of the store than was seen here or the
+/// witness knows.
 #[must_use]
 pub fn of_block_store(store: &Path) -> onefold_block::KeySource {
     let given = |asker| onefold_block::KeySource::new(Arc::new(OfStore::new(asker, store, true)));
     asker().map_or_else(onefold_block::KeySource::default, given)
 }
 
-/// The same, for a store of the cluster engine that is opened.
+/// The opener for a store of the cluster engine.
 #[must_use]
 pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
     let given =
@@ -309,7 +310,8 @@ pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
     asker().map_or_else(onefold_cluster::KeySource::default, given)
 }
 
-/// The same, for an archive that is opened.
+/// The opener for an archive. The engine refuses an archive that does not descend from the head that was seen
+/// here.
 pub(super) fn of_archive(store: &Path) -> KeySource {
     let given = |asker: &Arc<Asker>| {
         let heads = Some(HeadNotes::new(asker.accepts_older));
@@ -318,14 +320,14 @@ pub(super) fn of_archive(store: &Path) -> KeySource {
     asker().map_or_else(KeySource::default, given)
 }
 
-/// Who is asked for the key of one store.
+/// The opener of one store, for its engine.
 struct OfStore {
     asker: Arc<Asker>,
-    /// How the operator called it.
+    /// The path of the store as the operator gave it.
     store: PathBuf,
-    /// States of it that were seen here are remembered.
+    /// True for a block store, whose states are noted and told to the witness.
     has_states: bool,
-    /// So are heads of it, as it is an archive.
+    /// The notes of heads, for an archive.
     heads: Option<HeadNotes>,
 }
 
@@ -363,7 +365,7 @@ impl Opener for OfStore {
         }
         sealed_before::note_state(id, state.sequence);
         if let Some(Err(error)) = witness().map(|witness| witness.tell(id, state)) {
-            warn(&format!("the witness does not know the newest state: {error}"));
+            warn(&format!("{UNTOLD}: {error}"));
         }
     }
 

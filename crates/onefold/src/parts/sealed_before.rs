@@ -1,16 +1,17 @@
-//! Which stores this user made or opened by a key. Whoever can write a medium can put a plain store in
-//! place of an encrypted one, with the same id; somebody who gives no key then would write to it in
-//! plain. So a plain store is refused where an encrypted one was, and under its id.
+//! Notes of the stores that this user made or opened by a key. An attacker who can write a medium can put a
+//! plain store in place of an encrypted one, with the same id; a user who then gives no key would write to it
+//! in plain. So a plain store is refused where an encrypted one was, and under its id.
 //!
-//! Of an encrypted block store its newest durable state is noted too: who puts back an older image of the
-//! disk is noticed by whoever worked on the store. It counts for the store's id, whatever path leads to the
-//! store: by links, mounts and other names of a file there are more paths than anybody remembers.
+//! The notes of an encrypted block store also have its newest durable state, so that the user who worked
+//! on the store notices an older image of the disk. A state counts for the store's id, whatever path
+//! leads to the store: by links, mounts and other names of a file there are more paths than anybody
+//! remembers.
 //!
-//! Each such store is a file of `$STATE_DIRECTORY`, `$XDG_STATE_HOME/onefold` or
-//! `~/.local/state/onefold`, in `encrypted`. Its name has a hash of the store's path and the store's
-//! id; it holds the path, and a line with the state's number. A store that was reached by way of a link
-//! has several, of the path that was given and of the place to which it led. Where there is no such
-//! directory, or it takes no file, nothing is remembered, and no opening fails for that.
+//! Each note is a file in `encrypted` below `$STATE_DIRECTORY`, `$XDG_STATE_HOME/onefold` or
+//! `~/.local/state/onefold`. The file's name has a hash of the store's path and the store's id; the file
+//! holds the path, and a line with the state's number. A store that was reached by way of a link has
+//! several notes, of the path that was given and of the place to which the link led. Where there is no
+//! such directory, or it takes no file, nothing is remembered, and no opening fails for that.
 
 use std::{
     fs::{self, DirBuilder},
@@ -24,7 +25,7 @@ use onefold_core::{Error, Kind, Result, checksum, hex_digits};
 
 use super::{far::is_address, user_directory::user_directory};
 
-/// What stands before a state's number.
+/// The word before a state's number.
 const STATE: &str = "state ";
 
 /// Bytes of a note at most: a path, and a number.
@@ -33,15 +34,33 @@ const NOTE_MAX: u64 = 64 << 10;
 /// Notes of one store that are taken at most.
 const NOTES_MAX: usize = 10_000;
 
+/// The directory of the notes, which may not be there yet; `None` when no directory of this user is named.
 pub(super) fn directory() -> Option<PathBuf> {
     let places =
         [("STATE_DIRECTORY", ""), ("XDG_STATE_HOME", "onefold"), ("HOME", ".local/state/onefold")];
     user_directory(&places).map(|at| at.join("encrypted"))
 }
 
-/// What stands for a path: the place to which it leads, the path as it was given, and its name in the
-/// directory to which the rest of it leads, where these differ. Somebody who changes a link, or puts one
-/// in the place of a store, changes one of them only.
+/// Makes the directory of the notes, and those above it, for this user alone.
+///
+/// # Errors
+/// The errors of the system.
+pub(super) fn make(directory: &Path) -> Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|e| Error::from_io(directory.display(), e))
+}
+
+/// The text of a note without its last line's end, of `bytes_max` bytes at most; `None` when it can't be
+/// read.
+pub(super) fn text_of(file: &Path, bytes_max: u64) -> Option<String> {
+    let mut text = String::new();
+    fs::File::open(file).ok()?.take(bytes_max).read_to_string(&mut text).ok()?;
+    Some(text.trim_end_matches('\n').to_owned())
+}
+
+/// Hashes that stand for a path: of the place to which it leads, of the path as it was given, and of its name
+/// in the directory to which the rest of it leads, where these differ. Somebody who changes a link, or puts
+/// one in the place of a store, changes one of them only.
 fn of_path(path: &Path) -> Vec<String> {
     let mut places = Vec::new();
     if is_address(path) {
@@ -80,11 +99,11 @@ pub(super) fn note(path: &Path, id: &[u8; 16]) {
     for file in known.iter().filter(|file| !file.exists()) {
         let Some(directory) = file.parent() else { continue };
         let made = || -> Result<()> {
-            let failed = |e| Error::from_io(directory.display(), e);
-            DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+            make(directory)?;
             let new = NewFile::create(file)?;
             let text = text(&path.display().to_string(), state);
-            new.file().write_all(text.as_bytes()).map_err(failed)?;
+            let written = new.file().write_all(text.as_bytes());
+            written.map_err(|e| Error::from_io(directory.display(), e))?;
             new.publish()
         };
         match made() {
@@ -97,7 +116,7 @@ pub(super) fn note(path: &Path, id: &[u8; 16]) {
     }
 }
 
-/// What a note holds.
+/// The content of a note.
 fn text(path: &str, state: Option<u64>) -> String {
     let state = state.map_or_else(String::new, |state| format!("{STATE}{state}\n"));
     format!("{path}\n{state}")
@@ -136,17 +155,12 @@ fn notes_of(id: &[u8; 16]) -> Vec<PathBuf> {
 
 /// The path that a note holds, and the state.
 fn read_note(file: &Path) -> Option<(String, Option<u64>)> {
-    let mut text = String::new();
-    fs::File::open(file).ok()?.take(NOTE_MAX).read_to_string(&mut text).ok()?;
-    let text = text.trim_end_matches('\n');
+    let text = text_of(file, NOTE_MAX)?;
     let stated = text
         .rsplit_once('\n')
         .and_then(|(path, last)| Some((path, last.strip_prefix(STATE)?.parse().ok()?)));
     Some(
-        stated.map_or_else(
-            || (text.to_owned(), None),
-            |(path, state)| (path.to_owned(), Some(state)),
-        ),
+        stated.map_or_else(|| (text.clone(), None), |(path, state)| (path.to_owned(), Some(state))),
     )
 }
 
@@ -155,8 +169,8 @@ fn is_of(name: &str, places: &[String]) -> bool {
     name.split_once('-').is_some_and(|(place, _)| places.iter().any(|one| one == place))
 }
 
-/// A store was made here by the operator: what was here before counts no more. With an id it is
-/// encrypted.
+/// Notes that the operator made a store here: notes of stores that were here before are removed. With an id
+/// the new store is encrypted.
 pub fn made(path: &Path, encrypted: Option<&[u8; 16]>) {
     if let Some(directory) = directory() {
         let places = of_path(path);
@@ -169,10 +183,10 @@ pub fn made(path: &Path, encrypted: Option<&[u8; 16]>) {
     }
 }
 
-/// Errors when the store at this path is plain, and an encrypted one was there before, or had this id.
+/// Refuses a plain store where an encrypted one was before, at this path or with this id.
 ///
 /// # Errors
-/// `Denied`: it says which files are to be removed when the operator did it.
+/// `Denied`: the error names the files that an operator who made the plain store removes.
 pub(super) fn refuse_plain(path: &Path, id: &[u8; 16]) -> Result<()> {
     let Some(directory) = directory() else { return Ok(()) };
     let (places, own) = (of_path(path), format!("-{}", hex_digits(id)));

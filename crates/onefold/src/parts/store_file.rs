@@ -24,7 +24,12 @@ use onefold_block::{
 use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result, hex_digits};
 use onefold_seal::{AREA_BYTES, KeyArea};
 
-use super::{control, keeper::Keeper, keys, operator, sealed_before, witness::Teller};
+use super::{
+    control,
+    keeper::Keeper,
+    keys, operator, sealed_before,
+    witness::{Teller, UNTOLD},
+};
 
 /// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
 /// a server that was killed.
@@ -67,7 +72,7 @@ impl StoreFile {
         }
     }
 
-    /// The same with a path that does not depend on the directory of the process.
+    /// This store with a path that does not depend on the directory of the process.
     pub fn at_absolute_path(mut self) -> StoreFile {
         self.path = std::path::absolute(&self.path).unwrap_or(self.path);
         self
@@ -81,8 +86,7 @@ impl StoreFile {
         &self.superblock
     }
 
-    /// The key area of an encrypted store as whoever has no key reads it: its higher whole copy. Needs no
-    /// lock.
+    /// The key area of an encrypted store as it is read without a key: its higher whole copy. Needs no lock.
     ///
     /// # Errors
     /// `NotFound`: the store is not encrypted. `Corrupt`: no copy is whole.
@@ -105,7 +109,7 @@ impl StoreFile {
         }
     }
 
-    /// Who is asked for its key.
+    /// The opener of the store: it gives the key, and knows the states that were seen.
     pub fn keys(&self) -> KeySource {
         keys::of_block_store(&self.path)
     }
@@ -175,8 +179,12 @@ impl StoreFile {
         }
     }
 
-    /// The disk that was opened, if it is what was looked at: who can change a link or a directory
-    /// of the path may have put something else there, into which nobody asked us to write.
+    /// Returns the opened disk if it is the one that was looked at. Another user who can change a link or
+    /// a directory of the path may have put something else there, into which the operator did not mean to
+    /// write.
+    ///
+    /// # Errors
+    /// `Io`: it is another one.
     fn is_same(&self, disk: FileDisk) -> Result<FileDisk> {
         let (medium, own) = (disk.medium(), &self.metadata);
         let is_file = if self.is_device() {
@@ -223,7 +231,7 @@ impl StoreFile {
         Ok(engine)
     }
 
-    /// An encrypted store that was opened is remembered as such.
+    /// Notes that an encrypted store was opened by this user.
     fn note_encrypted(&self) {
         if self.is_encrypted() {
             sealed_before::note(&self.path, &self.superblock.fixed.id);
@@ -256,18 +264,18 @@ impl StoreFile {
         }
         WorkingStore::start(store, keeper, self)
     }
+}
 
-    /// Notes the state that is durable of an encrypted store.
-    fn note_state(&self, store: &Store) {
-        match durable_state(store.engine()) {
-            Ok(state) => sealed_before::note_state(&self.superblock.fixed.id, state.sequence),
-            Err(error) => tracing::debug!("the state of a store is not remembered: {error}"),
-        }
+/// Notes the durable state of an encrypted store with this id.
+fn note_state(id: &[u8; 16], store: &Store) {
+    match durable_state(store.engine()) {
+        Ok(state) => sealed_before::note_state(id, state.sequence),
+        Err(error) => tracing::debug!("the state of a store is not remembered: {error}"),
     }
 }
 
-/// Somebody has the store open whom no command reaches: it may be a server without a control
-/// socket, or with one elsewhere.
+/// The error of a store that a process has open which no command reaches. This may be a server without a
+/// control socket, or with one elsewhere.
 fn unreachable_server(error: Error, owner: u32) -> Error {
     let places = control::places::told(owner);
     let hint = "if it is a server that was started with --control DIR, say the same here";
@@ -310,7 +318,7 @@ pub fn holds_something(path: &Path, blocks: u64) -> Result<bool> {
     Ok(false)
 }
 
-/// The engine does not know what its disk is called.
+/// Adds the path of the store to an error of the engine, which does not know how its disk is called.
 fn name_store(path: &Path, error: Error) -> Error {
     let shown = path.display().to_string();
     if error.to_string().contains(&shown) { error } else { error.context(shown) }
@@ -320,9 +328,9 @@ fn name_store(path: &Path, error: Error) -> Error {
 pub struct WorkingStore {
     store: Arc<Store>,
     threads: Vec<JoinHandle<()>>,
-    /// Where an encrypted store is, whose states are noted.
-    noted: Option<StoreFile>,
-    /// Who tells the witness, if there is one.
+    /// The id of an encrypted store, whose states are noted.
+    noted: Option<[u8; 16]>,
+    /// Tells the witness, if there is one.
     teller: Option<Arc<Teller>>,
     /// Dropped to end the threads that keep states elsewhere.
     keeping: Vec<mpsc::Sender<()>>,
@@ -335,17 +343,17 @@ impl WorkingStore {
         let mut working = WorkingStore {
             store,
             threads: Vec::new(),
-            noted: file.is_encrypted().then(|| file.clone()),
+            noted: file.is_encrypted().then_some(file.superblock.fixed.id),
             teller: Teller::of(file.superblock.fixed.id),
             keeping: Vec::new(),
             _keeper: keeper,
         };
         working.spawn("store writer", Store::run_writer)?;
         working.spawn("store background", Store::run_background)?;
-        if let Some(file) = working.noted.clone() {
+        if let Some(id) = working.noted {
             working.keep("store states", move |store, ended| {
                 while ended.recv_timeout(NOTE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                    file.note_state(store);
+                    note_state(&id, store);
                 }
             })?;
         }
@@ -366,7 +374,7 @@ impl WorkingStore {
         self.spawn(name, move |store| job(store, &ended))
     }
 
-    /// Who tells the witness, if there is one.
+    /// The teller of the witness, if there is one.
     pub fn teller(&self) -> Option<&Arc<Teller>> {
         self.teller.as_ref()
     }
@@ -405,12 +413,12 @@ impl WorkingStore {
             return Err(reason);
         }
         self.store.close()?;
-        if let Some(file) = &self.noted {
-            file.note_state(&self.store);
+        if let Some(id) = &self.noted {
+            note_state(id, &self.store);
         }
         if let Some(Err(error)) = self.teller.as_ref().map(|teller| teller.tell(&self.store)) {
-            // It knows an older state, which refuses nobody.
-            operator::warn(&format!("the witness does not know the newest state: {error}"));
+            // The witness knows an older state, which refuses nobody.
+            operator::warn(&format!("{UNTOLD}: {error}"));
         }
         Ok(())
     }

@@ -3,12 +3,15 @@
 //! put back what the witness knows.
 //!
 //! The program gets one line on standard input, `get ID` or `put ID SEQUENCE TAG`, and answers with one
-//! line that says what it knows of the store then: `SEQUENCE TAG`, or `none`. It ends well within
-//! [`WAIT`]. Its words may come from another machine, and are bounded and taken for nothing else.
+//! line that says what it knows of the store then: `SEQUENCE TAG`, or `none`. It ends within [`WAIT`], with
+//! status 0. Its words may come from another machine: this module takes a short line of this form and
+//! nothing else for an answer, and errors show the words without what a terminal obeys.
 //!
-//! *Crash argument:* it is told states that are durable ([`durable_state`]) and no others, one after the
+//! *Crash argument:* the witness is told durable states ([`durable_state`]) and no others, one after the
 //! other. So it may know an older state than the store has, as when this process is killed before it
 //! tells one, and never a newer one.
+//!
+//! *Threads:* one thread of a served store tells the witness, and waits for it. Nobody else does.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,7 +28,10 @@ use parking_lot::Mutex;
 /// How long the program may take to answer.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// What the program is for.
+/// The sentence that an operator reads while the witness lacks the newest state; a reason follows.
+pub const UNTOLD: &str = "the witness does not know the newest state";
+
+/// The purpose of the program, for errors.
 const ROLE: Role = Role { does: "is the witness", gives: "answer", wait: WAIT };
 
 /// How often a served store is looked at.
@@ -35,30 +41,30 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// change is told.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
-/// How often a checkpoint is asked for: what lies behind the last one has no number of its own.
+/// How often a checkpoint is asked for: changes behind the last one belong to no state with a number.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(30);
 
 /// How often the log says that the witness does not take a state.
 const WARN_EVERY: Duration = Duration::from_secs(600);
 
-/// Characters of the program's words that an error holds at most.
+/// Characters of the program's words that an error shows at most.
 const SAID_MAX: usize = 300;
 
 static WITNESS: OnceLock<Witness> = OnceLock::new();
 
-/// Takes the program that is the witness; once, before anything is opened.
+/// Sets the program that is the witness of this process. The command calls this once, before it opens
+/// anything; later calls change nothing.
 pub fn give(program: PathBuf) {
-    // It is given once, at the beginning.
     let _ = WITNESS.set(Witness { program });
 }
 
-/// The witness, if there is one.
+/// The witness of this process, if it has one.
 #[must_use]
 pub fn witness() -> Option<&'static Witness> {
     WITNESS.get()
 }
 
-/// Says that a store which is no block store is served without the witness.
+/// Logs that an archive or a store of the cluster engine is served without the witness, if there is one.
 pub fn is_not_for(store: &Path) {
     if witness().is_some() {
         let store = store.display();
@@ -72,10 +78,10 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// What it knows of the store with this id.
+    /// Asks the witness for the state of the store with this id that it knows; `None` when it knows none.
     ///
     /// # Errors
-    /// It did not answer: nobody can tell whether the store is the newest one.
+    /// The witness did not answer, so that nobody can tell whether the store is older.
     pub(super) fn seen(&self, id: &[u8; 16]) -> Result<Option<StateSeen>> {
         let known = self.ask(&format!("get {}\n", hex_digits(id))).map_err(|error| {
             let why = format!(
@@ -95,10 +101,10 @@ impl Witness {
         Ok(known.map(seen))
     }
 
-    /// Tells it the durable state of a store.
+    /// Tells the witness the durable state of a store.
     ///
     /// # Errors
-    /// It did not answer, or does not know this state then.
+    /// The witness did not answer. `Denied`: it goes on knowing another state.
     pub(super) fn tell(&self, id: &[u8; 16], state: &DurableState) -> Result<()> {
         let DurableState { sequence, tag } = state;
         let known =
@@ -127,7 +133,7 @@ impl Witness {
     }
 }
 
-/// Understands an answer; `None` for what is none.
+/// Understands an answer of the witness; `None` for bytes that are no answer.
 #[allow(clippy::option_option, reason = "the inner one is the answer 'none'")]
 fn understood(answer: &[u8]) -> Option<Option<DurableState>> {
     let line = std::str::from_utf8(answer).ok()?;
@@ -148,30 +154,30 @@ fn all(text: &str, is_right: impl Fn(char) -> bool) -> bool {
     text.chars().all(is_right)
 }
 
-/// Words of the program in one line, without what a terminal obeys.
+/// The first words of the program in one line, without control characters.
 fn plain(said: &str) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     said.chars().take(SAID_MAX).map(shown).collect()
 }
 
-/// How it stands with what the witness is told of a store.
+/// The tellings to the witness about one store, so far.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// The last state that it took.
+    /// The number of the last state that the witness took.
     pub state: Option<u64>,
-    /// When that was.
+    /// When that state was told.
     pub at: Option<Instant>,
-    /// Since when there is a newer durable state.
+    /// Since when there is a newer durable state; `None` when the witness knows the newest.
     pub behind_since: Option<Instant>,
-    /// States that it took.
+    /// States that the witness took.
     pub taken: u64,
-    /// States that it did not take.
+    /// Tellings that failed.
     pub failures: u64,
-    /// Why it did not take the last one.
+    /// Why the last telling failed; `None` when it did not.
     pub failure: Option<String>,
 }
 
-/// Tells the witness of one store.
+/// Tells the witness the durable states of one store.
 pub struct Teller {
     witness: &'static Witness,
     id: [u8; 16],
@@ -179,19 +185,19 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Tells the witness of the store with this id; `None` without a witness.
+    /// A teller for the store with this id; `None` without a witness.
     pub(super) fn of(id: [u8; 16]) -> Option<Arc<Teller>> {
         let of = |witness| Arc::new(Teller { witness, id, told: Mutex::default() });
         witness().map(of)
     }
 
-    /// How it stands.
+    /// The tellings so far.
     pub fn told(&self) -> Told {
         self.told.lock().clone()
     }
 
-    /// Tells what changes, until the other side of the channel is dropped. A witness that fails or hangs
-    /// holds up nobody else.
+    /// Tells the witness each new durable state, at most every [`TELL_EVERY`], until the other side of the
+    /// channel is dropped. A witness that fails or hangs holds up this thread and no other.
     pub(super) fn run(&self, store: &Store, ended: &mpsc::Receiver<()>) {
         let (mut wanted, mut tried, mut warned) = (Instant::now(), None::<Instant>, None);
         while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -211,7 +217,7 @@ impl Teller {
                     let is_due = |at: Instant| at.elapsed() >= WARN_EVERY;
                     if !failed || warned.is_none_or(is_due) {
                         warned = Some(Instant::now());
-                        tracing::error!("the witness does not know the newest state: {error}");
+                        tracing::error!("{UNTOLD}: {error}");
                     }
                 }
             }
@@ -230,7 +236,7 @@ impl Teller {
         true
     }
 
-    /// Tells it the state that is durable now, unless it knows that.
+    /// Tells the witness the state that is durable now, unless the witness took it before.
     ///
     /// # Errors
     /// As [`Witness::tell`].

@@ -1,10 +1,10 @@
-//! What `accept --audit` writes: who came with which right, which files of the archive were made and
-//! removed, what was refused, and the sums at the end.
+//! The lines of `accept --audit`: who came with which right, which files of the archive a client made and
+//! removed, which requests were refused, and sums at the end.
 //!
-//! Several of these processes write one log, each line as a whole. A connection has so many lines at once,
-//! and one a second; what it did beyond is counted. No line has content or keys: names are those of the
-//! archive's files, and what a client says is shortened and escaped. What the log misses is told in the
-//! next line, and not to the client.
+//! Several processes write one log, each line as a whole. A connection has the lines of its [`Budget`], 64 at
+//! once and one a second beyond these; further acts are counted, and the next line has their number. No line
+//! has content or keys: names are those of the archive's files, and texts of a client are shortened and
+//! escaped. If a line can't be written, the next one says so, and the client learns nothing of it.
 
 use std::{
     net::IpAddr,
@@ -34,7 +34,7 @@ const TEXT_MAX: usize = 200;
 /// Characters of the name that the operator gave at most.
 const NAME_MAX: usize = 64;
 
-/// The log of one connection; without `--audit` it hears of nothing.
+/// The log of one connection; without `--audit` nothing is written.
 #[derive(Clone, Default)]
 pub(super) struct Audited(Option<Arc<Connection>>);
 
@@ -46,7 +46,7 @@ struct Connection {
     has_ended: Mutex<bool>,
 }
 
-/// What the client did altogether.
+/// Sums over all that the client did.
 #[derive(Default)]
 struct Sums {
     created: AtomicU64,
@@ -95,18 +95,18 @@ impl Audited {
         }))))
     }
 
-    /// The client may do this from now on.
+    /// Writes that the client was let in, with this right, and whether it may create the archive.
     pub(super) fn accepted(&self, right: Right, new: bool) {
         let right = if right == Right::Read { "read" } else { "manage" };
         self.always("accepted", &[("right", json!(right)), ("new", json!(new))]);
     }
 
-    /// The client got nothing.
+    /// Writes that the client was sent away, and why.
     pub(super) fn sent_away(&self, why: &str) {
         self.always("sent-away", &[("why", json!(short(why)))]);
     }
 
-    /// Hears what the client does.
+    /// Counts an act of the client, and writes a line about it if the act and the budget call for one.
     pub(super) fn hear(&self, act: Act<'_>) {
         let Some(connection) = &self.0 else { return };
         let sums = &connection.sums;
@@ -135,7 +135,7 @@ impl Audited {
         }
     }
 
-    /// The connection ended, for this reason. The first call counts.
+    /// Writes that the connection ended, why, and the sums. Only the first call writes.
     pub(super) fn ended(&self, why: &str) {
         let Some(connection) = &self.0 else { return };
         if std::mem::replace(&mut *connection.has_ended.lock(), true) {

@@ -35,8 +35,11 @@ impl Root {
         self.stored_as == Path::new("/")
     }
 
-    /// Fails when another file system, which was not given, lies on the way to a path below it that
-    /// was.
+    /// Makes sure that a walk which stays on one file system comes to the paths below this root that were
+    /// given.
+    ///
+    /// # Errors
+    /// Another file system, which was not given, lies on the way to one of them.
     fn reaches_all_below(&self) -> Result<(), Failure> {
         for path in &self.below {
             let way = path.ancestors().skip(1).take_while(|above| **above != self.at);
@@ -68,7 +71,7 @@ impl Root {
     }
 }
 
-/// What ends a path in a list of them.
+/// The end of a path in a list of paths.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ends {
     /// The end of a line; empty lines and those that begin with `#` are no paths.
@@ -77,10 +80,10 @@ pub(super) enum Ends {
     Zero,
 }
 
-/// The paths that a file lists, as they stand there; `-` is standard input.
+/// Reads the paths that a file lists, as they stand there; `-` is standard input.
 ///
 /// # Errors
-/// It can't be read, or has more than paths of a snapshot can have.
+/// The file can't be read, has more than 1 MiB, or lists no path.
 pub(super) fn listed(file: &Path, ends: Ends) -> Result<Vec<PathBuf>, Failure> {
     let text = match file == Path::new("-") {
         true => given(Ok(std::io::stdin().lock()), file, LISTED_BYTES, "paths")?,
@@ -99,13 +102,13 @@ pub(super) fn listed(file: &Path, ends: Ends) -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-/// The roots of a backup, in the order of their parts; those that lie below others are parts of
-/// them.
+/// Makes roots of the paths of a backup, in the order of their parts. A path below another one is no root of
+/// its own, and is noted with that one.
 ///
 /// # Errors
-/// A path that is missing, or to which another user bars the way, unless others are there; several
-/// paths, with `stored_as`; with `one_file_system` a path that a walk from the one above it does not come
-/// to.
+/// A path is missing, and no other user could have removed it; another user bars the way to all paths;
+/// several paths, with `stored_as`; with `one_file_system` a path to which a walk from the root above it
+/// does not come.
 pub(super) fn sorted(
     paths: &[PathBuf],
     stored_as: Option<&Path>,
@@ -114,8 +117,8 @@ pub(super) fn sorted(
     let (mut all, mut barred): (Vec<Root>, Vec<(PathBuf, Error)>) = (Vec::new(), Vec::new());
     for path in paths {
         let at = plain(path)?;
-        // A missing root is no snapshot. One that another user may have removed, or put something over,
-        // is left out, or he would keep all others from theirs.
+        // A missing root ends the backup. A root that another user may have removed, or put something
+        // over, is left out: otherwise that user could keep all other roots from being stored.
         barred.extend(Place::of(&at, false)?.err().map(|error| (at.clone(), error)));
         all.push(Root { stored_as: at.clone(), at, below: Vec::new() });
     }
@@ -149,8 +152,8 @@ pub(super) fn sorted(
     Ok(all)
 }
 
-/// True when something is mounted on a path, and not by another user. Asks no file system that is
-/// mounted there or on the way.
+/// True when something is mounted on a path, and not by another user. The file systems that are mounted there
+/// or on the way are not asked.
 fn is_mount_point(path: &Path) -> bool {
     let Ok(Ok(place)) = Place::of(path, false) else { return false };
     let unasked = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
@@ -158,7 +161,7 @@ fn is_mount_point(path: &Path) -> bool {
     told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// The system says nothing of a path.
+/// The error of a path of which the system says nothing.
 pub(super) fn unseen(path: &Path, error: std::io::Error) -> Error {
     let path = path.display();
     match error.kind() {
@@ -190,9 +193,10 @@ fn parts(path: &Path) -> impl Iterator<Item = &[u8]> {
     path.iter().map(|part| part.as_bytes())
 }
 
-/// The entry of a directory on the way to a root: only what leads there is in it. A directory that
-/// this system does not have, on the way to what is stored under another path, is root's. One that
-/// can't be looked at is root's alone, since nobody knows whom it let in.
+/// The entry of a directory on the way to a root; the snapshot has in it only what leads to roots. A
+/// directory that this system does not have, as on the way to a root that is stored under another path,
+/// belongs to root with mode 0755. One that can't be looked at gets mode 0700, since nobody knows whom it
+/// let in.
 pub(super) fn on_the_way(path: &Path) -> TreeEntry {
     let mut entry = TreeEntry {
         name: path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),

@@ -1,8 +1,8 @@
-//! Who is let in over a network, and how the server hears that this has changed.
+//! The files that say who may use a server, and the signal at which it reads them again.
 //!
-//! SIGHUP has the files of `--tls` and of `--access` read again; what can't be read leaves all as it
-//! was. Connections that would not be let in any more end then. Without such files a service goes
-//! on, and a server on a terminal ends.
+//! At SIGHUP the server reads the files of `--tls` and of `--access` again; if one can't be read, all stays
+//! as it was. Then the connections end that would not be let in any more. Without such files SIGHUP leaves a
+//! service alone, and ends a server on a terminal.
 
 use std::{path::Path, sync::Arc};
 
@@ -23,11 +23,11 @@ use super::{append_only::ReadOnly, auditor::Auditor};
 pub(super) struct Trust {
     pub(super) credentials: Option<Arc<Credentials>>,
     access: Option<Arc<Access>>,
-    /// SIGHUP, where there are files to be read again, and of a service manager. Else it may say that the
-    /// terminal is gone. Until [`follow_hangups`](Trust::follow_hangups) takes it a SIGHUP waits, and ends no
-    /// service that opens its store.
+    /// SIGHUP, where there are files to be read again, and in a service. Elsewhere the signal may say
+    /// that the terminal is gone, and is not taken. Until [`follow_hangups`](Trust::follow_hangups) takes
+    /// this, a SIGHUP waits, and does not end a service that opens its store.
     hangups: Arc<Mutex<Option<Hangups>>>,
-    /// Where it is written who did what.
+    /// The log of `--audit`, which tells who did what.
     pub(super) audit: Option<Arc<Auditor>>,
 }
 
@@ -52,7 +52,7 @@ impl Trust {
         Ok(Trust { credentials, access, hangups, audit })
     }
 
-    /// Hears of commands.
+    /// The listener that writes commands to the audit log, if there is one.
     pub(super) fn heard(&self) -> Option<Heard> {
         self.audit.as_ref().map(Auditor::heard)
     }
@@ -64,8 +64,8 @@ impl Trust {
         }
     }
 
-    /// Writes that the server ended its work on a store. Another one may write the audit log from
-    /// now on.
+    /// Writes to the audit log that the server ended its work on a store. Another server may write the
+    /// log from now on.
     pub(super) fn ended(&self, store: &Path) {
         self.tells("ended", store);
         if let Some(audit) = &self.audit {
@@ -82,7 +82,11 @@ impl Trust {
         if append_only { Arc::new(ReadOnly(rights)) } else { rights }
     }
 
-    /// Reads the files again at each SIGHUP, and ends connections of those who lost what they had.
+    /// Starts a thread that reads the files again at each SIGHUP, and ends connections of clients who
+    /// lost their right.
+    ///
+    /// # Errors
+    /// `Io`: no thread can be started.
     pub(super) fn follow_hangups(&self, watch: Watch) -> Result<()> {
         let Some(mut hangups) = self.hangups.lock().take() else { return Ok(()) };
         let trust = self.clone();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use onefold::parts::witness::UNTOLD;
 use onefold_console::{failure::one_line, size::Size};
 
 use crate::report::{Report, Space, Witness, receiving};
@@ -20,13 +21,14 @@ pub(super) fn problems(report: &Report, min_free: Option<u64>) -> Vec<String> {
     stopped.chain(room(&report.space, min_free)).chain(witness).chain(cut_off).collect()
 }
 
-/// A witness that does not learn the newest state: a rollback to what it knows would not be noticed.
+/// The sentence about a witness that does not learn the newest state: nobody would notice a rollback to the
+/// state that it knows.
 fn untold(witness: &Witness) -> Option<String> {
     let behind = Duration::from_secs(witness.behind_seconds);
     (behind >= UNTOLD_MAX).then(|| {
         let why = witness.failure.as_deref().unwrap_or("it takes too long to answer");
         let behind = humantime::format_duration(behind);
-        format!("the witness does not know the newest state, for {behind}: {}", one_line(why))
+        format!("{UNTOLD}, for {behind}: {}", one_line(why))
     })
 }
 

@@ -46,11 +46,14 @@ pub(crate) struct Options {
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 
-    /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, or is full, a witness that does not know its newest state, data of the cluster engine that no worker deduplicates, servers
-    /// and workers that say nothing, or whose file system is, a snapshot that was not received
-    /// to its end for two days, nodes that do not count, damaged chunks, sets without a recent snapshot,
-    /// sets from which a policy would take too much, an overdue gc or scrub
+    /// For monitoring: says only what needs an operator, and exits with 1 when something does. Of all
+    /// engines: too little free space (see --min-free). Of a block store: writes that stopped, a witness
+    /// that has not known the newest state for two minutes, a snapshot that was not received to its end
+    /// for two days. Of an archive: a server that takes no more writes, nodes that do not count, a chunk
+    /// index that is lost or not where it should be, damaged chunks, sets without a recent snapshot or
+    /// that shrank, sets from which a policy would take too much, an overdue gc or scrub. Of a store of
+    /// the cluster engine: damaged objects, data that no worker deduplicates, servers and workers that
+    /// say nothing
     #[arg(long)]
     check: bool,
 
