@@ -40,6 +40,9 @@ pub(crate) type ByFingerprint<T> = HashMap<Fingerprint, T, BuildHasherDefault<Pr
 #[derive(Default)]
 pub(crate) struct Auxiliary {
     entries: ByFingerprint<Address>,
+    /// Other addresses of the same chunks: two sessions stored one at a time, neither knowing of the
+    /// other, and either may be given up.
+    twice: ByFingerprint<Vec<Address>>,
     /// Containers that are listed, and by which frame.
     listed: BTreeMap<ContainerId, u64>,
     /// Entries of listed containers.
@@ -92,7 +95,11 @@ impl Auxiliary {
             written: false,
             named: false,
         });
-        self.entries.insert(fingerprint, address);
+        if let Some(before) = self.entries.insert(fingerprint, address)
+            && before.container != address.container
+        {
+            self.twice.entry(fingerprint).or_default().push(before);
+        }
     }
 
     /// The container is written.
@@ -151,7 +158,18 @@ impl Auxiliary {
     }
 
     fn forget(&mut self, gone: &BTreeSet<ContainerId>) {
-        self.entries.retain(|_, address| !gone.contains(&address.container));
+        self.twice.retain(|_, others| {
+            others.retain(|other| !gone.contains(&other.container));
+            !others.is_empty()
+        });
+        let twice = &mut self.twice;
+        self.entries.retain(|fingerprint, address| {
+            if gone.contains(&address.container) {
+                let other = twice.get_mut(fingerprint).and_then(Vec::pop);
+                return other.map(|other| *address = other).is_some();
+            }
+            true
+        });
         self.listed.retain(|id, _| !gone.contains(id));
         self.listed_entries = self
             .entries
@@ -229,5 +247,32 @@ impl Auxiliary {
     pub(crate) fn forget_listed(&mut self, upto: u64) {
         let gone = self.listed.iter().filter(|(_, at)| **at <= upto).map(|(&id, _)| id).collect();
         self.forget(&gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two sessions store a chunk at a time; whichever is given up, the other one's is found.
+    #[test]
+    fn a_chunk_that_two_sessions_stored_outlives_either() {
+        for given_up in [1, 2] {
+            let chunk = Fingerprint([7; 16]);
+            let mut auxiliary = Auxiliary::default();
+            for session in [1, 2] {
+                let address = Address { container: ContainerId(session), slot: 0 };
+                auxiliary.insert(chunk, address, session);
+                auxiliary.written(ContainerId(session));
+            }
+            assert!(auxiliary.abandon(given_up).is_empty());
+            let left = ContainerId(3 - given_up);
+            auxiliary.list([(left, 1)].into_iter(), 9);
+            auxiliary.end(3 - given_up);
+            let (entries, upto) = auxiliary.listed();
+            assert_eq!((entries.len(), entries[0].1.container, upto), (1, left, 9));
+            auxiliary.forget_listed(9);
+            assert!(auxiliary.entries.is_empty() && auxiliary.twice.is_empty());
+        }
     }
 }
