@@ -102,9 +102,10 @@ impl Sim {
         for n in (0..chunks).filter(|_| self.aside.percent(50)) {
             bits[n / 8] |= 1 << (n % 8);
         }
+        // Also when its sync fails: others may have read it.
+        self.noted = true;
         record_damage(&archive, &BTreeMap::from([(id, bits)]))
             .map_err(|e| self.judge("note", &e))?;
-        self.noted = true;
         self.say(|| format!("chunks of container {id} are noted as damaged"));
         self.reach.hit("damage was noted of what is whole");
         Ok(())
