@@ -103,17 +103,23 @@ fn sparse(at: &Path, owner: u32, bytes: u64) {
     chown(at, Some(owner), Some(owner)).unwrap();
 }
 
-/// Files that the stranger keeps locked, by writes from memory that is never filled, until this is dropped.
-struct Locked {
+/// Files that a user keeps locked, by writes from memory that is never filled, until this is dropped.
+pub(super) struct Locked {
     silent: Option<Silent>,
     locker: Child,
 }
 
 impl Locked {
-    /// `None` where this can't be.
+    /// By the stranger; `None` where this can't be.
     fn new(street: &Street, files: &[PathBuf]) -> Option<Locked> {
-        fs::write(street.path("silent"), "").unwrap();
-        let silent = Silent::new(street.path("silent"));
+        let python = street.program(STRANGER, Path::new("/usr/bin/python3"));
+        Locked::by(python, street.path("silent"), files)
+    }
+
+    /// By this Python, with a file that never gives its bytes; `None` where this can't be.
+    pub(super) fn by(mut python: Command, at: PathBuf, files: &[PathBuf]) -> Option<Locked> {
+        fs::write(&at, "").unwrap();
+        let silent = Silent::new(at.clone());
         let program = "import mmap, os, sys, threading\n\
             source = os.open(sys.argv[1], 0)\n\
             def lock(path, n):\n    \
@@ -121,8 +127,7 @@ impl Locked {
                 os.write(os.open(path, os.O_RDWR), memory)\n\
             for n, path in enumerate(sys.argv[2:]):\n    \
                 threading.Thread(target=lock, args=(path, n)).start()";
-        let mut python = street.program(STRANGER, Path::new("/usr/bin/python3"));
-        python.args(["-c", program]).arg(street.path("silent")).args(files);
+        python.args(["-c", program]).arg(at).args(files);
         let locker = python.stderr(Stdio::null()).spawn().ok()?;
         let locked = Locked { silent, locker };
         // Those that could not lock their file have ended.
