@@ -7,17 +7,23 @@
 //! *Durability:* a line is given to the system before [`AuditLog::note`] returns. A line survives the end of
 //! the server; a power cut may take the last ones.
 //!
-//! *Threads:* a user who may read a log can hold up writes to it, by a read past the cache into memory that a
-//! program of that user serves and never fills: such a read keeps the lock of the file. So each log has a
-//! thread that writes, and all other threads wait for two seconds at most until their line is written.
+//! *Readers:* a user who may read a log can hold up writes to it, by a read past the cache into memory that a
+//! program of that user serves and never fills: such a read keeps the lock of the file. No signal ends a write
+//! that waits for it, and the process keeps all of its locks. So a log that others may read is refused.
+//!
+//! *Threads:* a disk may hold up a write, too. So each log has a thread that writes, and all other threads wait
+//! for two seconds at most until their line is written.
+
+mod accounts;
+mod among;
 
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    fs::{File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
     io::{BufRead, Read, Seek, SeekFrom, Write},
     os::unix::{
-        fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
+        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
         net::UnixDatagram,
     },
     path::{Path, PathBuf},
@@ -30,6 +36,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+
+use accounts::Accounts;
+use among::{Among, note_alone};
+
+pub use accounts::{LINES, LINES_A_SECOND};
 
 /// Bytes of a line at most: a longer one is not written, and counts as lost.
 const LINE_MAX: usize = 16 << 10;
@@ -91,8 +102,19 @@ struct Queue {
 struct Line {
     number: u64,
     fields: Map<String, Value>,
+    of: Option<Of>,
     /// Gets the result, if a thread waits for it.
     answer: Option<mpsc::SyncSender<Result<()>>>,
+}
+
+/// The client that a line is about, and whose budget it takes.
+pub struct Of {
+    /// The client's name.
+    pub who: String,
+    /// The kind of the line. Each kind has a budget of its own.
+    pub kind: &'static str,
+    /// Lines about the client that were left out before this one, as of a budget of the caller's.
+    pub left_out: u64,
 }
 
 struct State {
@@ -101,6 +123,8 @@ struct State {
     before: String,
     /// Lines that could not be written since the last one.
     lost: u64,
+    /// The accounts of clients, of a log that has them in no lock.
+    accounts: Accounts,
 }
 
 enum To {
@@ -115,61 +139,13 @@ enum To {
     Journal(UnixDatagram),
 }
 
-/// The means by which one of several processes that write a log takes its turn.
-struct Among {
-    /// The file that a process locks for each line. It holds the hash of the last line, so that a log that
-    /// was begun anew goes on from the old one.
-    lock: File,
-    /// Length of the log in bytes after the last line of this process. If the length is still the same,
-    /// nobody wrote since.
-    bytes: Option<u64>,
-}
-
-impl Among {
-    /// Waits for the other processes.
-    fn take(&self) -> Result<()> {
-        let failed = |errno: rustix::io::Errno| Error::from_io("the lock of the log", errno.into());
-        flock(&self.lock, FlockOperation::LockExclusive).map_err(failed)
-    }
-
-    fn give_back(&self) {
-        // Closing the file gives the lock back, too.
-        let _ = flock(&self.lock, FlockOperation::Unlock);
-    }
-
-    /// The hash of the last line, whoever wrote that line, and whether the file ends within a line. `own` is
-    /// the hash of this process's last line.
-    fn last(&self, path: &Path, file: &File, own: &str) -> Result<(String, bool)> {
-        let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
-        match bytes {
-            0 => Ok((self.head().unwrap_or_else(|| NOTHING.to_owned()), false)),
-            _ if self.bytes == Some(bytes) => Ok((own.to_owned(), false)),
-            _ => last_line(path, file),
-        }
-    }
-
-    fn head(&self) -> Option<String> {
-        let mut text = [0; NOTHING.len()];
-        self.lock.read_exact_at(&mut text, 0).ok()?;
-        let text = std::str::from_utf8(&text).ok()?;
-        text.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| text.to_owned())
-    }
-
-    /// Notes that this process wrote a line with this hash.
-    fn wrote(&mut self, file: &File, hash: &str) {
-        self.bytes = file.metadata().ok().map(|metadata| metadata.len());
-        // As long as the log is not begun anew, its last line says the same.
-        let _ = self.lock.write_all_at(hash.as_bytes(), 0);
-    }
-}
-
 impl AuditLog {
     /// Goes on with the log in a file. A missing file is made, for this user alone. When somebody renames the
     /// file later, as programs that rotate logs do, the next line begins a new file.
     ///
     /// # Errors
-    /// `Denied`: the file is another user's, or others may write to it. `Busy`: another process writes the
-    /// log. `InvalidInput`: the path is no regular file, or the file has more than 1 MiB and does not end as
+    /// `Denied`: the file is another user's, or others may read it or write to it. `Busy`: another process
+    /// writes the log. `InvalidInput`: the path is no regular file, or the file has more than 1 MiB and does not end as
     /// an audit log does. The errors of the system.
     pub fn file(path: &Path) -> Result<AuditLog> {
         let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
@@ -180,28 +156,17 @@ impl AuditLog {
     }
 
     /// As [`file`](Self::file), for processes that write one log at the same time: a process locks the log
-    /// for each line, which then follows the last line of all of them.
+    /// for each line, which then follows the last line of all of them. Opening waits for no process that
+    /// writes a line.
     ///
     /// # Errors
-    /// As [`file`](Self::file). `Busy`: for two seconds another process kept the lock, as one does that
-    /// writes the log alone.
+    /// As [`file`](Self::file). `Busy`: a server writes the log alone, and did so for two seconds.
     pub fn shared_file(path: &Path) -> Result<AuditLog> {
         let path = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
-        let lock = open_lock(&path)?;
-        let begun = Instant::now();
-        loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(errno) => return Err(not_locked(&path, errno)),
-            }
-        }
+        let among = Some(Among::new(&path, open_lock(&path)?)?);
         let file = open(&path)?;
+        // Another process may be writing: the first line looks for the last one anew.
         let (before, torn) = last_line(&path, &file)?;
-        flock(&lock, FlockOperation::Unlock).map_err(|errno| not_locked(&path, errno))?;
-        let among = Some(Among { lock, bytes: None });
         AuditLog::new(To::File { path, file, torn, among }, before, None)
     }
 
@@ -224,7 +189,8 @@ impl AuditLog {
     fn new(to: To, before: String, lock: Option<File>) -> Result<AuditLog> {
         let shared = Arc::new(Shared::default());
         shared.queue.lock().head.clone_from(&before);
-        let (of_thread, state) = (shared.clone(), State { to, before, lost: 0 });
+        let state = State { to, before, lost: 0, accounts: Accounts::default() };
+        let of_thread = shared.clone();
         std::thread::Builder::new()
             .name("audit".to_owned())
             .spawn(move || of_thread.write(state))
@@ -239,8 +205,24 @@ impl AuditLog {
     /// perhaps because one before it was not, or too many lines wait. The errors of the system. After each
     /// error the next line says in `lost` how many are missing before it.
     pub fn note(&self, fields: Map<String, Value>) -> Result<()> {
+        self.note_and_wait(fields, None)
+    }
+
+    /// As [`note`](Self::note), for a line about a client that may be at work in other processes, too: all of
+    /// its lines of one kind take one budget, of [`LINES`] at once and [`LINES_A_SECOND`] beyond, which lies in
+    /// the lock of a [`shared_file`](Self::shared_file). A line beyond it is left out, and that is no error. The
+    /// field `unsaid` of the next line about the client has the number of lines that were left out; if none
+    /// comes for a minute, a line of its own has it, behind the next line about anybody.
+    ///
+    /// # Errors
+    /// As [`note`](Self::note).
+    pub fn note_within(&self, of: Of, fields: Map<String, Value>) -> Result<()> {
+        self.note_and_wait(fields, Some(of))
+    }
+
+    fn note_and_wait(&self, fields: Map<String, Value>, of: Option<Of>) -> Result<()> {
         let (answer, answered) = mpsc::sync_channel(1);
-        let number = self.line_up(fields, Some(answer))?;
+        let number = self.line_up(fields, of, Some(answer))?;
         if let Ok(written) = answered.recv_timeout(PATIENCE) {
             return written;
         }
@@ -259,13 +241,14 @@ impl AuditLog {
     /// # Errors
     /// `Busy`: a write has taken two seconds, or 1024 lines wait.
     pub fn note_later(&self, fields: Map<String, Value>) -> Result<()> {
-        self.line_up(fields, None).map(|_| ())
+        self.line_up(fields, None, None).map(|_| ())
     }
 
     /// Gives a line a number, and hands it to the thread that writes.
     fn line_up(
         &self,
         fields: Map<String, Value>,
+        of: Option<Of>,
         answer: Option<mpsc::SyncSender<Result<()>>>,
     ) -> Result<u64> {
         let mut queue = self.shared.queue.lock();
@@ -276,7 +259,7 @@ impl AuditLog {
         }
         queue.number += 1;
         let number = queue.number;
-        queue.lines.push_back(Line { number, fields, answer });
+        queue.lines.push_back(Line { number, fields, of, answer });
         self.shared.came.notify_one();
         Ok(number)
     }
@@ -315,7 +298,7 @@ impl Shared {
             };
             queue.writing = Some(Instant::now());
             state.lost += std::mem::take(&mut queue.lost);
-            let written = MutexGuard::unlocked(&mut queue, || state.write(line.fields));
+            let written = MutexGuard::unlocked(&mut queue, || state.write(line.fields, line.of));
             state.lost += u64::from(written.is_err());
             queue.writing = None;
             queue.head.clone_from(&state.before);
@@ -333,18 +316,78 @@ fn hanging() -> Error {
 }
 
 impl State {
-    /// Writes a line, between those of other processes if there are any.
-    fn write(&mut self, fields: Map<String, Value>) -> Result<()> {
+    /// Writes a line, between those of other processes if there are any, if the budget of its client has one.
+    fn write(&mut self, fields: Map<String, Value>, of: Option<Of>) -> Result<()> {
         if let To::File { among: Some(among), .. } = &self.to {
             among.take()?;
         }
+        let written = match of {
+            Some(of) => self.write_within(fields, &of),
+            None => self.write_one(fields),
+        };
+        if let To::File { among: Some(among), .. } = &self.to {
+            among.give_back();
+        }
+        written
+    }
+
+    fn write_within(&mut self, mut fields: Map<String, Value>, of: &Of) -> Result<()> {
+        let now = accounts::now();
+        let mut accounts = match &self.to {
+            To::File { among: Some(among), .. } => among.accounts(),
+            _ => std::mem::take(&mut self.accounts),
+        };
+        let unsaid = accounts.take(&of.who, of.kind, of.left_out, now);
+        let due = accounts.due(now);
+        // First: a line that no account has would fill a disk.
+        let mut written = self.keep(accounts.clone());
+        let all = unsaid.map(|unsaid| {
+            if unsaid > 0 {
+                fields.insert("unsaid".to_owned(), unsaid.into());
+            }
+            (of.who.clone(), unsaid, fields)
+        });
+        let counts = due.into_iter().map(|(who, unsaid)| {
+            let shown = if who.is_empty() { "others" } else { &who };
+            let fields =
+                [("event", "unsaid".into()), ("who", shown.into()), ("unsaid", unsaid.into())];
+            let fields = fields.map(|(name, value): (&str, Value)| (name.to_owned(), value));
+            (who, unsaid, Map::from_iter(fields))
+        });
+        let mut untold = false;
+        for (who, unsaid, fields) in all.into_iter().chain(counts) {
+            if written.is_ok() {
+                written = self.write_one(fields);
+            }
+            if written.is_err() {
+                accounts.leave_out(&who, unsaid, now);
+                untold |= unsaid > 0;
+            }
+        }
+        if untold {
+            self.keep(accounts)?;
+        }
+        written
+    }
+
+    fn keep(&mut self, accounts: Accounts) -> Result<()> {
+        match &self.to {
+            To::File { among: Some(among), .. } => among.keep(&accounts),
+            _ => {
+                self.accounts = accounts;
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a line; other processes wait meanwhile.
+    fn write_one(&mut self, fields: Map<String, Value>) -> Result<()> {
         let written = self.write_next(fields);
         if let To::File { file, among: Some(among), .. } = &mut self.to {
             match &written {
                 Ok(()) => among.wrote(file, &self.before),
-                Err(_) => among.bytes = None,
+                Err(_) => among.failed(),
             }
-            among.give_back();
         }
         written
     }
@@ -397,6 +440,7 @@ impl State {
         let To::File { path, file, torn, .. } = &mut self.to else { return Ok(()) };
         let failed = |e| Error::from_io(path.display(), e);
         let open_one = file.metadata().map_err(failed)?;
+        is_private(path, &open_one)?;
         match std::fs::symlink_metadata(&path) {
             Ok(there) if (there.dev(), there.ino()) == (open_one.dev(), open_one.ino()) => Ok(()),
             Ok(_) | Err(_) => {
@@ -438,14 +482,30 @@ fn open(path: &Path) -> Result<File> {
         let why = "this audit log belongs to another user, or others may write to it";
         return Err(wrong(Kind::Denied, why));
     }
-    Ok(file)
+    is_private(path, &metadata).map(|()| file)
+}
+
+/// Makes sure that nobody but its user may read a log, also by a list of rights, whose mask is the group's part
+/// of the mode.
+fn is_private(path: &Path, metadata: &Metadata) -> Result<()> {
+    if metadata.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    let why = "others may open this audit log, and who reads it can hold its server up for ever";
+    Err(Error::new(
+        Kind::Denied,
+        format!("{shown}: {why}; make it its user's alone: chmod 600 {shown}"),
+    ))
 }
 
 /// Locks a log against other servers.
 fn lock(path: &Path) -> Result<File> {
     let file = open_lock(path)?;
     let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-    locked.map(|()| file).map_err(|errno| not_locked(path, errno))
+    locked.map_err(|errno| not_locked(path, errno))?;
+    note_alone(&file).map_err(|e| Error::from_io(path.display(), e))?;
+    Ok(file)
 }
 
 fn not_locked(path: &Path, errno: rustix::io::Errno) -> Error {
@@ -737,6 +797,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let reader = File::open(&path).unwrap();
         flock(&reader, FlockOperation::LockShared).unwrap();
         let log = AuditLog::file(&path).unwrap();
@@ -817,8 +878,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         fs::write(&path, "").unwrap();
-        File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o622)).unwrap();
-        assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
+        for mode in [0o622, 0o640, 0o604, 0o660] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
+            assert_eq!(AuditLog::shared_file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
+        }
+        // Also one that others get the right to read later.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let log = AuditLog::file(&path).unwrap();
+        log.note(event(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = log.note(event(1)).unwrap_err().to_string();
+        assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        log.note(event(2)).unwrap();
+        drop(log);
+        let verified = read(&path).unwrap();
+        assert_eq!((verified.lines, verified.lost), (2, 1));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(AuditLog::file(&link).is_err());
@@ -826,6 +902,72 @@ mod tests {
             AuditLog::file(Path::new("/dev/null")).map(drop).unwrap_err().kind(),
             Kind::InvalidInput
         );
+    }
+
+    #[test]
+    fn rule_48_a_process_that_keeps_the_lock_of_a_shared_log_keeps_no_other_from_opening_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        AuditLog::shared_file(&path).unwrap().note(event(0)).unwrap();
+        let lock = File::open(path.with_file_name(".audit.lock")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let log = AuditLog::shared_file(&path).unwrap();
+        assert_eq!(log.note(event(1)).unwrap_err().kind(), Kind::Busy);
+        assert_eq!(log.note(event(2)).unwrap_err().kind(), Kind::Busy);
+        flock(&lock, FlockOperation::Unlock).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while log.note(event(3)).is_err() {
+            assert!(Instant::now() < deadline);
+        }
+        // The line whose writing had begun came; the one behind it did not, and is counted.
+        let verified = read(&path).unwrap();
+        assert_eq!((verified.lines, verified.torn), (3, 0));
+        assert!(verified.lost >= 1);
+        // One that a server wrote alone, and was killed.
+        note_alone(
+            &OpenOptions::new().write(true).open(path.with_file_name(".audit.lock")).unwrap(),
+        )
+        .unwrap();
+        let of = || Of { who: "a".into(), kind: "x", left_out: 0 };
+        AuditLog::shared_file(&path).unwrap().note_within(of(), event(4)).unwrap();
+        assert_eq!(read(&path).unwrap().lines, 4);
+    }
+
+    #[test]
+    fn rule_48_a_client_has_one_budget_in_all_processes_that_write_a_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit");
+        let of = |who: &str, left_out| Of { who: who.to_owned(), kind: "x", left_out };
+        for _ in 0..50 {
+            let log = AuditLog::shared_file(&path).unwrap();
+            (0..10).for_each(|n| log.note_within(of("a", 1), event(n)).unwrap());
+        }
+        let log = AuditLog::shared_file(&path).unwrap();
+        log.note_within(of("b", 0), event(0)).unwrap();
+        // A minute of silence.
+        let To::File { among: Some(among), .. } = shared(&path) else { unreachable!() };
+        among.take().unwrap();
+        let kept = among.accounts().to_text().replace("\"since\":1", "\"since\":-1");
+        among.keep(&Accounts::from_text(kept.as_bytes())).unwrap();
+        among.give_back();
+        log.note_within(of("b", 0), event(1)).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let unsaid: u64 = lines.iter().filter_map(|line| line["unsaid"].as_u64()).sum();
+        let written = lines.iter().filter(|line| line["event"].is_u64()).count() as u64 - 2;
+        assert!((64..100).contains(&written), "{written}");
+        assert_eq!(written + unsaid, 2 * 500);
+        assert_eq!(
+            (&lines.last().unwrap()["who"], &lines.last().unwrap()["event"]),
+            (&"a".into(), &"unsaid".into())
+        );
+        assert_eq!(read(&path).unwrap().torn, 0);
+    }
+
+    fn shared(path: &Path) -> To {
+        let among = Some(Among::new(path, open_lock(path).unwrap()).unwrap());
+        To::File { path: path.to_owned(), file: open(path).unwrap(), torn: false, among }
     }
 
     #[test]

@@ -133,7 +133,7 @@ fn rename(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     }
 }
 
-/// Replaces the file at `path` by one that everybody may read. A symbolic link there is replaced
+/// Replaces the file at `path` by one that nobody else may read. A symbolic link there is replaced
 /// itself, and its target stays as it was.
 ///
 /// # Errors
@@ -160,7 +160,7 @@ fn replace_by(
     part.push(&spot.name);
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let replaced = || -> std::io::Result<()> {
-        let file = rustix::fs::openat(&spot.directory, &part, flags, Mode::from_raw_mode(0o644))?;
+        let file = rustix::fs::openat(&spot.directory, &part, flags, MODE)?;
         let mut file = File::from(file);
         let written = file.write_all(bytes).and_then(|()| finish(&file)).and_then(|()| {
             Ok(rustix::fs::renameat(&spot.directory, &part, &spot.directory, &spot.name)?)
@@ -222,7 +222,7 @@ impl Spot {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
 
@@ -282,6 +282,7 @@ mod tests {
         replace(&name, b"new").unwrap();
         is_kept();
         assert_eq!(fs::read(&name).unwrap(), b"new");
+        assert_eq!(fs::metadata(&name).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(names(dir.path()).len(), 2);
         // The directory went elsewhere, and another one has its name.
         let (way, moved) = (dir.path().join("way"), dir.path().join("moved"));

@@ -10,16 +10,13 @@ mod asking;
 mod helper;
 mod seeking;
 
-use std::{
-    fs::File,
-    io::{self, Seek},
-    path::Path,
-};
+use std::{fs::File, io, path::Path};
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
     fs::{FileType, OFlags},
     io::Errno,
+    ioctl::{Getter, Opcode, ioctl, opcode},
 };
 
 use crate::beneath;
@@ -46,8 +43,8 @@ pub fn open(path: &Path) -> Result<File> {
 
 /// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
 /// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. A file
-/// system without holes reports the whole file as data, and so does one that somebody keeps locked. Moves
-/// the file's position.
+/// system without holes reports the whole file as data, and so does one that somebody keeps locked. May
+/// move the file's position.
 ///
 /// # Errors
 /// `Busy` when nobody can look for the holes of a large file, and the errors of the system.
@@ -71,20 +68,38 @@ pub fn cut_off(at: u64, end: u64) -> Error {
 }
 
 /// Makes sure that a file or device still has its first `end` bytes: a part that was cut off reads as a hole.
-/// Moves the file's position.
 ///
 /// # Errors
 /// `Io`, as [`cut_off`] words it, when bytes are missing, and the errors of the system.
-pub fn still_has(mut file: &File, end: u64) -> Result<()> {
-    let now = file
-        .seek(io::SeekFrom::End(0))
-        .map_err(|e| Error::from_io("cannot look at its length", e))?;
+pub fn still_has(file: &File, end: u64) -> Result<()> {
+    let now = length(file).map_err(|e| Error::from_io("cannot look at its length", e))?;
     if now < end { Err(cut_off(now, end)) } else { Ok(()) }
+}
+
+/// Bytes of an open file or block device. Leaves the position alone: a seek waits for all other calls that
+/// use or change the position of the same description.
+///
+/// # Errors
+/// The errors of the system.
+pub fn length(file: &File) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Ok(device_length(file)?),
+        _ => Ok(stat.st_size as u64),
+    }
+}
+
+#[allow(unsafe_code, reason = "the system tells the length of a device by this alone")]
+fn device_length(file: &File) -> Result<u64, Errno> {
+    // The system's `BLKGETSIZE64`, which is declared with `size_t` and writes 64 bits.
+    const BYTES: Opcode = opcode::read::<usize>(0x12, 114);
+    // SAFETY: this call writes a number of 64 bits, for which the getter has the room, and nothing else.
+    unsafe { ioctl(file, Getter::<BYTES, u64>::new()) }
 }
 
 /// The first byte at or after `from` that a file has data for; `None` when there is none. Unlike
 /// [`next_data`] it does not look for the end of that data, which costs as much as the rest of the file
-/// has pieces. Moves the file's position.
+/// has pieces. May move the file's position.
 ///
 /// # Errors
 /// As [`next_data`].

@@ -250,3 +250,22 @@ fn rule_43_a_witness_that_takes_no_lower_number_is_not_talked_out_of_what_it_kno
     assert_eq!(known(&desk), before);
     desk.fails(&format!("volume list disk {by}"), 1, &["older"]);
 }
+
+/// A key that may ask the packaged script, and nothing else, gives it a request without an end.
+#[test]
+fn rule_43_the_packaged_witness_reads_no_more_than_a_request() {
+    use std::{io::Write, process::Stdio};
+    let desk = Desk::new();
+    let mut command = std::process::Command::new(keeps(&desk, "witness", ""));
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let ends = Instant::now() + Duration::from_secs(60);
+    while input.write_all(&[b'a'; 1 << 16]).is_ok() {
+        assert!(Instant::now() < ends, "it reads for ever");
+    }
+    let said = child.wait_with_output().unwrap();
+    assert_eq!(said.status.code(), Some(2));
+    assert_eq!(String::from_utf8_lossy(&said.stderr), "onefold-witness: no request\n");
+    assert!(file_of(&desk).is_none());
+}

@@ -24,7 +24,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
-    fs::{AtFlags, CWD, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -138,27 +138,42 @@ pub(super) fn ask_helper(
     })
 }
 
-/// The owners of the files at which helpers of earlier commands still hang, one for each helper.
+/// The owners of the files at which helpers of earlier commands still hang, one for each helper. Only helpers of
+/// this process's user count: anybody can run this program under any name.
 pub(super) fn earlier() -> Vec<u32> {
     let Some(own) = program("self") else { return Vec::new() };
     let Ok(all) = fs::read_dir("/proc") else { return Vec::new() };
     let hangs = |pid: &String| {
         let is_named = fs::read(format!("/proc/{pid}/comm"))
             .is_ok_and(|name| name.strip_suffix(b"\n").unwrap_or(&name) == NAME.as_bytes());
-        // Other users may give their processes any name. A helper whose command goes on may be answering.
+        // A helper whose command goes on may be answering.
         is_named
+            && is_own(pid)
             && program(pid) == Some(own)
             && parent(pid).is_some_and(|parent| program(&parent) != Some(own))
     };
-    // A helper has no descriptor but the three standard ones and the file. This call asks no file system
-    // that a user serves.
+    // The first descriptor of a helper behind the three standard ones is the file. A helper without it hangs
+    // nowhere. This call asks no file system that a user serves.
     let owner = |pid: String| {
         let file = format!("/proc/{pid}/fd/3");
         let told = rustix::fs::statx(CWD, file, AtFlags::STATX_DONT_SYNC, StatxFlags::UID);
-        told.map_or(0, |told| told.stx_uid)
+        told.ok().map(|told| told.stx_uid)
     };
     let pids = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    pids.filter(hangs).map(owner).collect()
+    pids.filter(hangs).filter_map(owner).collect()
+}
+
+/// True for a process that is this user's in each respect. The owner of its directory below `/proc` says less: it
+/// is root for a process that nobody may look into.
+fn is_own(pid: &str) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let are_own = |uids: &str| {
+        let all: Vec<&str> = uids.split_whitespace().collect();
+        all.len() == 4 && all.iter().all(|uid| uid.parse() == Ok(own))
+    };
+    uids.is_some_and(are_own)
 }
 
 /// The file that a process runs.
@@ -262,12 +277,22 @@ impl Drop for Helper {
 fn serve(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     let ([from, end, has_end], file) = receive(socket)?;
     let question = Question { from, end: (has_end == 1).then_some(end) };
-    let answer = match question.answer(file.ok_or(Errno::BADF)?) {
+    let file = file.ok_or(Errno::BADF)?;
+    // The file that came stays open until the answer is sent: `earlier` looks for it.
+    let answer = match own(&file).and_then(|own| question.answer(own)) {
         Ok(None) => [0; 3],
         Ok(Some((start, stop))) => [start, stop, 1],
         Err(errno) => [errno.raw_os_error() as u64, 0, 2],
     };
     send(socket, answer, None)
+}
+
+/// Opens a file that came from the command once more. What came is the command's own description. A seek keeps
+/// a lock of its description, and the command would wait for that behind a seek that hangs.
+fn own(file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let calm = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, calm, Mode::empty())
 }
 
 fn send(to: impl AsFd, numbers: [u64; 3], file: Option<BorrowedFd<'_>>) -> Result<(), Errno> {

@@ -1,6 +1,7 @@
 //! `onefold accept`: the end of an ssh connection where an archive is.
 
 mod audit;
+mod ends;
 
 use std::{
     fs::{self, File},
@@ -18,8 +19,12 @@ use onefold_archive::{
 use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::{Greeting, Offer, Pulse, Right, Stay, answer, refuse};
+use parking_lot::Mutex;
 
-use self::audit::Audited;
+use self::{
+    audit::Audited,
+    ends::{Ends, Reason, Stream},
+};
 use onefold::parts::{
     Found,
     archive_dir::ArchiveDir,
@@ -94,6 +99,9 @@ const LOCK_TIMES: u32 = 24;
 /// A turn is as long: a writer that waits comes in within two of them.
 const BRIEF: Duration = Duration::from_secs(10);
 
+/// How long the end of a connection waits for requests that are being done, as one that waits for a lock.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// Answers until the other host ends the connection.
 pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
     let (input, output) = (io::stdin(), io::stdout());
@@ -116,10 +124,10 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
             return Err(error.into());
         }
     };
-    let mut new = NewDirectory::of(options);
+    let new = NewDirectory::of(options);
     let (offer, greeting) = match offered(options, &audited) {
         Ok((offer, greeting, making)) => {
-            new.making = making.map(Arc::new);
+            *new.making.lock() = making;
             (offer, greeting)
         }
         Err(error) => {
@@ -129,15 +137,26 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
             return Err(error.into());
         }
     };
-    let pulse = Pulse::default();
-    let (of_thread, idle, right) = (pulse.clone(), options.idle, greeting.right);
-    let made = new.clone();
-    audited.accepted(right, new.path.is_some());
-    let of_watch = audited.clone();
-    let watch = move || watch(&of_thread, idle, right, &made, &of_watch);
-    std::thread::Builder::new().name("idle".into()).spawn(watch).map_err(failed)?;
-    let answered = answer(offer, &greeting, BufReader::new(input), Box::new(output), &pulse);
+    let (pulse, ends) = (Pulse::default(), Ends::new()?);
+    audited.accepted(greeting.right, new.path.is_some());
+    let watch = Watch {
+        pulse: pulse.clone(),
+        idle: options.idle,
+        right: greeting.right,
+        ends: ends.clone(),
+        new: new.clone(),
+        audited: audited.clone(),
+    };
+    std::thread::Builder::new().name("idle".into()).spawn(move || watch.run()).map_err(failed)?;
+    let input = BufReader::new(Stream::input(input, &ends));
+    let output = Stream::output(output, &ends).map_err(failed)?;
+    // The archive's files and locks are closed behind this: the lines of the log may hang.
+    let answered = answer(offer, &greeting, input, Box::new(output), &pulse);
     new.end();
+    if let Some(Reason { why, told }) = ends.reason() {
+        audited.ended(why);
+        return Err(Failure::new(told.clone()));
+    }
     match &answered {
         Ok(()) => audited.ended("the other host ended it"),
         Err(error) => audited.ended(&error.to_string()),
@@ -149,29 +168,29 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
 #[derive(Clone)]
 struct NewDirectory {
     path: Option<PathBuf>,
-    /// Says to other processes that this one is at it, until it ends.
-    making: Option<Arc<Making>>,
+    /// Says to other processes that this one is at it, until [`end`](Self::end).
+    making: Arc<Mutex<Option<Making>>>,
 }
 
 impl NewDirectory {
     fn of(options: &Options) -> NewDirectory {
         let is_new = options.store.symlink_metadata().is_err() && makes(options).unwrap_or(false);
-        NewDirectory { path: is_new.then(|| options.store.clone()), making: None }
+        NewDirectory { path: is_new.then(|| options.store.clone()), making: Arc::default() }
     }
 
     /// Removes it when no archive came of it: a label is written last. Where something else is left, it
     /// stays for its user to look at.
     fn end(&self) {
+        let mut making = self.making.lock().take();
         let Some(path) = &self.path else { return };
         let Ok(files) = Directory::open_as(path, true, word()) else { return };
         // Another process may have made it meanwhile, and be at work in it.
-        let _making = match &self.making {
-            Some(_) => None,
-            None => match files.making() {
+        if making.is_none() {
+            making = match files.making() {
                 Ok(making) => making,
                 Err(_) => return,
-            },
-        };
+            };
+        }
         if !find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound) {
             return;
         }
@@ -179,6 +198,7 @@ impl NewDirectory {
             files.names().unwrap_or_default().into_iter().filter(|name| is_archive_file(name));
         own.for_each(|name| drop(files.remove(&name)));
         let _ = fs::remove_dir(path);
+        drop(making);
     }
 }
 
@@ -297,30 +317,48 @@ fn served(archive: &ArchiveDir) -> Option<String> {
     }
 }
 
-/// Ends the process, and its locks with it, when the other host is silent for too long. What it asked
-/// for before is done by then, or it stopped in the middle, as when it is killed.
-fn watch(pulse: &Pulse, idle: Duration, right: Right, new: &NewDirectory, audited: &Audited) {
-    loop {
-        std::thread::sleep(LOOK_EVERY.min(idle));
-        let is_silent = pulse.silence() >= idle;
-        let holds_on = right == Right::Read && pulse.longest_lock() >= idle * LOCK_TIMES;
-        if pulse.is_over() {
-            let why = "the other host kept a lock for which writers wait";
-            audited.ended(why);
-            let _ = Failure::new(why).tell("onefold");
-            std::process::exit(1);
-        }
-        if is_silent || holds_on {
-            let why = match is_silent {
+/// Ends the connection, and its locks with it, when the other host is silent for too long.
+struct Watch {
+    pulse: Pulse,
+    idle: Duration,
+    right: Right,
+    ends: Ends,
+    new: NewDirectory,
+    audited: Audited,
+}
+
+impl Watch {
+    fn run(&self) {
+        let Reason { why, told } = self.reason();
+        self.ends.end(Reason { why, told: told.clone() });
+        // The thread that answers closes the archive's files, writes to the log, and ends the process.
+        std::thread::sleep(GRACE);
+        // A request is still being done. It stops in the middle, as when the process is killed.
+        self.new.end();
+        self.audited.ended(why);
+        // Its status says that it failed.
+        let _ = Failure::new(told).tell("onefold");
+        std::process::exit(1);
+    }
+
+    /// Waits until the connection is to end; gives the reason.
+    fn reason(&self) -> Reason {
+        loop {
+            std::thread::sleep(LOOK_EVERY.min(self.idle));
+            if self.pulse.is_over() {
+                let why = "the other host kept a lock for which writers wait";
+                return Reason { why, told: why.to_owned() };
+            }
+            let holds_on = || self.pulse.longest_lock() >= self.idle * LOCK_TIMES;
+            let why = match self.pulse.silence() >= self.idle {
                 true => "the other host was silent for too long",
-                false => "the other host held a lock for too long",
+                false if self.right == Right::Read && holds_on() => {
+                    "the other host held a lock for too long"
+                }
+                false => continue,
             };
-            let idle = humantime::format_duration(idle);
-            new.end();
-            audited.ended(why);
-            // Its status says that it failed.
-            let _ = Failure::new(format!("{why} (--idle {idle})")).tell("onefold");
-            std::process::exit(1);
+            let idle = humantime::format_duration(self.idle);
+            return Reason { why, told: format!("{why} (--idle {idle})") };
         }
     }
 }

@@ -2,11 +2,7 @@
 
 use std::time::Instant;
 
-/// Lines about one client at once.
-const LINES: f64 = 64.0;
-
-/// Lines about one client that are added a second, up to [`LINES`].
-const LINES_A_SECOND: f64 = 1.0;
+use onefold_backend::audit::{LINES, LINES_A_SECOND};
 
 /// The lines that one client has left.
 pub(super) struct Budget {

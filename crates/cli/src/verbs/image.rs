@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write},
+    io::{BufReader, ErrorKind, Read, Write},
     os::unix::{fs::FileExt, net::UnixStream},
     path::{Path, PathBuf},
 };
@@ -351,9 +351,8 @@ impl Image {
             return read.map(|_| Image::Input(first)).map_err(unread_input);
         }
         let wrong = |e| unread(path, e);
-        let mut file = sparse::open(path)?;
-        // Devices tell their length by this alone.
-        let length = file.seek(SeekFrom::End(0)).map_err(wrong)?;
+        let file = sparse::open(path)?;
+        let length = sparse::length(&file).map_err(wrong)?;
         Ok(Image::File(file, length, path.to_owned()))
     }
 

@@ -14,18 +14,18 @@ use crate::support::{Desk, noise};
 
 /// Kinds of errors as they travel.
 const NOT_FOUND: u8 = 1;
-const DENIED: u8 = 8;
+pub(super) const DENIED: u8 = 8;
 
 /// A client that says each byte itself.
-struct Client {
-    child: Child,
+pub(super) struct Client {
+    pub(super) child: Child,
     input: Option<ChildStdin>,
     output: ChildStdout,
     next: u64,
 }
 
 impl Client {
-    fn new(desk: &Desk, arguments: &str) -> Client {
+    pub(super) fn new(desk: &Desk, arguments: &str) -> Client {
         let mut command = bounded(desk, arguments);
         // Addresses that the system's allocator reserves for each thread count as memory here.
         command.env("MALLOC_ARENA_MAX", "1");
@@ -46,7 +46,7 @@ impl Client {
     }
 
     /// Sends a request.
-    fn ask(&mut self, what: u8, rest: &[u8]) -> bool {
+    pub(super) fn ask(&mut self, what: u8, rest: &[u8]) -> bool {
         let id = self.next.to_le_bytes();
         self.next += 1;
         let length = (9 + rest.len() as u32).to_le_bytes();
@@ -54,7 +54,7 @@ impl Client {
     }
 
     /// The next answer: nothing or the kind of an error, and what is behind it.
-    fn answer(&mut self) -> Option<(Option<u8>, Vec<u8>)> {
+    pub(super) fn answer(&mut self) -> Option<(Option<u8>, Vec<u8>)> {
         let mut length = [0; 4];
         self.output.read_exact(&mut length).ok()?;
         let mut frame = vec![0; u32::from_le_bytes(length) as usize];
@@ -67,7 +67,7 @@ impl Client {
 
     /// Its request is answered by this kind of an error.
     #[track_caller]
-    fn refused(&mut self, what: u8, rest: &[u8], kind: u8) {
+    pub(super) fn refused(&mut self, what: u8, rest: &[u8], kind: u8) {
         assert!(self.ask(what, rest));
         let (found, said) = self.answer().unwrap();
         assert_eq!(found, Some(kind), "{}", String::from_utf8_lossy(&said));
@@ -75,7 +75,7 @@ impl Client {
 
     /// Ends its stream; the other end ends by itself.
     #[track_caller]
-    fn ends(mut self) {
+    pub(super) fn ends(mut self) {
         drop(self.input.take());
         let (send, ended) = mpsc::channel();
         let mut child = self.child;
@@ -87,12 +87,12 @@ impl Client {
     }
 }
 
-fn named(handle: u32, between: &[u8], name: &str) -> Vec<u8> {
+pub(super) fn named(handle: u32, between: &[u8], name: &str) -> Vec<u8> {
     [&handle.to_le_bytes()[..], between, name.as_bytes()].concat()
 }
 
 /// A desk with an archive `a` that holds a stream.
-fn desk() -> Desk {
+pub(super) fn desk() -> Desk {
     let desk = Desk::new();
     desk.ok("create archive a");
     fs::write(desk.path("image"), noise(1, 300_000)).unwrap();

@@ -103,17 +103,23 @@ fn sparse(at: &Path, owner: u32, bytes: u64) {
     chown(at, Some(owner), Some(owner)).unwrap();
 }
 
-/// Files that the stranger keeps locked, by writes from memory that is never filled, until this is dropped.
-struct Locked {
+/// Files that a user keeps locked, by writes from memory that is never filled, until this is dropped.
+pub(super) struct Locked {
     silent: Option<Silent>,
     locker: Child,
 }
 
 impl Locked {
-    /// `None` where this can't be.
+    /// By the stranger; `None` where this can't be.
     fn new(street: &Street, files: &[PathBuf]) -> Option<Locked> {
-        fs::write(street.path("silent"), "").unwrap();
-        let silent = Silent::new(street.path("silent"));
+        let python = street.program(STRANGER, Path::new("/usr/bin/python3"));
+        Locked::by(python, street.path("silent"), files)
+    }
+
+    /// By this Python, with a file that never gives its bytes; `None` where this can't be.
+    pub(super) fn by(mut python: Command, at: PathBuf, files: &[PathBuf]) -> Option<Locked> {
+        fs::write(&at, "").unwrap();
+        let silent = Silent::new(at.clone());
         let program = "import mmap, os, sys, threading\n\
             source = os.open(sys.argv[1], 0)\n\
             def lock(path, n):\n    \
@@ -121,8 +127,7 @@ impl Locked {
                 os.write(os.open(path, os.O_RDWR), memory)\n\
             for n, path in enumerate(sys.argv[2:]):\n    \
                 threading.Thread(target=lock, args=(path, n)).start()";
-        let mut python = street.program(STRANGER, Path::new("/usr/bin/python3"));
-        python.args(["-c", program]).arg(street.path("silent")).args(files);
+        python.args(["-c", program]).arg(at).args(files);
         let locker = python.stderr(Stdio::null()).spawn().ok()?;
         let locked = Locked { silent, locker };
         // Those that could not lock their file have ended.
@@ -226,6 +231,41 @@ fn rule_07_a_file_that_a_user_keeps_locked_holds_no_backup_up() {
     assert!(stored == fs::read(path).unwrap(), "{} bytes of other content", stored.len());
 }
 
+/// A single file is stored, or imported as a volume, with its holes read; neither verb waits for the helper that
+/// hangs.
+#[test]
+#[ignore = "needs root"]
+fn rule_07_a_single_file_that_a_user_keeps_locked_holds_no_put_and_no_import_up() {
+    let street = Street::new();
+    let home = street.home("home", STRANGER);
+    let files = ["put", "import"].map(|name| home.join(name));
+    files.iter().for_each(|file| sparse(file, STRANGER, SMALL));
+    archives(&street, &["roots"]);
+    let made = street.onefold(0, "create block disk --size 256M").output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let Some(locked) = Locked::new(&street, &files) else { return };
+    let told = run(["put roots s home/put", "import disk vm1 home/import"].map(|verb| {
+        let mut command = street.program(0, Path::new("timeout"));
+        command.args(["-k", "5", "120", "./onefold"]).args(verb.split(' '));
+        command
+    }));
+    drop(locked);
+    for output in told {
+        let output = output.expect("it ends");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.contains(&format!("user {STRANGER}")), "{text}");
+    }
+    for (verb, file) in ["get roots s", "export disk vm1 -"].into_iter().zip(files) {
+        let stored = street.onefold(0, verb).output().unwrap().stdout;
+        assert!(
+            stored == fs::read(file).unwrap(),
+            "{verb}: {} bytes of other content",
+            stored.len()
+        );
+    }
+}
+
 /// One user keeps many files locked. Another one's file, which only its owner and root may read, and which
 /// is too large to be read with its holes, is looked through still.
 #[test]
@@ -296,4 +336,41 @@ fn rule_07_where_no_process_can_be_started_a_locked_file_holds_no_backup_up() {
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains("huge") && text.contains("no process can be started"), "{text}");
     assert!(listed(&street, "h").contains("sparse"));
+}
+
+/// A stranger runs the command under the name of a helper that hangs, as often as helpers may hang. A file that is
+/// too large to be read with its holes is looked through still.
+#[test]
+#[ignore = "needs root"]
+fn rule_07_processes_of_a_stranger_keep_no_file_from_a_backup() {
+    let street = Street::new();
+    let zoe = street.home("zoe", ZOE);
+    sparse(&zoe.join("image"), ZOE, 300 << 30);
+    archives(&street, &["roots"]);
+    let program = "import socket, subprocess, sys\n\
+        all = []\n\
+        for n in range(8):\n    \
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n    \
+            all.append((near, subprocess.Popen(['onefold-holes'], executable=sys.argv[1], stdin=far)))\n    \
+            far.close()\n\
+        print('ready', flush=True)\n\
+        sys.stdin.read()";
+    let mut python = street.program(STRANGER, Path::new("/usr/bin/python3"));
+    python.args(["-c", program]).arg(street.path("onefold"));
+    let mut others = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 5];
+    std::io::Read::read_exact(others.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let running = left(&street);
+    let mut command = street.program(0, Path::new("timeout"));
+    command.args(["-k", "5", "120", "./onefold", "backup", "roots", "zoe", "--set", "h"]);
+    let [output] = run([command]);
+    // Its processes end with their sockets.
+    drop(others.stdin.take());
+    others.wait().unwrap();
+    assert_eq!(running, 8);
+    let output = output.expect("it ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(listed(&street, "h").contains("zoe/image"), "{text}");
 }

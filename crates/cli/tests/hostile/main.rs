@@ -21,6 +21,7 @@ mod heads;
 mod holes;
 mod limits;
 mod links;
+mod logs;
 mod medium;
 mod mounts;
 mod names;

@@ -1,8 +1,9 @@
 //! The lines of `accept --audit`: who came with which right, which files of the archive a client made and
 //! removed, which requests were refused, and sums at the end.
 //!
-//! Several processes write one log, each line as a whole. A connection has the lines of its [`Budget`], 64 at
-//! once and one a second beyond these; further acts are counted, and the next line has their number. No line
+//! Several processes write one log, each line as a whole. A client has 64 lines of each kind at
+//! once and one a second beyond these, in all of its connections; further acts are counted, and the next line has
+//! their number. Each connection has a [`Budget`] of its own, too, so that a flood waits for no lock. No line
 //! has content or keys: names are those of the archive's files, and texts of a client are shortened and
 //! escaped. If a line can't be written, the next one says so, and the client learns nothing of it.
 
@@ -16,7 +17,10 @@ use std::{
     time::Instant,
 };
 
-use onefold_backend::{audit::AuditLog, peer::own_uid};
+use onefold_backend::{
+    audit::{AuditLog, Of},
+    peer::own_uid,
+};
 use onefold_console::failure::one_line;
 use onefold_core::Result;
 use onefold_remote::{Act, Right};
@@ -31,6 +35,12 @@ const CONNECTION: &str = "SSH_CONNECTION";
 /// Characters of a text of the client's that a line holds at most.
 const TEXT_MAX: usize = 200;
 
+/// Kinds of lines, each of which has a budget: what a client is refused hides neither when it came nor which files it
+/// made.
+const CONNECTIONS: &str = "connections";
+const FILES: &str = "files";
+const REFUSALS: &str = "refusals";
+
 /// Characters of the name that the operator gave at most.
 const NAME_MAX: usize = 64;
 
@@ -40,7 +50,10 @@ pub(super) struct Audited(Option<Arc<Connection>>);
 
 struct Connection {
     log: AuditLog,
+    /// The client's name, for its budget.
+    called: String,
     who: Map<String, Value>,
+    /// Of this connection alone, so that a flood waits for no lock of the log.
     budget: Mutex<Budget>,
     sums: Sums,
     has_ended: Mutex<bool>,
@@ -79,7 +92,8 @@ impl Audited {
             _ => AuditLog::shared_file(to)?,
         };
         let mut who = Map::new();
-        who.insert("who".to_owned(), json!(called.map_or_else(user, str::to_owned)));
+        let called = called.map_or_else(user, str::to_owned);
+        who.insert("who".to_owned(), json!(called));
         if let Some(address) = std::env::var(CONNECTION).ok().and_then(|text| address(&text)) {
             who.insert("address".to_owned(), json!(address));
         }
@@ -88,6 +102,7 @@ impl Audited {
         who.insert("process".to_owned(), json!(std::process::id()));
         Ok(Audited(Some(Arc::new(Connection {
             log,
+            called,
             who,
             budget: Mutex::new(Budget::new(Instant::now())),
             sums: Sums::default(),
@@ -98,12 +113,12 @@ impl Audited {
     /// Writes that the client was let in, with this right, and whether it may create the archive.
     pub(super) fn accepted(&self, right: Right, new: bool) {
         let right = if right == Right::Read { "read" } else { "manage" };
-        self.always("accepted", &[("right", json!(right)), ("new", json!(new))]);
+        self.whole("accepted", CONNECTIONS, &[("right", json!(right)), ("new", json!(new))]);
     }
 
     /// Writes that the client was sent away, and why.
     pub(super) fn sent_away(&self, why: &str) {
-        self.always("sent-away", &[("why", json!(short(why)))]);
+        self.whole("sent-away", REFUSALS, &[("why", json!(short(why)))]);
     }
 
     /// Counts an act of the client, and writes a line about it if the act and the budget call for one.
@@ -126,12 +141,13 @@ impl Audited {
             Act::Refused(asked, file) => ("refused", Some(asked), file),
             _ => return,
         };
+        let kind = if matches!(act, Act::Refused(..)) { REFUSALS } else { FILES };
         let mut budget = connection.budget.lock();
-        if let Some(unsaid) = budget.takes(Instant::now()) {
+        if let Some(left_out) = budget.takes(Instant::now()) {
             let asked = asked.map(|asked| ("asked", json!(asked)));
             let file = file.map(|file| ("file", json!(short(file))));
             let fields: Vec<_> = asked.into_iter().chain(file).collect();
-            connection.write(event, &fields, unsaid);
+            connection.write(event, kind, &fields, left_out);
         }
     }
 
@@ -153,29 +169,28 @@ impl Audited {
         ];
         let mut fields = vec![("why", json!(short(why)))];
         fields.extend(all.map(|(name, sum)| (name, json!(sum.load(Relaxed)))));
-        self.always("ended", &fields);
+        self.whole("ended", CONNECTIONS, &fields);
     }
 
-    /// Writes a line that every connection has, whatever it did.
-    fn always(&self, event: &str, fields: &[(&str, Value)]) {
+    /// Writes a line about the connection as a whole.
+    fn whole(&self, event: &str, kind: &'static str, fields: &[(&str, Value)]) {
         if let Some(connection) = &self.0 {
-            let unsaid = connection.budget.lock().counted();
-            connection.write(event, fields, unsaid);
+            let left_out = connection.budget.lock().counted();
+            connection.write(event, kind, fields, left_out);
         }
     }
 }
 
 impl Connection {
-    fn write(&self, event: &str, fields: &[(&str, Value)], unsaid: u64) {
+    /// Writes a line, if the budget of the client has one of its kind, in all connections together.
+    fn write(&self, event: &str, kind: &'static str, fields: &[(&str, Value)], left_out: u64) {
         let mut line = Map::new();
         line.insert("event".to_owned(), json!(event));
         line.extend(fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
         line.extend(self.who.clone());
-        if unsaid > 0 {
-            line.insert("unsaid".to_owned(), json!(unsaid));
-        }
+        let of = Of { who: self.called.clone(), kind, left_out };
         // The next line says how many are missing. Standard error is the client's.
-        let _ = self.log.note(line);
+        let _ = self.log.note_within(of, line);
     }
 }
 

@@ -84,7 +84,8 @@ pub(crate) struct Options {
     paths: Vec<PathBuf>,
 
     /// Reads more paths from a file, one a line and none of them a pattern, without empty lines and lines
-    /// that begin with #; - stands for standard input. A snapshot has 1,024 paths at most
+    /// that begin with #; - stands for standard input. A list has 1 MiB at most, and a snapshot 1,024 paths:
+    /// with more the whole backup is refused, with the exit status 2
     #[arg(long, value_name = "FILE", conflicts_with = "stdin")]
     files_from: Vec<PathBuf>,
 
