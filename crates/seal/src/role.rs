@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Bytes of the name of a role key at most.
-pub const ROLE_NAME_MAX: usize = 64;
+pub(crate) const ROLE_NAME_MAX: usize = 64;
 
 /// What the text of a role key begins with.
 const WORDS: &str = "onefold-role-key-1 ";

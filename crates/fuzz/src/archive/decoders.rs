@@ -34,6 +34,7 @@ const LATE: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -44,6 +45,7 @@ const TREES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -54,6 +56,7 @@ const CLONES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -66,6 +69,7 @@ const LEAVES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 
 /// Tables of an archive that has domains.
@@ -78,6 +82,7 @@ const DOMAINS: Kinds = Kinds {
     counts_in_pages: false,
     domains: true,
     heads: false,
+    roles: false,
 };
 
 fn node_ref(n: u8) -> TreeNodeRef {
