@@ -54,7 +54,10 @@ mod usage_counts;
 mod volume;
 
 #[cfg(feature = "planted-bugs")]
-pub use crate::rules::Rule;
+pub use crate::{
+    operations_log::{append_records, write_other_tables},
+    rules::Rule,
+};
 pub use crate::{
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{

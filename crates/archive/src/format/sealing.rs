@@ -108,6 +108,8 @@ pub(crate) struct Flaws {
     pub(crate) one_fingerprint_key: bool,
     /// Tags don't prove the number of the domain.
     pub(crate) number_unproven: bool,
+    /// What only manage may seal is sealed by what all roles have.
+    pub(crate) own_by_shared: bool,
 }
 
 /// Who this process is, in an archive whose keys have roles.
@@ -395,7 +397,9 @@ impl Sealing {
     fn key(&self, what: What) -> Option<&SivKey> {
         match what {
             _ if what.is_of_domain() => Some(&self.first.metadata),
-            _ if what.is_of_manage() && self.roles.is_some() => self.own.as_ref(),
+            _ if what.is_of_manage() && self.roles.is_some() && !self.flaws.own_by_shared => {
+                self.own.as_ref()
+            }
             _ => Some(&self.archive),
         }
     }

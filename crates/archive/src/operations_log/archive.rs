@@ -141,6 +141,12 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
+    /// The number of the snapshot that counts.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn position_of_snapshot(&self) -> u64 {
+        self.position.lock().snapshot
+    }
+
     /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
     /// somebody looks at the log or writes it just now.
     pub(super) fn position_at_once(&self) -> Option<(u64, usize)> {

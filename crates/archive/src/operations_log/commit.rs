@@ -28,7 +28,7 @@ use crate::{
     },
     memory::Drawn,
     rules::Rule,
-    tables::{Tables, refused, write_leaves},
+    tables::{MANAGE, Tables, refused, write_leaves},
 };
 
 impl Archive {
@@ -77,9 +77,12 @@ impl Archive {
     ) -> Result<()> {
         let tables = &position.tables;
         let sequence = tables.sequence + 1;
-        fit_roles(self, &records)?;
+        let is_hostile = !self.keeps(Rule::PutJudgesItself);
+        if !is_hostile {
+            fit_roles(self, &records)?;
+        }
         let notes = match self.role() {
-            Some(Role::Put(number)) => {
+            Some(Role::Put(number)) if !is_hostile => {
                 // Nobody but manage may begin another log.
                 if position.end >= self.settings.put_log_bytes {
                     return Err(needs_manage(position.end));
@@ -107,7 +110,14 @@ impl Archive {
             frame::encode_behind(&self.identity, (sequence, tables.epoch), (tables.chain, &tables.head), &payload)?;
         #[cfg(feature = "planted-bugs")]
         (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
-        next.apply(sequence, records)?;
+        match next.apply(sequence, records) {
+            // Such a program writes also what can't be.
+            Err(_) if is_hostile => {
+                next = Tables::clone(tables);
+                next.pass_over(sequence, MANAGE);
+            }
+            applied => applied?,
+        }
         if let Some((number, notes)) = notes {
             next.note_put(number, notes);
         }

@@ -148,8 +148,14 @@ pub(super) fn unlock(
         plain_groups: !settings.keeps(Rule::GroupsSealed),
         one_fingerprint_key: !settings.keeps(Rule::FingerprintsOfDomain),
         number_unproven: !settings.keeps(Rule::DomainNumberProven),
+        own_by_shared: !settings.keeps(Rule::ManageSealsItsOwn),
     };
     if let Some(key) = opener.role(&label.id)? {
+        #[cfg(feature = "planted-bugs")]
+        let key = match settings.keeps(Rule::PublicKeysFromKeyFile) {
+            true => key,
+            false => broken::with_public_key(files, key)?,
+        };
         return by_role(&key, label, writes, flaws, opener).map(Some);
     }
     let file = open_file(files)?;

@@ -53,6 +53,8 @@ mod roles;
 mod snapshot;
 mod upgrade;
 
+#[cfg(feature = "planted-bugs")]
+pub use self::broken::{append_records, write_other_tables};
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},

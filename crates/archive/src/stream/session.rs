@@ -22,6 +22,7 @@ use crate::{
     },
     memory::Pooled,
     operations_log::{Archive, Domain, EpochGuard, domain_of},
+    rules::Rule,
     settings::FilterName,
     tables::Tables,
 };
@@ -343,7 +344,10 @@ impl Session {
                 none.insert(open.of_domain(self.domain.number()))
             }
         };
+        let rubbish = (!self.ingest.archive.keeps(Rule::StoredAsFingerprinted))
+            .then(|| vec![0xee; query.bytes.len()]);
         let address = match shared {
+            _ if let Some(rubbish) = &rubbish => open.push(query.fingerprint, rubbish),
             Some((of, range)) => open.share(query.fingerprint, of, range),
             None => open.push(query.fingerprint, query.bytes),
         };
