@@ -422,3 +422,50 @@ pub(crate) fn refused(why: Refusal) -> Error {
         format!("this is a put key, which may add snapshots to its own sets and nothing else: {why}"),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_45_put_keys_are_read_as_they_were_written() {
+        let key = |n: u8| PutKey {
+            public: [n; 32],
+            name: format!("host {n}"),
+            sets: vec!["a".into(), "b".into()],
+            is_removed: n == 2,
+            refused: 7,
+            ranges: vec![(1, 1025), (2049, 3073)],
+        };
+        let mut roles = Roles { refused: 3, proven: 99, ..Roles::default() };
+        roles.keys.extend([(1, key(1)), (2, key(2))]);
+        roles.listed.extend([(ContainerId(5), 1), (ContainerId(9), NOBODY)]);
+        roles.unproven.extend([(SnapshotId([4; 16]), 1)]);
+        let mut w = Writer::default();
+        roles.encode(&mut w);
+        let r = &mut Reader(&w.0, None);
+        assert_eq!(Roles::decode(r).unwrap(), roles);
+        r.end().unwrap();
+        for end in 0..w.0.len() {
+            assert!(Roles::decode(&mut Reader(&w.0[..end], None)).is_err(), "{end} bytes");
+        }
+        assert!(roles.key(1).is_some() && roles.key(2).is_none() && roles.key(3).is_none());
+        assert_eq!(roles.next_key(), 3);
+    }
+
+    #[test]
+    fn rule_45_chunks_are_shared_by_who_listed_them_and_once_they_are_proven() {
+        let mut roles = Roles { proven: 10, ..Roles::default() };
+        roles.listed.extend([
+            (ContainerId(1), 1),
+            (ContainerId(2), 2),
+            (ContainerId(3), NOBODY),
+        ]);
+        let shares = |number, id, logged| roles.may_share(number, ContainerId(id), logged);
+        assert!(shares(1, 1, 11) && !shares(2, 1, 11) && !shares(MANAGE, 1, 11));
+        assert!(shares(2, 1, 10) && shares(MANAGE, 1, 10));
+        assert!(!shares(1, 3, 5) && !shares(MANAGE, 3, 5), "what is untrue is nobody's");
+        assert!(shares(1, 4, 99), "manage's own");
+        assert_eq!(roles.owner(ContainerId(2)), Some(2));
+    }
+}

@@ -171,10 +171,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let gone = judged.gone();
     let listed = tables.snapshots.listed().map(|snapshot| Shown { snapshot, name: None });
-    tell(options, listed, &judged)?;
+    // Told once it is so: a put key forgets nothing.
     if !options.dry_run && !gone.is_empty() {
         onefold_archive::forget(&archive, &gone, now())?;
     }
+    tell(options, listed, &judged)?;
     all_done(&judged)
 }
 

@@ -141,6 +141,10 @@ impl Asker {
                     }
                     _ => error,
                 })?;
+                if RoleKey::from_text(&read).is_ok_and(|key| key.is_some()) {
+                    let why = "this is a role key, which opens no slot: `onefold key roles` shows what it may do";
+                    return Err(Error::new(Kind::Denied, why).context(path.display()));
+                }
                 SlotSecret::Key(key_of(&read).map_err(|error| error.context(path.display()))?)
             }
             Whence::Command(program) => {
