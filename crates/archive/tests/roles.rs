@@ -201,7 +201,9 @@ fn rule_45_each_role_does_no_more_than_it_may() {
         denied(forget(&archive, &[SnapshotId([number; 16])], 2_000).map(drop));
     }
     denied(store(&archive, "vault", 3, &noise(3, 1000)).map(drop));
-    denied(Collection::begin(&archive, options(9_000)).and_then(|gc| gc.run(&mut |_| {})).map(drop));
+    denied(
+        Collection::begin(&archive, options(9_000)).and_then(|gc| gc.run(&mut |_| {})).map(drop),
+    );
     denied(add_put_key(&archive, "mine", &["vault".into()], |_| Ok(())).map(drop));
     denied(remove_put_key(&archive, 1));
     denied(read_key(&archive, "mine").map(drop));
@@ -260,6 +262,37 @@ fn rule_45_at_the_end_of_the_log_a_put_key_asks_for_manage() {
 }
 
 #[test]
+fn rule_45_checkpoints_of_a_put_key_count_too() {
+    let desk = Desk::new();
+    let web = desk.grant("web1", &["web1"]);
+    let archive = desk.by(&web);
+    let content = noise(6, 1_000_000);
+    backup(&archive, &request("web1", 1), true, &Gauge::default(), |feeder| {
+        let root = entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+        for (name, checkpoint) in [("file", 50), ("other", 51)] {
+            feeder.bytes(&content)?;
+            let file = entry(name, TreeWhat::File(0, FileMap::default()));
+            feeder.event(Event::File(file, Stat::default(), None))?;
+            feeder.checkpoint(SnapshotId([checkpoint; 16]))?;
+        }
+        feeder.event(Event::End(0))
+    })
+    .unwrap();
+    let tables = desk.manage().tables();
+    assert_eq!(tables.snapshots.checkpoints().count(), 2);
+    assert_eq!(tables.roles.as_ref().unwrap().keys.get(&1).unwrap().refused, 0);
+    assert_eq!(names(&desk.manage()), [1]);
+    for _ in 0..2 {
+        desk.collect();
+    }
+    assert_eq!(desk.manage().tables().snapshots.checkpoints().count(), 0);
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), content);
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
 fn rule_45_a_role_key_opens_its_own_archive_only() {
     let (desk, plain) = (Desk::new(), Desk::new());
     let web = desk.grant("web1", &["web1"]);
@@ -272,7 +305,8 @@ fn rule_45_a_role_key_opens_its_own_archive_only() {
     assert_eq!(error.kind(), Kind::Denied);
     // A label without roles, as who holds the directory may put it there.
     let without = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-    let format = Format { reserve_bytes: 4096, ..Format::new([7; 16], [8; 32], [9; 16]).with_features() };
+    let format =
+        Format { reserve_bytes: 4096, ..Format::new([7; 16], [8; 32], [9; 16]).with_features() };
     let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
     let mut keys = Keys::create(format.id, &*random).unwrap();
     keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();

@@ -267,9 +267,8 @@ fn rule_50_x25519_agrees_as_in_rfc_7748() {
         assert!(agreed.equals(&array(shared)));
     }
     // RFC 7748, 5.2.
-    let agreement = AgreementKey::new(&key(
-        "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
-    ));
+    let agreement =
+        AgreementKey::new(&key("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4"));
     let point = array("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c");
     let agreed = agreement.unwrap().agree(&point).unwrap();
     assert!(
@@ -279,10 +278,9 @@ fn rule_50_x25519_agrees_as_in_rfc_7748() {
 
 #[test]
 fn rule_45_x25519_agrees_with_no_point_of_small_order() {
-    let agreement = AgreementKey::new(&key(
-        "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a",
-    ))
-    .unwrap();
+    let agreement =
+        AgreementKey::new(&key("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"))
+            .unwrap();
     for point in [
         "0000000000000000000000000000000000000000000000000000000000000000",
         "0100000000000000000000000000000000000000000000000000000000000000",

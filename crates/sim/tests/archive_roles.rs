@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Address, Archive, Attributes, BackupRequest, Collected, Collection, CollectionOptions,
-    ContainerId, Content, Event, FileMap, Format, Gauge, IndexFile,
-    KeySource, Known, Owner, Place, Record, Role, Roles, Rule, Settings, Shape, Snapshot, SnapshotId, Stat,
-    Stored, Stream, Tables, TreeEntry, TreeNodeRef, TreeReader, TreeWhat, Verify, add_put_key,
-    append_records, backup, check, create_sealed, forget, read_key, write_other_tables,
+    ContainerId, Content, Event, FileMap, Format, Gauge, IndexFile, KeySource, Known, Owner, Place,
+    Record, Role, Roles, Rule, Settings, Shape, Snapshot, SnapshotId, Stat, Stored, Stream, Tables,
+    TreeEntry, TreeNodeRef, TreeReader, TreeWhat, Verify, add_put_key, append_records, backup,
+    check, create_sealed, forget, read_key, write_other_tables,
 };
 use onefold_core::{Files, Fingerprint, Kind, Result};
 use onefold_seal::{
@@ -68,7 +68,12 @@ impl Desk {
         Desk(files)
     }
 
-    fn open(&self, key: Option<&RoleKey>, broken: Option<Rule>, writes: bool) -> Result<Arc<Archive>> {
+    fn open(
+        &self,
+        key: Option<&RoleKey>,
+        broken: Option<Rule>,
+        writes: bool,
+    ) -> Result<Arc<Archive>> {
         let opener = KeySource::new(Arc::new(Has(key.map(RoleKey::again))));
         let settings = Settings { opener, broken, ..Settings::default() };
         Archive::open(Arc::new(self.0.clone()), writes, settings).map(Arc::new)
@@ -274,15 +279,47 @@ fn rule_45_nothing_that_a_put_key_may_not_do_counts_whatever_it_signs() {
         ("abandons others'", vec![Record::Abandoned { containers: all.clone() }]),
         ("counts", vec![Record::Counted { file: 9, differences: 1, upto: 1, proof: 1 }]),
         ("owes counts", vec![Record::CountsDue { nodes: Vec::new() }]),
-        ("imports", vec![Record::Imported { files: vec![IndexFile { number: 1, pages: 1, filter_pages: 0, entries: 1 }], upto: 99 }]),
-        ("puts", vec![Record::Put { name: "n".into(), stream: stream(), containers: Vec::new(), finished: Vec::new() }]),
+        (
+            "imports",
+            vec![Record::Imported {
+                files: vec![IndexFile { number: 1, pages: 1, filter_pages: 0, entries: 1 }],
+                upto: 99,
+            }],
+        ),
+        (
+            "puts",
+            vec![Record::Put {
+                name: "n".into(),
+                stream: stream(),
+                containers: Vec::new(),
+                finished: Vec::new(),
+            }],
+        ),
         ("removes", vec![Record::Removed { name: "n".into() }]),
         ("renames", vec![Record::Renamed { from: "n".into(), to: "m".into() }]),
-        ("makes a volume", vec![Record::VolumeCreated { id: 0, name: "v".into(), bytes: 4096, created: 1 }]),
+        (
+            "makes a volume",
+            vec![Record::VolumeCreated { id: 0, name: "v".into(), bytes: 4096, created: 1 }],
+        ),
         ("erases", vec![Record::DomainErased { number: 1 }]),
-        ("adds a key", vec![Record::PutKeyAdded { number: 3, public: [1; 32], name: "x".into(), sets: vec!["vault".into()] }]),
+        (
+            "adds a key",
+            vec![Record::PutKeyAdded {
+                number: 3,
+                public: [1; 32],
+                name: "x".into(),
+                sets: vec!["vault".into()],
+            }],
+        ),
         ("removes a key", vec![Record::PutKeyRemoved { number: 2 }]),
-        ("proves", vec![Record::Proven { upto: u64::MAX, untrue: Vec::new(), snapshots: vec![SnapshotId([3; 16])] }]),
+        (
+            "proves",
+            vec![Record::Proven {
+                upto: u64::MAX,
+                untrue: Vec::new(),
+                snapshots: vec![SnapshotId([3; 16])],
+            }],
+        ),
         ("another's set", snapshot(of(3), |it| it.set = "db".into())),
         ("a set of nobody", snapshot(of(3), |it| it.set = "new".into())),
         ("the past", snapshot(of(3), |it| it.ended -= 1)),
@@ -297,7 +334,10 @@ fn rule_45_nothing_that_a_put_key_may_not_do_counts_whatever_it_signs() {
         ("another's segment", reserved(Owner::Ingest, next, 10, Some(*last_segment))),
         ("a number of nobody", unfinished(new(next, free))),
         ("a number of others", unfinished(new(ContainerId(all[0].0 + 100), free))),
-        ("no records but one", vec![Record::EpochAdvanced, Record::Unfinished { containers: Vec::new(), at: 1 }]),
+        (
+            "no records but one",
+            vec![Record::EpochAdvanced, Record::Unfinished { containers: Vec::new(), at: 1 }],
+        ),
     ];
     let attacker = desk.hostile(&web);
     for (n, (what, records)) in attacks.into_iter().enumerate() {
@@ -328,8 +368,10 @@ fn rule_45_places_and_numbers_of_others_stay_theirs() {
     let next = tables.next_id;
     let class = tables.class(&of_db.place);
     let (owner, first, segment) = (Owner::Ingest, ContainerId(next), None);
-    append_records(&attacker, |_| vec![Record::Reserved { owner, first, count: 10, segment, class }])
-        .unwrap();
+    append_records(&attacker, |_| {
+        vec![Record::Reserved { owner, first, count: 10, segment, class }]
+    })
+    .unwrap();
     for place in [
         of_db.place,
         Place { at: of_db.place.at + 4096, ..of_db.place },
@@ -347,7 +389,8 @@ fn rule_45_places_and_numbers_of_others_stay_theirs() {
     let end = tables.segments.get(&of_db.place.segment).unwrap().end;
     let place = Place { at: end, ..of_db.place };
     let both = [1, 2].map(|n| Stored { id: ContainerId(next + n), place, ..of_db }).to_vec();
-    append_records(&attacker, |_| vec![Record::Unfinished { containers: both, at: 1_000 }]).unwrap();
+    append_records(&attacker, |_| vec![Record::Unfinished { containers: both, at: 1_000 }])
+        .unwrap();
     assert!(!desk.manage().tables().containers.contains_key(&ContainerId(next + 1)).unwrap());
     desk.collect();
     desk.is_well();

@@ -423,6 +423,9 @@ impl Label {
                 classes: r.array()?,
                 gathers: if to_write & FEATURE_GATHERED != 0 { r.u32()? } else { 0 },
             };
+            if label.roles {
+                return Err(corrupt("the label's features can't be true"));
+            }
             rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
             label.late = Some(rad);
         }

@@ -636,8 +636,8 @@ impl ContainerSeal {
     ) -> Option<&'a mut [u8]> {
         let (bytes, tag) = stored.split_last_chunk_mut::<TAG_BYTES>()?;
         let (nonce, beside) = self.of_group(group, bytes.len(), raw);
-        let opens =
-            self.is_plain || self.key.as_ref().is_some_and(|key| key.open(nonce, &beside, bytes, tag));
+        let opens = self.is_plain
+            || self.key.as_ref().is_some_and(|key| key.open(nonce, &beside, bytes, tag));
         opens.then_some(bytes)
     }
 }

@@ -61,9 +61,8 @@ impl Collection {
         self.done.proven += read - untrue.len() as u64;
         self.done.untrue += untrue.len() as u64;
         if read > 0 || !whole.is_empty() {
-            self.archive.commit(true, |_| {
-                Ok(vec![Record::Proven { upto, untrue, snapshots: whole }])
-            })?;
+            self.archive
+                .commit(true, |_| Ok(vec![Record::Proven { upto, untrue, snapshots: whole }]))?;
             self.import_proven()?;
         }
         self.drop_others(&tables, &others)

@@ -412,7 +412,11 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         files.begin(true)?;
     }
     let mut settings = settings.clone();
-    if identity.sealing().and_then(|sealing| sealing.roles()).is_some_and(|roles| matches!(roles.role(), Role::Put(_))) {
+    if identity
+        .sealing()
+        .and_then(|sealing| sealing.roles())
+        .is_some_and(|roles| matches!(roles.role(), Role::Put(_)))
+    {
         // It can't read bytes to compare them, and takes away nothing, not even a checkpoint.
         settings.filters.retain(|filter| *filter != FilterName::ByteCompare);
         settings.append_only = true;

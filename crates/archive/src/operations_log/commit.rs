@@ -106,8 +106,12 @@ impl Archive {
             ));
         }
         fits(position.end, payload.len() + FRAME_SEALED_MAX)?;
-        let (bytes, checksum) =
-            frame::encode_behind(&self.identity, (sequence, tables.epoch), (tables.chain, &tables.head), &payload)?;
+        let (bytes, checksum) = frame::encode_behind(
+            &self.identity,
+            (sequence, tables.epoch),
+            (tables.chain, &tables.head),
+            &payload,
+        )?;
         #[cfg(feature = "planted-bugs")]
         (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
         match next.apply(sequence, records) {

@@ -192,7 +192,9 @@ fn by_role(
         return denied("the role key is that of another archive");
     }
     if !label.roles {
-        return denied("a role key was given, and the keys of the archive have no roles: it is another one");
+        return denied(
+            "a role key was given, and the keys of the archive have no roles: it is another one",
+        );
     }
     if writes && matches!(key.secret, RoleSecret::Read(_)) {
         return denied("this is a read key: it opens what is stored, and changes nothing");

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     format::{
-        Identity,
+        ContainerId, Identity,
         frame::{Frame, signed_message},
         record::Record,
         sealing::Role,
@@ -114,19 +114,13 @@ impl Archive {
 
     /// True when this process may take the chunks of a container for duplicates of its own: it listed the
     /// container itself, or manage did, or manage has proven it.
-    pub(crate) fn may_share(
-        &self,
-        tables: &Tables,
-        container: crate::format::ContainerId,
-        logged: u64,
-    ) -> bool {
+    pub(crate) fn may_share(&self, tables: &Tables, container: ContainerId, logged: u64) -> bool {
         let (Some(roles), Some(known)) =
             (self.identity.sealing().and_then(|sealing| sealing.roles()), &tables.roles)
         else {
             return true;
         };
-        !self.keeps(Rule::DuplicatesProven)
-            || known.may_share(roles.number(), container, logged)
+        !self.keeps(Rule::DuplicatesProven) || known.may_share(roles.number(), container, logged)
     }
 }
 

@@ -52,7 +52,8 @@ pub(crate) fn write_snapshot(
             w.raw(&tables.head);
         }
         if let Some(roles) = identity.sealing().and_then(|sealing| sealing.roles()) {
-            let signature = roles.sign(&signed_message(identity, number, tables.kind_bits(), &w.0))?;
+            let signature =
+                roles.sign(&signed_message(identity, number, tables.kind_bits(), &w.0))?;
             w.raw(&signature);
         }
         body = w.0;
@@ -145,7 +146,12 @@ pub(crate) fn read_snapshot(
             let head = if kinds.heads { r.array().map_err(whole)? } else { [0; 32] };
             if let Some(roles) = sealing.roles() {
                 let signed = &body[..body.len() - r.0.len()];
-                let message = signed_message(identity, number, Tables::new(files.spread(), kinds).kind_bits(), signed);
+                let message = signed_message(
+                    identity,
+                    number,
+                    Tables::new(files.spread(), kinds).kind_bits(),
+                    signed,
+                );
                 let signature = r.array().map_err(whole)?;
                 if !roles.is_of_manage(&message, &signature) {
                     return Err(damaged("nobody signed it who manages the archive"));

@@ -346,10 +346,10 @@ impl Session {
         };
         let rubbish = (!self.ingest.archive.keeps(Rule::StoredAsFingerprinted))
             .then(|| vec![0xee; query.bytes.len()]);
-        let address = match shared {
-            _ if let Some(rubbish) = &rubbish => open.push(query.fingerprint, rubbish),
-            Some((of, range)) => open.share(query.fingerprint, of, range),
-            None => open.push(query.fingerprint, query.bytes),
+        let address = match (rubbish, shared) {
+            (Some(rubbish), _) => open.push(query.fingerprint, &rubbish),
+            (None, Some((of, range))) => open.share(query.fingerprint, of, range),
+            (None, None) => open.push(query.fingerprint, query.bytes),
         };
         self.new_bytes += query.bytes.len() as u64;
         self.ingest.auxiliary.lock().insert(query.fingerprint, address, self.number);

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     format::{
         ContainerId,
-        backup::{Snapshot, SnapshotId, TEXTS_IN_ALL},
+        backup::{Completeness, Snapshot, SnapshotId, TEXTS_IN_ALL},
         bytes::{Reader, Writer, corrupt},
         class::Class,
         domain::FIRST_DOMAIN,
@@ -132,8 +132,7 @@ impl Roles {
     }
 
     pub(super) fn decode(r: &mut Reader<'_>) -> Result<Roles> {
-        let mut roles =
-            Roles { refused: r.u64()?, proven: r.u64()?, ..Roles::default() };
+        let mut roles = Roles { refused: r.u64()?, proven: r.u64()?, ..Roles::default() };
         for _ in 0..r.count(57, 2 * ENTRY_MEMORY)? {
             let (number, public, is_removed, refused) =
                 (r.u32()?, r.array()?, r.u8()? != 0, r.u64()?);
@@ -239,7 +238,9 @@ impl Tables {
                     return Err(corrupt("the log adds a put key that can't be"));
                 }
                 let (is_removed, refused, ranges) = (false, 0, Vec::new());
-                roles.keys.insert(number, PutKey { public, name, sets, is_removed, refused, ranges });
+                roles
+                    .keys
+                    .insert(number, PutKey { public, name, sets, is_removed, refused, ranges });
             }
             Record::PutKeyRemoved { number } => {
                 let gone = || corrupt("the log removes a put key that is not there");
@@ -358,7 +359,7 @@ impl Judging<'_> {
             return Err("it lists a container of another domain");
         }
         let place = &stored.place;
-        if place.at % PLACE_ALIGN != 0 || place.bytes == 0 {
+        if !place.at.is_multiple_of(PLACE_ALIGN) || place.bytes == 0 {
             return Err("it lists a container that lies nowhere");
         }
         let end = place.at.saturating_add(self.tables.taken(place));
@@ -398,10 +399,12 @@ impl Judging<'_> {
         if !self.key.sets.contains(&snapshot.set) {
             return Err("it adds a snapshot to a set of somebody else");
         }
-        if snapshot.domain != FIRST_DOMAIN || snapshot.forgotten.is_some() {
+        // Checkpoints are out of lists from the beginning.
+        let is_checkpoint = snapshot.completeness == Completeness::Checkpoint;
+        if snapshot.domain != FIRST_DOMAIN || snapshot.forgotten.is_some() != is_checkpoint {
             return Err("it adds a snapshot that is gone");
         }
-        let of_set = self.tables.snapshots.values().filter(|one| one.set == snapshot.set);
+        let of_set = self.tables.snapshots.listed().filter(|one| one.set == snapshot.set);
         if of_set.map(|one| one.ended).max().is_some_and(|last| snapshot.ended < last) {
             // What retention keeps of a period that is over stays what it was.
             return Err("it adds a snapshot before the last one of its set");
@@ -419,7 +422,9 @@ impl Judging<'_> {
 pub(crate) fn refused(why: Refusal) -> Error {
     Error::new(
         Kind::Denied,
-        format!("this is a put key, which may add snapshots to its own sets and nothing else: {why}"),
+        format!(
+            "this is a put key, which may add snapshots to its own sets and nothing else: {why}"
+        ),
     )
 }
 
@@ -456,11 +461,7 @@ mod tests {
     #[test]
     fn rule_45_chunks_are_shared_by_who_listed_them_and_once_they_are_proven() {
         let mut roles = Roles { proven: 10, ..Roles::default() };
-        roles.listed.extend([
-            (ContainerId(1), 1),
-            (ContainerId(2), 2),
-            (ContainerId(3), NOBODY),
-        ]);
+        roles.listed.extend([(ContainerId(1), 1), (ContainerId(2), 2), (ContainerId(3), NOBODY)]);
         let shares = |number, id, logged| roles.may_share(number, ContainerId(id), logged);
         assert!(shares(1, 1, 11) && !shares(2, 1, 11) && !shares(MANAGE, 1, 11));
         assert!(shares(2, 1, 10) && shares(MANAGE, 1, 10));

@@ -25,8 +25,9 @@ use std::{
 
 use clap::{Args, builder::NonEmptyStringValueParser};
 use onefold_archive::{
-    Archive, BackupReport, BackupRequest, Gauge, Ingest, Role, Settings, Snapshot, SnapshotId, TEXTS_MAX,
-    Tables, TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
+    Archive, BackupReport, BackupRequest, Gauge, Ingest, Role, Settings, Snapshot, SnapshotId,
+    TEXTS_MAX, Tables, TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial,
+    domain_called,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;

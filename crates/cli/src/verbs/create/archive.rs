@@ -128,7 +128,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let plain = (!nodes.is_empty()).then_some(several);
     let mut keys = new_keys(options.no_encryption, plain, (&format.id, store))?;
     if options.roles && keys.is_none() {
-        return Err(Failure::usage("keys have roles in an encrypted archive: name a key with --key"));
+        return Err(Failure::usage(
+            "keys have roles in an encrypted archive: name a key with --key",
+        ));
     }
     let directories = nodes.iter().chain(&options.fast).chain([store]);
     let new: Vec<&PathBuf> =

@@ -41,7 +41,9 @@ pub(super) fn grant(
 ) -> Result<(), Failure> {
     match role {
         Granted::Put if sets.is_empty() => {
-            return Err(Failure::usage("name the sets that the key may add snapshots to, with --set"));
+            return Err(Failure::usage(
+                "name the sets that the key may add snapshots to, with --set",
+            ));
         }
         Granted::Read if !sets.is_empty() => {
             return Err(Failure::usage("a read key opens all sets: leave out --set"));
