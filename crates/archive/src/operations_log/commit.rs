@@ -375,7 +375,7 @@ fn needs_manage(bytes: u64) -> Error {
          archive does",
         bytes >> 20
     );
-    Error::new(Kind::NoSpace, why)
+    Error::new(Kind::Denied, why)
 }
 
 /// Does something while nobody else changes the archive, and appends a frame with these records, or with
