@@ -7,7 +7,7 @@ use onefold_seal::Head;
 
 use super::{
     heads::{self, FrameHash},
-    roles::{SignedBy, apply_put, signed_by},
+    signatures::{SignedBy, apply_put, signed_by},
 };
 
 use crate::{

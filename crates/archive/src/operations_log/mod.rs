@@ -28,7 +28,7 @@
 //! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`upgrade`] | an archive of an older program gets newer kinds of tables |
-//! | [`roles`] | who signed a frame and what that counts for; put keys |
+//! | [`roles`], [`signatures`] | keys with roles; who signed a frame, and what that counts for |
 //! | [`heads`] | what shows that the archive goes on from where it was seen earlier |
 //! | [`epochs`] | what readers keep from being freed |
 
@@ -50,6 +50,7 @@ mod leaf_check;
 mod position;
 mod proofs;
 mod roles;
+mod signatures;
 mod snapshot;
 mod upgrade;
 

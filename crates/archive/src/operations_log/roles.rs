@@ -1,4 +1,4 @@
-//! Keys with roles: who signed a frame and what that counts for, and how put keys come and go.
+//! Keys with roles: what a process may do by its own, and how put keys come and go.
 //!
 //! Who opens an archive by a slot manages it. A role key lies in a file of its own, with the archive's id and
 //! all public keys: nothing that lies in the archive says whom to believe. A frame is signed behind the head
@@ -16,83 +16,10 @@ use super::{
     key_area::{judged, no_key, open_file},
 };
 use crate::{
-    format::{
-        ContainerId, Identity,
-        frame::{Frame, signed_message},
-        record::Record,
-        sealing::Role,
-    },
-    memory::Drawn,
+    format::{ContainerId, record::Record, sealing::Role},
     rules::Rule,
-    settings::Settings,
-    tables::{MANAGE, PUT_KEYS_MAX, SETS_MAX, Tables, refused},
+    tables::{PUT_KEYS_MAX, SETS_MAX, Tables},
 };
-
-/// Who signed a frame.
-pub(super) enum SignedBy {
-    /// Keys have no roles: whoever has the key may do everything.
-    Anybody,
-    /// Whoever manages the archive.
-    Manage,
-    /// The put key of this number.
-    Put(u32),
-    /// Somebody who says that they are this number, and is not.
-    Nobody(u32),
-}
-
-/// Finds out who signed a frame that follows these tables. The number of the key area counts when manage
-/// says it.
-pub(super) fn signed_by(
-    identity: &Identity,
-    tables: &Tables,
-    frame: &Frame<'_>,
-    settings: &Settings,
-) -> SignedBy {
-    let Some(sealing) = identity.sealing() else { return SignedBy::Anybody };
-    let Some(roles) = sealing.roles() else {
-        sealing.saw_keys(frame.keys.into());
-        return SignedBy::Anybody;
-    };
-    let Some((number, signature)) = &frame.signed else { return SignedBy::Nobody(u32::MAX) };
-    let of = (*number, frame.sequence, frame.epoch, frame.keys);
-    let message = signed_message(identity, of, &tables.head, &frame.payload);
-    if *number == MANAGE {
-        if !roles.is_of_manage(&message, signature) {
-            return SignedBy::Nobody(*number);
-        }
-        sealing.saw_keys(frame.keys.into());
-        return SignedBy::Manage;
-    }
-    let key = tables.roles.as_ref().and_then(|roles| roles.key(*number));
-    match key.is_some_and(|key| onefold_seal::is_signed(&key.public, &message, signature)) {
-        true if !settings.keeps(Rule::RoleCompared) => SignedBy::Manage,
-        true => SignedBy::Put(*number),
-        false => SignedBy::Nobody(*number),
-    }
-}
-
-/// Applies what a put key signed, if it may do that and if it fits; else the frame is passed over.
-pub(super) fn apply_put(
-    tables: &mut Tables,
-    number: u32,
-    frame: &Frame<'_>,
-    drawn: &Drawn,
-) -> Result<()> {
-    let sequence = frame.sequence;
-    let judged = Record::decode_within(&frame.payload, drawn).and_then(|records| {
-        let notes = tables.judge_put(number, &records).map_err(refused)?;
-        let mut next = Tables::clone(tables);
-        next.apply(sequence, records)?;
-        next.note_put(number, notes);
-        Ok(next)
-    });
-    match judged {
-        Ok(next) => *tables = next,
-        Err(error) if error.kind() == Kind::Memory => return Err(error),
-        Err(_) => tables.pass_over(sequence, number),
-    }
-    Ok(())
-}
 
 /// The role of the key that this process has; `None` in an archive whose keys have none.
 pub(crate) fn role(archive: &Archive) -> Option<Role> {

@@ -11,7 +11,6 @@ use onefold_core::{Error, Kind};
 use onefold_seal::RoleKey;
 use serde_json::{Value, json};
 
-use super::shown;
 use crate::verbs::archive_at;
 use onefold_console::{failure::Failure, output::Answer};
 
@@ -26,6 +25,10 @@ pub(super) enum Granted {
 
 /// What is said of stores that have no such keys.
 const NONE: &str = "its keys have no roles";
+
+fn shown(store: &Path) -> String {
+    store.display().to_string()
+}
 
 fn open(store: &Path) -> Result<Arc<Archive>, Failure> {
     Ok(archive_at(store, NONE)?.open(Settings::default())?)
