@@ -625,11 +625,35 @@ mod tests {
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
-        bytes[FEATURES_AT] = 4 | 128;
+        bytes[FEATURES_AT + 1] = 1;
         let checksum = label(true).identity().checksum(&bytes[..LABEL_BYTES - 8]);
         bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
         let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
-        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 7"));
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 8"));
+    }
+
+    #[test]
+    fn rule_45_a_label_of_keys_with_roles_has_a_bit_and_what_roles_need() {
+        let with = Label {
+            trees: true,
+            heads: true,
+            roles: true,
+            sealed: Some(1),
+            secret: [0; 32],
+            ..label(false)
+        };
+        let bytes = encoded(&with);
+        assert_eq!((bytes[8], bytes[FEATURES_AT], bytes[FEATURES_AT + 8]), (4, 2 | 128, 4));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == with));
+        for wrong in [
+            Label { heads: false, ..with.clone() },
+            Label { trees: false, ..with.clone() },
+            Label { leaves: true, ..with.clone() },
+            Label { domains: true, ..with.clone() },
+            Label { sealed: None, ..with.clone() },
+        ] {
+            assert!(matches!(Label::decode(&encoded(&wrong)), Found::Bad(_)), "{wrong:?}");
+        }
     }
 
     #[test]
