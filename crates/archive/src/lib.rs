@@ -54,8 +54,6 @@ mod tree;
 mod usage_counts;
 mod volume;
 
-#[cfg(feature = "planted-bugs")]
-pub use crate::rules::Rule;
 pub use crate::{
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
@@ -86,6 +84,7 @@ pub use crate::{
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
         record::{IndexFile, Owner, Pieces, Place, Record, Shape, Stored, Stream},
+        sealing::Role,
         tree_node::{
             ATTRIBUTES_INLINE, Attributes, FileMap, IndexEntry, Key, Named, Root, Stat, Top,
             TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
@@ -96,10 +95,10 @@ pub use crate::{
         Survey, Trash, survey,
     },
     operations_log::{
-        Archive, Domain, DomainListed, EpochGuard, allow_domains, change_keys, create_domain,
-        create_sealed, domain_called, domains, erase_domain, erase_keys, features_to_come, head_of,
-        is_erased as is_domain_erased, key_area, mend_leaves, renew_snapshot, upgrade,
-        upgrade_telling,
+        Archive, Domain, DomainListed, EpochGuard, add_put_key, allow_domains, change_keys,
+        create_domain, create_sealed, domain_called, domains, erase_domain, erase_keys,
+        features_to_come, head_of, is_erased as is_domain_erased, key_area, mend_leaves, read_key,
+        remove_put_key, renew_snapshot, upgrade, upgrade_telling,
     },
     own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{
@@ -112,8 +111,8 @@ pub use crate::{
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
-        Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX,
-        Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
+        Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
+        Roles, Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
@@ -123,4 +122,9 @@ pub use crate::{
     },
     usage_counts::{CountsFound, Miscounted},
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
+};
+#[cfg(feature = "planted-bugs")]
+pub use crate::{
+    operations_log::{append_records, write_other_tables},
+    rules::Rule,
 };

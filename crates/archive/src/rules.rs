@@ -8,6 +8,24 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "planted-bugs"), allow(dead_code, unreachable_pub))]
 pub enum Rule {
+    /// What a put key signs counts as far as a put key may go. Otherwise a machine that was taken over removes
+    /// what others stored.
+    RoleCompared,
+    /// Chunks are duplicates where they lie in containers of one's own, or in those that manage has proven.
+    /// Otherwise somebody stores rubbish under a fingerprint that others will need.
+    DuplicatesProven,
+    /// A put key's own program signs only what a put key may do. Whoever took one over has another program:
+    /// with this rule broken a simulation is that program.
+    PutJudgesItself,
+    /// A chunk is stored with the bytes that have its fingerprint. The program of whoever took a put key over
+    /// stores rubbish under the fingerprint of what others will need.
+    StoredAsFingerprinted,
+    /// What only manage writes is sealed by a key that only manage has. Whoever took a put key over seals it by
+    /// what they have.
+    ManageSealsItsOwn,
+    /// The keys that an archive's content is sealed for come from the key file. Otherwise the host of the archive
+    /// has it sealed for itself.
+    PublicKeysFromKeyFile,
     /// A sealed archive that does not descend from the head that was seen earlier is refused. Otherwise an
     /// older archive that somebody put back counts.
     HeadsCompared,

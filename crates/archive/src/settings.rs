@@ -50,6 +50,9 @@ pub struct Format {
     /// Snapshots of the tables prove from which histories they descend, in a sealed archive; programs from
     /// before that do not change it.
     pub heads: bool,
+    /// Keys have roles, in a sealed archive with `trees` and `heads`, and without `leaves` and `late`;
+    /// programs from before that refuse the archive.
+    pub roles: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -74,12 +77,20 @@ impl Format {
             clones: false,
             counts_in_pages: false,
             heads: false,
+            roles: false,
             fingerprint: Algorithm::Blake3,
         }
     }
 }
 
 impl Format {
+    /// The same with keys that have roles. Tables lie in their snapshots, so that one signature covers them.
+    #[must_use]
+    pub fn with_roles(self) -> Format {
+        let trees = Format { trees: true, clones: true, counts_in_pages: true, ..self };
+        Format { heads: true, roles: true, leaves: false, on_demand: false, ..trees }
+    }
+
     /// The same with all features that need nothing of whoever makes the archive; `onefold upgrade` gives
     /// them to older ones.
     #[must_use]
@@ -203,6 +214,8 @@ pub struct Settings {
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
     pub append_only: bool,
+    /// Bytes of log at which a put key adds nothing more: whoever manages the archive makes a new one.
+    pub put_log_bytes: u64,
     /// Who is asked for the key of a sealed archive.
     pub opener: KeySource,
     /// The rule that the steps break; the simulator must find that out.
@@ -275,6 +288,7 @@ impl Default for Settings {
             leaf_bytes: 64 << 20,
             changed_leaves: 1024,
             append_only: false,
+            put_log_bytes: 192 << 20,
             opener: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,

@@ -9,9 +9,11 @@
 //! |---|---|
 //! | `random`, `opener`, `secret` | chance, and who is asked for a key, as parameters; 32 bytes that nobody prints, copies or stores by accident |
 //! | `cipher`, `observer` | AES-256-GCM-SIV, GCM and CTR; what a simulator sees of them |
+//! | `public` | Ed25519, which signs, and X25519, which seals for somebody else |
 //! | `wrap`, `uses` | keys sealed by keys; what working keys are for |
 //! | `slot`, `recovery` | ways to the root key; the one that is printed on paper |
 //! | `keys` | the open keys of a store, and what is done to them |
+//! | `role` | keys that open a part of a store |
 //! | `area`, `copies` | the bytes of the key area; which of its two copies counts |
 //! | `head` | where the history of an archive has come to, as clients remember and compare it |
 //!
@@ -31,8 +33,10 @@ mod keys;
 #[cfg(feature = "observer")]
 pub mod observer;
 mod opener;
+mod public;
 mod random;
 mod recovery;
+mod role;
 mod secret;
 mod slot;
 mod uses;
@@ -45,8 +49,10 @@ pub use crate::{
     head::{Head, Mark},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
     opener::{DurableState, Opener, StateSeen},
+    public::{AgreementKey, PUBLIC_BYTES, SIGNATURE_BYTES, SigningKey, is_signed},
     random::Random,
     recovery::{from_words, to_words},
+    role::{RoleKey, RoleSecret, Shared, valid_role_name},
     secret::Secret,
     slot::{Argon, NAME_BYTES_MAX, Slot, SlotKind, SlotSecret, key_file, key_file_text},
     uses::Use,

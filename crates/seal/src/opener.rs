@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_core::Result;
 
-use crate::{area::KeyArea, head::Head, random::Random, secret::Secret};
+use crate::{area::KeyArea, head::Head, random::Random, role::RoleKey, secret::Secret};
 
 /// A durable state of a block store, in a form that can be kept outside the store: nothing in it is secret.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,15 @@ pub trait Opener: Send + Sync {
     /// # Errors
     /// `Denied`: no slot opens. The errors of asking for the secret.
     fn root(&self, area: &KeyArea) -> Result<Secret>;
+
+    /// The role key that the operator gave for the store with this id; `None` when the store is opened by
+    /// one of its slots.
+    ///
+    /// # Errors
+    /// Those of reading it. `Denied`: it is the role key of another store.
+    fn role(&self, _id: &[u8; 16]) -> Result<Option<RoleKey>> {
+        Ok(None)
+    }
 
     /// True when the operator said that an older key area, and a store that somebody put back, may be opened.
     fn accepts_older(&self) -> bool {

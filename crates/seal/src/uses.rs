@@ -34,6 +34,20 @@ impl Use {
     /// Checksums of an archive, which tell rot from all else, from the store key.
     pub const ARCHIVE_CHECKSUMS: Use = Use("onefold 2026-11-26 checksums of an archive, 1");
 
+    /// In place of the store key, for what all roles of a store do; from the store key.
+    pub const ROLES_STORE: Use = Use("onefold 2026-11-29 store key that roles share, 1");
+    /// In place of the key of the first domain, likewise; from that key.
+    pub const ROLES_DOMAIN: Use = Use("onefold 2026-11-29 domain key that roles share, 1");
+    /// The seed by which manage signs, from the store key.
+    pub const ROLES_MANAGING: Use = Use("onefold 2026-11-29 signing key of manage, 1");
+    /// The secret half of the key that content is sealed for, from the store key.
+    pub const ROLES_READING: Use = Use("onefold 2026-11-29 key that content is sealed for, 1");
+    /// The seed by which a put key signs, from what was drawn for it, each with its number.
+    pub const ROLES_PUTTING: Use = Use("onefold 2026-11-29 signing key of a put key, 1");
+    /// Keys of containers of an archive with roles, each from what two keys agree on, from the key of
+    /// containers of a domain.
+    pub const ROLES_CONTAINERS: Use = Use("onefold 2026-11-29 key of a container for a reader, 1");
+
     /// Raw blocks of a block store, from a domain's key.
     pub const BLOCKS: Use = Use("onefold 2026-11-26 raw blocks, 1");
     /// Carried payloads and fragments of a block store, from a domain's key.
@@ -93,6 +107,12 @@ mod tests {
             Use::CONTAINERS,
             Use::SALTS,
             Use::ARCHIVE_CHECKSUMS,
+            Use::ROLES_STORE,
+            Use::ROLES_DOMAIN,
+            Use::ROLES_MANAGING,
+            Use::ROLES_READING,
+            Use::ROLES_PUTTING,
+            Use::ROLES_CONTAINERS,
             Use::BLOCKS,
             Use::PAYLOADS,
             Use::BLOCK_STORE,

@@ -1,7 +1,7 @@
 //! Published vectors of the ciphers and hashes.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use onefold_seal::{CtrKey, GcmKey, Secret, SivKey};
+use onefold_seal::{AgreementKey, CtrKey, GcmKey, Secret, SigningKey, SivKey, is_signed};
 
 fn bytes(digits: &str) -> Vec<u8> {
     let digits: String = digits.split_whitespace().collect();
@@ -206,5 +206,87 @@ fn rule_50_blake3_is_that_of_its_vectors() {
         assert_eq!(*blake3::hash(input).as_bytes(), array(hash));
         assert_eq!(*blake3::keyed_hash(keyed, input).as_bytes(), array(with_key));
         assert_eq!(blake3::derive_key(context, input), array(derived));
+    }
+}
+
+/// RFC 8032, 7.1: seed, public key, message, signature.
+const ED25519: [[&str; 4]; 3] = [
+    [
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+        "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        "",
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b",
+    ],
+    [
+        "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+        "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        "72",
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00",
+    ],
+    [
+        "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+        "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        "af82",
+        "6291d657deec24024827e69c3abe01a30ce548a284743a445e3680d7db5ac3ac18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a",
+    ],
+];
+
+#[test]
+fn rule_50_ed25519_signs_as_in_rfc_8032() {
+    for [seed, public, message, signature] in ED25519 {
+        let signing = SigningKey::new(&key(seed)).unwrap();
+        assert_eq!(signing.public(), array(public));
+        let message = bytes(message);
+        assert_eq!(signing.sign(&message).unwrap(), array(signature));
+        assert!(is_signed(&array(public), &message, &array(signature)));
+        for bit in 0..512 {
+            let mut turned: [u8; 64] = array(signature);
+            turned[bit / 8] ^= 1 << (bit % 8);
+            assert!(!is_signed(&array(public), &message, &turned), "bit {bit}");
+        }
+        assert!(!is_signed(&array(public), &[&message[..], b"!"].concat(), &array(signature)));
+    }
+}
+
+/// RFC 7748, 6.1.
+#[test]
+fn rule_50_x25519_agrees_as_in_rfc_7748() {
+    let secrets = [
+        "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a",
+        "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb",
+    ];
+    let publics = [
+        "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a",
+        "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f",
+    ];
+    let shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742";
+    for (own, other) in [(0, 1), (1, 0)] {
+        let agreement = AgreementKey::new(&key(secrets[own])).unwrap();
+        assert_eq!(agreement.public().unwrap(), array(publics[own]));
+        let agreed = agreement.agree(&array(publics[other])).unwrap();
+        assert!(agreed.equals(&array(shared)));
+    }
+    // RFC 7748, 5.2.
+    let agreement =
+        AgreementKey::new(&key("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4"));
+    let point = array("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c");
+    let agreed = agreement.unwrap().agree(&point).unwrap();
+    assert!(
+        agreed.equals(&array("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552"))
+    );
+}
+
+#[test]
+fn rule_45_x25519_agrees_with_no_point_of_small_order() {
+    let agreement =
+        AgreementKey::new(&key("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"))
+            .unwrap();
+    for point in [
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    ] {
+        assert!(agreement.agree(&array(point)).is_none(), "{point}");
     }
 }

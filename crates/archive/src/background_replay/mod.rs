@@ -232,6 +232,10 @@ impl BackgroundReplay {
             return Ok(Came::Later);
         }
         let counted = rewriter.count(false, rad::changed)?;
+        if matches!(counted, Counted::Unproven) {
+            // A collection looks through what put keys added.
+            return Ok(Came::Later);
+        }
         self.done.counts += 1;
         if let Counted::All = counted {
             // The rest could not be read.

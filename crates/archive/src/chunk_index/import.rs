@@ -46,6 +46,9 @@ pub(crate) fn load_recent(
             found => found?,
         };
         let Some(container) = container else { continue };
+        if !container_reader.may_share(tables, &container) {
+            continue;
+        }
         match container_reader.metadata(&container) {
             Ok(metadata) => {
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));

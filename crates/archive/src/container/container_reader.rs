@@ -13,9 +13,9 @@ use crate::{
         names::segment_name,
         record::Place,
     },
-    operations_log::{Archive, domain_of, is_erased},
+    operations_log::{Archive, domain_of, is_erased, is_put},
     rules::Rule,
-    tables::Container,
+    tables::{Container, Tables},
 };
 
 /// A sealed archive's containers are read by multiples of this, at multiples of it.
@@ -64,6 +64,13 @@ impl ContainerReader {
     /// True unless the steps break this rule.
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
         self.archive.keeps(rule)
+    }
+
+    /// False for a container that somebody else listed and that nobody has proven, where this process must
+    /// not take chunks of such ones for duplicates. Who imports all of them into the chunk index may.
+    pub(crate) fn may_share(&self, tables: &Tables, container: &Container) -> bool {
+        !is_put(&self.archive)
+            || self.archive.may_share(tables, container.stored.id, container.logged)
     }
 
     /// The metadata of a container.

@@ -274,6 +274,9 @@ impl Known<'_> {
                 found => found?,
             };
             let home = container.stored.id;
+            if !self.archive.may_share(self.tables, home, container.logged) {
+                continue;
+            }
             if !self.cache.holds(home) {
                 counts.metadata_reads += 1;
                 match self.container_reader.metadata(&container) {

@@ -16,7 +16,7 @@ use super::{
     content::Content,
     domain::FIRST_DOMAIN,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
-    sealing::{ContainerSeal, SALT_BYTES, Sealing},
+    sealing::{ContainerSeal, SALT_BYTES, Sealing, shut},
 };
 use crate::{
     format::{Address, ContainerId, Identity},
@@ -369,7 +369,7 @@ fn seal_groups(
         &checksums,
     ];
     let salt = sealing.salt(&domain, &content)?;
-    let seal = domain.container(archive, id.0, kind.code(), salt)?;
+    let seal = domain.new_container(archive, id.0, kind.code(), salt)?;
     let mut sealed = Vec::with_capacity(packed.len() + groups.len() * TAG_BYTES + STEP_BYTES);
     let first = groups.first().map_or(0, |group| group.at);
     let mut from = 0;
@@ -671,7 +671,7 @@ fn open_metadata(
     let domain =
         sealing.domain(domain).map_err(|error| error.context(format!("container {id}")))?;
     let seal = domain.container(archive, id.0, kind, salt)?;
-    if seal.proof() != proof {
+    if seal.may_open() && seal.proof() != proof {
         return Err(what("it was sealed with another key"));
     }
     let (mut body, mut tag) = (body.to_vec(), [0; TAG_BYTES]);
@@ -694,6 +694,7 @@ impl GroupSeal<'_> {
     pub(crate) fn open<'b>(&self, group: &Group, stored: &'b mut [u8]) -> Result<&'b mut [u8]> {
         match self.0 {
             None => Ok(stored),
+            Some((seal, _)) if !seal.may_open() => Err(shut()),
             Some((seal, number)) => {
                 let opened = seal.open(number, group.raw, stored);
                 opened.ok_or_else(|| corrupt("a group of chunks fails its tag"))

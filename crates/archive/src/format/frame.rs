@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use onefold_core::Result;
+use onefold_seal::SIGNATURE_BYTES;
 
 use super::{
     bytes::{Reader, Writer},
@@ -25,7 +26,13 @@ pub(crate) const FRAME_PAYLOAD_MAX: usize = 64 << 20;
 
 /// Bytes that a sealed frame has beside its records at most: their length, zeroes that hide it, and a
 /// half of the tag.
-pub(crate) const FRAME_SEALED_MAX: usize = 4 + FRAME_ALIGN as usize + 8;
+pub(crate) const FRAME_SEALED_MAX: usize = 4 + SIGNED_BYTES + FRAME_ALIGN as usize + 8;
+
+/// Bytes behind the records where keys have roles: who signed, and the signature.
+const SIGNED_BYTES: usize = 4 + SIGNATURE_BYTES;
+
+/// What the message begins with that is signed.
+const SIGNED: &[u8; 32] = b"onefold archive, a signed frame\n";
 
 const MAGIC: u32 = 0x4c_46_4e_4f;
 
@@ -42,6 +49,8 @@ pub struct Frame<'a> {
     pub payload: Cow<'a, [u8]>,
     /// The number of the key area as of this frame; 0 in a plain archive.
     pub keys: u32,
+    /// Who signed it, and the signature, where keys have roles; nothing is proven of them yet.
+    pub signed: Option<(u32, [u8; SIGNATURE_BYTES])>,
     /// Bytes with header and padding.
     pub bytes: u64,
 }
@@ -57,17 +66,47 @@ pub fn encode(
     before: u64,
     payload: &[u8],
 ) -> Result<(Vec<u8>, u64)> {
+    encode_behind(identity, (sequence, epoch), (before, &[0; 32]), payload)
+}
+
+/// The message that is signed of a frame: all that it says, and the head of all changes before it.
+pub(crate) fn signed_message(
+    identity: &Identity,
+    (number, sequence, epoch, keys): (u32, u64, u32, u32),
+    head: &[u8; 32],
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut w = Writer(Vec::with_capacity(SIGNED.len() + 68 + payload.len()));
+    w.raw(SIGNED).raw(&identity.id).u32(number).u64(sequence).u32(epoch).u32(keys);
+    w.raw(head).raw(payload);
+    w.0
+}
+
+/// The same behind these changes: the checksum of the last one, and the head of all, which is signed where
+/// keys have roles.
+pub(crate) fn encode_behind(
+    identity: &Identity,
+    (sequence, epoch): (u64, u32),
+    (before, head): (u64, &[u8; 32]),
+    payload: &[u8],
+) -> Result<(Vec<u8>, u64)> {
+    let keys = identity.sealing().map_or(0, |sealing| sealing.keys() as u32);
     let mut body = Vec::with_capacity(payload.len() + FRAME_SEALED_MAX);
     if identity.sealing().is_some() {
         body.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     }
     body.extend_from_slice(payload);
+    if let Some(roles) = identity.sealing().and_then(|sealing| sealing.roles()) {
+        let number = roles.number();
+        let message = signed_message(identity, (number, sequence, epoch, keys), head, payload);
+        body.extend_from_slice(&number.to_le_bytes());
+        body.extend_from_slice(&roles.sign(&message)?);
+    }
     if identity.sealing().is_some() {
         // The length of the records is hidden in that of the frame.
         let all = FRAME_HEADER_BYTES + body.len() + identity.tail();
         body.resize(all.next_multiple_of(FRAME_ALIGN as usize) - FRAME_HEADER_BYTES, 0);
     }
-    let keys = identity.sealing().map_or(0, |sealing| sealing.keys() as u32);
     let mut w = Writer(Vec::with_capacity(FRAME_HEADER_BYTES + body.len() + 64));
     w.u32(MAGIC).u32(body.len() as u32).u64(sequence).u32(epoch).u32(keys).u64(before).u64(0);
     let checksum = identity.seal(What::Frame, (0, sequence), &w.0, &mut body)?;
@@ -114,6 +153,7 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
     let payload = r.take(there).ok()?;
     let length = there;
     let beside = &[&bytes[..FRAME_HEADER_BYTES - 8], &[0; 8]].concat()[..];
+    let mut signed = None;
     let payload = if is_sealed {
         let mut body = payload.to_vec();
         if !identity.open(What::Frame, (0, sequence), beside, &mut body, checksum) {
@@ -124,6 +164,10 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
         if records > body.len() {
             return None;
         }
+        if identity.sealing().is_some_and(|sealing| sealing.roles().is_some()) {
+            let (number, rest) = body.get(records..)?.split_first_chunk()?;
+            signed = Some((u32::from_le_bytes(*number), *rest.first_chunk()?));
+        }
         body.truncate(records);
         Cow::Owned(body)
     } else {
@@ -133,7 +177,7 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
         Cow::Borrowed(payload)
     };
     let bytes = ((FRAME_HEADER_BYTES + length) as u64).next_multiple_of(FRAME_ALIGN);
-    Some((Frame { sequence, epoch, checksum, payload, keys, bytes }, before))
+    Some((Frame { sequence, epoch, checksum, payload, keys, signed, bytes }, before))
 }
 
 #[cfg(test)]

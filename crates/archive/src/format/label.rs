@@ -59,6 +59,10 @@ const FEATURE_ON_DEMAND: u64 = 32;
 /// Needed to read: there may be domains beside the first one, which containers, streams and snapshots name.
 const FEATURE_DOMAINS: u64 = 64;
 
+/// Needed to read: frames and snapshots of the tables are signed by the key of a role, and containers are
+/// sealed for who may read.
+const FEATURE_ROLES: u64 = 128;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -108,6 +112,8 @@ pub struct Label {
     pub domains: bool,
     /// Snapshots of the tables prove from which histories they descend; of sealed archives only.
     pub heads: bool,
+    /// Keys have roles; of sealed archives with heads only.
+    pub roles: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -144,6 +150,8 @@ pub struct Kinds {
     pub domains: bool,
     /// Snapshots of the tables prove from which histories they descend; of sealed archives only.
     pub heads: bool,
+    /// Keys have roles; of sealed archives with heads only.
+    pub roles: bool,
 }
 
 impl Kinds {
@@ -154,12 +162,14 @@ impl Kinds {
         Kinds {
             late: self.late,
             trees: true,
-            leaves: true,
-            on_demand: true,
+            // A signature covers all tables of a snapshot: they lie in it.
+            leaves: !self.roles,
+            on_demand: !self.roles,
             clones: true,
             counts_in_pages: true,
             domains: self.domains,
             heads: is_sealed,
+            roles: self.roles,
         }
     }
 }
@@ -205,6 +215,7 @@ impl Label {
             counts_in_pages: self.counts_in_pages,
             domains: self.domains,
             heads: self.heads,
+            roles: self.roles,
         }
     }
 
@@ -304,6 +315,7 @@ impl Label {
                 (named, FEATURE_FINGERPRINT),
                 (self.clones, FEATURE_CLONES),
                 (self.domains, FEATURE_DOMAINS),
+                (self.roles, FEATURE_ROLES),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(write).u64(ignored);
@@ -371,6 +383,7 @@ impl Label {
             counts_in_pages: false,
             domains: false,
             heads: false,
+            roles: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -391,6 +404,10 @@ impl Label {
         label.counts_in_pages = to_write & FEATURE_COUNTS_IN_PAGES != 0;
         label.domains = features & FEATURE_DOMAINS != 0;
         label.heads = to_write & FEATURE_HEADS != 0;
+        label.roles = features & FEATURE_ROLES != 0;
+        if label.roles && (!label.heads || !label.trees || label.leaves || label.domains) {
+            return Err(corrupt("the label's features can't be true"));
+        }
         if (label.domains || label.heads) && label.sealed.is_none() {
             return Err(corrupt("the label's features can't be true"));
         }
@@ -406,6 +423,9 @@ impl Label {
                 classes: r.array()?,
                 gathers: if to_write & FEATURE_GATHERED != 0 { r.u32()? } else { 0 },
             };
+            if label.roles {
+                return Err(corrupt("the label's features can't be true"));
+            }
             rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
             label.late = Some(rad);
         }
@@ -424,7 +444,8 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_FINGERPRINT
         | FEATURE_CLONES
         | FEATURE_ON_DEMAND
-        | FEATURE_DOMAINS;
+        | FEATURE_DOMAINS
+        | FEATURE_ROLES;
     refuse_unknown(read & !known, "to read it")?;
     let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES | FEATURE_HEADS);
     Ok((read, write, Newer { to_write, ignored }))
@@ -570,6 +591,7 @@ mod tests {
             counts_in_pages: false,
             domains: false,
             heads: false,
+            roles: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -603,11 +625,35 @@ mod tests {
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
-        bytes[FEATURES_AT] = 4 | 128;
+        bytes[FEATURES_AT + 1] = 1;
         let checksum = label(true).identity().checksum(&bytes[..LABEL_BYTES - 8]);
         bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
         let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
-        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 7"));
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 8"));
+    }
+
+    #[test]
+    fn rule_45_a_label_of_keys_with_roles_has_a_bit_and_what_roles_need() {
+        let with = Label {
+            trees: true,
+            heads: true,
+            roles: true,
+            sealed: Some(1),
+            secret: [0; 32],
+            ..label(false)
+        };
+        let bytes = encoded(&with);
+        assert_eq!((bytes[8], bytes[FEATURES_AT], bytes[FEATURES_AT + 8]), (4, 2 | 128, 4));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == with));
+        for wrong in [
+            Label { heads: false, ..with.clone() },
+            Label { trees: false, ..with.clone() },
+            Label { leaves: true, ..with.clone() },
+            Label { domains: true, ..with.clone() },
+            Label { sealed: None, ..with.clone() },
+        ] {
+            assert!(matches!(Label::decode(&encoded(&wrong)), Found::Bad(_)), "{wrong:?}");
+        }
     }
 
     #[test]

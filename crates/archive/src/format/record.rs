@@ -349,6 +349,31 @@ pub enum Record {
         /// Nothing of it is left.
         all: bool,
     },
+    /// There is a put key, of which nothing counted before.
+    PutKeyAdded {
+        /// Its number, which is never given twice.
+        number: u32,
+        /// The key by which its signatures are told.
+        public: [u8; 32],
+        /// What people call it.
+        name: String,
+        /// The sets that it may add snapshots to.
+        sets: Vec<String>,
+    },
+    /// Nothing that a put key signs counts from now on.
+    PutKeyRemoved {
+        /// Its number.
+        number: u32,
+    },
+    /// Manage has read what put keys stored.
+    Proven {
+        /// All containers that were listed up to this place are true, but for these.
+        upto: u64,
+        /// Containers that are not: nobody takes their chunks for duplicates.
+        untrue: Vec<ContainerId>,
+        /// Snapshots that name only what is there.
+        snapshots: Vec<SnapshotId>,
+    },
     /// Containers that mappings of the same frame name.
     Finished {
         /// New ones.
@@ -764,6 +789,19 @@ impl Record {
             Record::DomainErased { number } => {
                 w.u8(33).u32(*number);
             }
+            Record::PutKeyAdded { number, public, name, sets } => {
+                w.u8(35).u32(*number).raw(public).bytes(name.as_bytes()).u32(sets.len() as u32);
+                sets.iter().for_each(|set| {
+                    w.bytes(set.as_bytes());
+                });
+            }
+            Record::PutKeyRemoved { number } => {
+                w.u8(36).u32(*number);
+            }
+            Record::Proven { upto, untrue, snapshots } => {
+                ids(w.u8(37).u64(*upto), untrue);
+                snapshot_ids(w, snapshots);
+            }
             Record::DomainFreed { number, containers, all } => {
                 ids(w.u8(34).u32(*number).u8(u8::from(*all)), containers);
             }
@@ -866,6 +904,18 @@ impl Record {
                 read_only: r.u8()? != 0,
             },
             33 => Record::DomainErased { number: other_domain(r.u32()?)? },
+            35 => Record::PutKeyAdded {
+                number: r.u32()?,
+                public: r.array()?,
+                name: r.text()?,
+                sets: (0..r.count(4, ENTRY_MEMORY)?).map(|_| r.text()).collect::<Result<_>>()?,
+            },
+            36 => Record::PutKeyRemoved { number: r.u32()? },
+            37 => Record::Proven {
+                upto: r.u64()?,
+                untrue: ids_of(r)?,
+                snapshots: snapshot_ids_of(r)?,
+            },
             34 => {
                 let (number, all) = (other_domain(r.u32()?)?, r.u8()? != 0);
                 Record::DomainFreed { number, containers: ids_of(r)?, all }

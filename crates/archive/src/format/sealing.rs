@@ -18,7 +18,10 @@ use std::{
 };
 
 use onefold_core::{Error, Kind, Result};
-use onefold_seal::{GcmKey, Keys, Place, Random, Secret, SivKey, TAG_BYTES, Use, digest};
+use onefold_seal::{
+    AgreementKey, GcmKey, Keys, PUBLIC_BYTES, Place, Random, RoleKey, RoleSecret, SIGNATURE_BYTES,
+    Secret, Shared, SigningKey, SivKey, TAG_BYTES, Use, digest, is_signed,
+};
 use parking_lot::RwLock;
 
 use super::domain::FIRST_DOMAIN;
@@ -76,6 +79,18 @@ impl What {
         }
     }
 
+    /// True when only manage writes and reads it, in an archive with roles.
+    fn is_of_manage(self) -> bool {
+        matches!(
+            self,
+            What::SnapshotPart
+                | What::Counts
+                | What::CountsPage
+                | What::CountsDirectory
+                | What::CountsHeader
+        )
+    }
+
     /// True when the key comes from a domain.
     fn is_of_domain(self) -> bool {
         matches!(self, What::Metadata | What::IndexPage)
@@ -93,11 +108,66 @@ pub(crate) struct Flaws {
     pub(crate) one_fingerprint_key: bool,
     /// Tags don't prove the number of the domain.
     pub(crate) number_unproven: bool,
+    /// What only manage may seal is sealed by what all roles have.
+    pub(crate) own_by_shared: bool,
+}
+
+/// Who this process is, in an archive whose keys have roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opened by a slot: it does everything.
+    Manage,
+    /// The put key of this number: it adds snapshots, and opens no container.
+    Put(u32),
+    /// A read key: it opens containers, and changes nothing.
+    Read,
+}
+
+/// What a process has where keys have roles.
+pub(crate) struct Roles {
+    role: Role,
+    /// Who manages the archive signs by this key.
+    managing: [u8; PUBLIC_BYTES],
+    /// Containers are sealed for the owner of this one.
+    reading: [u8; PUBLIC_BYTES],
+    signing: Option<SigningKey>,
+    opens: Option<AgreementKey>,
+}
+
+impl Roles {
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The number by which this process signs.
+    pub(crate) fn number(&self) -> u32 {
+        match self.role {
+            Role::Put(number) => number,
+            Role::Manage | Role::Read => 0,
+        }
+    }
+
+    /// Signs a message.
+    pub(crate) fn sign(&self, message: &[u8]) -> Result<[u8; SIGNATURE_BYTES]> {
+        let signing = self.signing.as_ref().ok_or_else(|| {
+            let why = "this is a read key: it opens what is stored, and changes nothing";
+            Error::new(Kind::Denied, why)
+        })?;
+        signing.sign(message)
+    }
+
+    /// True when manage signed the message.
+    pub(crate) fn is_of_manage(&self, message: &[u8], signature: &[u8; SIGNATURE_BYTES]) -> bool {
+        is_signed(&self.managing, message, signature)
+    }
 }
 
 /// The working keys of an archive.
 pub(crate) struct Sealing {
     archive: SivKey,
+    /// What only manage writes and reads, where keys have roles.
+    own: Option<SivKey>,
+    roles: Option<Arc<Roles>>,
     first: Arc<DomainSealing>,
     /// Of the other domains.
     domains: RwLock<Domains>,
@@ -124,7 +194,9 @@ impl Domains {
         let mut there = BTreeMap::new();
         for number in keys.domains().iter().map(onefold_seal::Domain::number) {
             if let Some(key) = keys.domain(number).filter(|_| number != FIRST_DOMAIN) {
-                there.insert(number, Arc::new(DomainSealing::new(keys, (number, key), flaws)?));
+                let fingerprints = keys.domain(FIRST_DOMAIN).filter(|_| flaws.one_fingerprint_key);
+                let of = (number, key, fingerprints);
+                there.insert(number, Arc::new(DomainSealing::new(of, None, flaws)?));
             }
         }
         Ok(Domains { from: keys.sequence(), there, gone: keys.erased_domains().collect() })
@@ -141,6 +213,7 @@ pub(crate) struct DomainSealing {
     cuts: Secret,
     /// Seeds the checksums by which tree nodes end; those of the first domain are the archive's.
     borders: Option<u64>,
+    roles: Option<Arc<Roles>>,
     flaws: Flaws,
 }
 
@@ -153,13 +226,70 @@ impl Sealing {
         })?;
         Ok(Sealing {
             archive: SivKey::new(&keys.store_key(Use::ARCHIVE))?,
-            first: Arc::new(DomainSealing::new(keys, (FIRST_DOMAIN, first), flaws)?),
+            own: None,
+            roles: None,
+            first: Arc::new(DomainSealing::new((FIRST_DOMAIN, first, None), None, flaws)?),
             domains: RwLock::new(Domains::new(keys, flaws)?),
             random,
             flaws,
             keys: AtomicU64::new(keys.sequence()),
             checksums: seed(&keys.store_key(Use::ARCHIVE_CHECKSUMS)),
         })
+    }
+
+    /// Of an archive whose keys have roles, by all of its keys.
+    pub(crate) fn managing(keys: &Keys, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
+        let shared = keys.shared()?;
+        let roles = Roles {
+            role: Role::Manage,
+            managing: shared.managing,
+            reading: shared.reading,
+            signing: Some(keys.managing()?),
+            opens: Some(keys.reading()?),
+        };
+        let own = SivKey::new(&keys.store_key(Use::ARCHIVE))?;
+        let sealing = Sealing::with_roles(&shared, roles, random, flaws)?;
+        sealing.saw_keys(keys.sequence());
+        Ok(Sealing { own: Some(own), ..sealing })
+    }
+
+    /// The same by a role key.
+    pub(crate) fn of_role(key: &RoleKey, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
+        let (role, signing, opens) = match &key.secret {
+            RoleSecret::Put(number, seed) => {
+                (Role::Put(*number), Some(SigningKey::new(seed)?), None)
+            }
+            RoleSecret::Read(secret) => (Role::Read, None, Some(AgreementKey::new(secret)?)),
+        };
+        let Shared { managing, reading, .. } = key.shared;
+        let roles = Roles { role, managing, reading, signing, opens };
+        Sealing::with_roles(&key.shared, roles, random, flaws)
+    }
+
+    fn with_roles(
+        shared: &Shared,
+        roles: Roles,
+        random: Arc<dyn Random>,
+        flaws: Flaws,
+    ) -> Result<Sealing> {
+        let roles = Some(Arc::new(roles));
+        let of = (FIRST_DOMAIN, &shared.domain, None);
+        Ok(Sealing {
+            archive: SivKey::new(&shared.store.derive(Use::ARCHIVE))?,
+            own: None,
+            first: Arc::new(DomainSealing::new(of, roles.clone(), flaws)?),
+            roles,
+            domains: RwLock::default(),
+            random,
+            flaws,
+            keys: AtomicU64::new(0),
+            checksums: seed(&shared.store.derive(Use::ARCHIVE_CHECKSUMS)),
+        })
+    }
+
+    /// What this process has where keys have roles.
+    pub(crate) fn roles(&self) -> Option<&Roles> {
+        self.roles.as_deref()
     }
 
     /// The working keys of a domain.
@@ -244,7 +374,11 @@ impl Sealing {
         beside: &[u8],
         bytes: &mut [u8],
     ) -> Result<[u8; TAG_BYTES]> {
-        self.key(what).seal(Place { kind: what.code(), file, number }, beside, bytes)
+        let key = self.key(what).ok_or_else(|| {
+            let why = "only who manages the archive writes this: open it by one of its slots";
+            Error::new(Kind::Denied, why)
+        })?;
+        key.seal(Place { kind: what.code(), file, number }, beside, bytes)
     }
 
     /// Opens bytes that were sealed so; false when they are others, and then of no use.
@@ -256,17 +390,31 @@ impl Sealing {
         bytes: &mut [u8],
         tag: &[u8; TAG_BYTES],
     ) -> bool {
-        self.key(what).open(Place { kind: what.code(), file, number }, beside, bytes, tag)
+        let place = Place { kind: what.code(), file, number };
+        self.key(what).is_some_and(|key| key.open(place, beside, bytes, tag))
     }
 
-    fn key(&self, what: What) -> &SivKey {
-        if what.is_of_domain() { &self.first.metadata } else { &self.archive }
+    fn key(&self, what: What) -> Option<&SivKey> {
+        match what {
+            _ if what.is_of_domain() => Some(&self.first.metadata),
+            _ if what.is_of_manage() && self.roles.is_some() && !self.flaws.own_by_shared => {
+                self.own.as_ref()
+            }
+            _ => Some(&self.archive),
+        }
     }
 }
 
 /// The error of whoever wants something of a domain that was erased.
 pub(crate) fn erased(number: u32) -> Error {
     let why = format!("domain {number} was erased: nobody can read what was in it any more");
+    Error::new(Kind::Denied, why)
+}
+
+/// The error of a put key that wants to read.
+pub(crate) fn shut() -> Error {
+    let why = "this is a put key, which adds and can't read: a read key opens what is stored, and so does who \
+               manages the archive";
     Error::new(Kind::Denied, why)
 }
 
@@ -278,16 +426,20 @@ fn seed(key: &Secret) -> u64 {
 }
 
 impl DomainSealing {
-    fn new(keys: &Keys, (number, key): (u32, &Secret), flaws: Flaws) -> Result<DomainSealing> {
-        let first = keys.domain(FIRST_DOMAIN).filter(|_| flaws.one_fingerprint_key);
+    fn new(
+        (number, key, fingerprints): (u32, &Secret, Option<&Secret>),
+        roles: Option<Arc<Roles>>,
+        flaws: Flaws,
+    ) -> Result<DomainSealing> {
         Ok(DomainSealing {
             number,
             metadata: SivKey::new(&key.derive(Use::ARCHIVE_DOMAIN))?,
             containers: key.derive(Use::CONTAINERS),
             salts: key.derive(Use::SALTS),
-            fingerprints: first.unwrap_or(key).derive(Use::FINGERPRINTS),
+            fingerprints: fingerprints.unwrap_or(key).derive(Use::FINGERPRINTS),
             cuts: key.derive(Use::CUTS),
             borders: (number != FIRST_DOMAIN).then(|| seed(&key.derive(Use::BORDERS))),
+            roles,
             flaws,
         })
     }
@@ -312,8 +464,34 @@ impl DomainSealing {
         self.borders
     }
 
-    /// What seals the groups of the container with this salt. Of the first domain the place has no number:
-    /// archives from before domains have none.
+    /// What seals the groups of a new container with this salt. Where keys have roles, the salt is the
+    /// secret half of a key of this container alone, whose public half stands in the header in its place: the
+    /// container's key comes from what it and the key of readers agree on.
+    pub(crate) fn new_container(
+        &self,
+        archive: [u8; 16],
+        id: u64,
+        kind: u8,
+        mut salt: [u8; SALT_BYTES],
+    ) -> Result<ContainerSeal> {
+        let Some(roles) = &self.roles else { return self.container(archive, id, kind, salt) };
+        let own = AgreementKey::new(&Secret::take(&mut salt))?;
+        let public = own.public()?;
+        let agreed = own.agree(&roles.reading).ok_or_else(|| {
+            Error::new(Kind::Denied, "the key of readers is none that anything can be sealed for")
+        })?;
+        let key = self.agreed(&agreed, &public, roles);
+        self.container_by(Some(&key), archive, id, kind, public)
+    }
+
+    /// The key of a container, from what two keys agree on, both of them, and a key of the domain.
+    fn agreed(&self, agreed: &Secret, public: &[u8; PUBLIC_BYTES], roles: &Roles) -> Secret {
+        let own = self.containers.derive(Use::ROLES_CONTAINERS);
+        Secret::take(&mut digest(&own, &[agreed.expose(), public, &roles.reading]))
+    }
+
+    /// What opens the groups of the container whose header has this salt. Of the first domain the place has
+    /// no number: archives from before domains have none.
     pub(crate) fn container(
         &self,
         archive: [u8; 16],
@@ -321,7 +499,27 @@ impl DomainSealing {
         kind: u8,
         salt: [u8; SALT_BYTES],
     ) -> Result<ContainerSeal> {
-        let key = self.containers.derive_of(Use::CONTAINERS, &salt);
+        let key = match self.roles.as_deref() {
+            None => Some(self.containers.derive_of(Use::CONTAINERS, &salt)),
+            Some(Roles { opens: None, .. }) => None,
+            Some(roles @ Roles { opens: Some(opens), .. }) => {
+                let agreed = opens.agree(&salt).ok_or_else(|| {
+                    Error::new(Kind::Corrupt, format!("container {id} is sealed for nobody"))
+                })?;
+                Some(self.agreed(&agreed, &salt, roles))
+            }
+        };
+        self.container_by(key.as_ref(), archive, id, kind, salt)
+    }
+
+    fn container_by(
+        &self,
+        key: Option<&Secret>,
+        archive: [u8; 16],
+        id: u64,
+        kind: u8,
+        salt: [u8; SALT_BYTES],
+    ) -> Result<ContainerSeal> {
         let mut place = archive.to_vec();
         place.extend_from_slice(&id.to_le_bytes());
         place.push(kind);
@@ -329,10 +527,13 @@ impl DomainSealing {
             place.extend_from_slice(&self.number.to_le_bytes());
         }
         let mut proof = [0; 16];
-        proof.copy_from_slice(&digest(&key, &[b"proof"])[..16]);
+        if let Some(key) = key {
+            proof.copy_from_slice(&digest(key, &[b"proof"])[..16]);
+        }
         let is_plain = self.flaws.plain_groups;
         let domain = self.number;
-        Ok(ContainerSeal { key: GcmKey::new(&key)?, salt, proof, place, domain, is_plain })
+        let key = key.map(GcmKey::new).transpose()?;
+        Ok(ContainerSeal { key, salt, proof, place, domain, is_plain })
     }
 
     /// Seals the metadata of a container; gives their tag, which proves the header before it, too, with the
@@ -373,7 +574,8 @@ impl DomainSealing {
 
 /// What seals the groups of a container.
 pub(crate) struct ContainerSeal {
-    key: GcmKey,
+    /// None for who may not open it.
+    key: Option<GcmKey>,
     salt: [u8; SALT_BYTES],
     proof: [u8; 16],
     /// Archive, container, kind, and the number of a domain that is not the first one.
@@ -390,6 +592,11 @@ impl ContainerSeal {
 
     pub(crate) fn salt(&self) -> &[u8; SALT_BYTES] {
         &self.salt
+    }
+
+    /// False for who may not open it: a put key.
+    pub(crate) fn may_open(&self) -> bool {
+        self.key.is_some()
     }
 
     /// Tells whether a key is the container's.
@@ -414,7 +621,10 @@ impl ContainerSeal {
         if self.is_plain {
             return Ok([0; TAG_BYTES]);
         }
-        self.key.seal(nonce, &beside, bytes)
+        match &self.key {
+            Some(key) => key.seal(nonce, &beside, bytes),
+            None => Err(shut()),
+        }
     }
 
     /// Opens a group with its tag; `None` when it is not what was sealed.
@@ -426,7 +636,9 @@ impl ContainerSeal {
     ) -> Option<&'a mut [u8]> {
         let (bytes, tag) = stored.split_last_chunk_mut::<TAG_BYTES>()?;
         let (nonce, beside) = self.of_group(group, bytes.len(), raw);
-        (self.is_plain || self.key.open(nonce, &beside, bytes, tag)).then_some(bytes)
+        let opens = self.is_plain
+            || self.key.as_ref().is_some_and(|key| key.open(nonce, &beside, bytes, tag));
+        opens.then_some(bytes)
     }
 }
 
@@ -551,7 +763,7 @@ mod tests {
     fn of_one_key(flaws: Flaws) -> [DomainSealing; 2] {
         let keys = Keys::create([1; 16], &*repeated()).unwrap();
         let key = keys.domain(FIRST_DOMAIN).unwrap();
-        [1, 2].map(|number| DomainSealing::new(&keys, (number, key), flaws).unwrap())
+        [1, 2].map(|number| DomainSealing::new((number, key, None), None, flaws).unwrap())
     }
 
     #[test]

@@ -79,6 +79,12 @@ pub struct Collected {
     pub freed_bytes: u64,
     /// Containers that stay because a chunk of theirs is damaged.
     pub damaged: u64,
+    /// Containers of put keys that were read, and are what they say.
+    pub proven: u64,
+    /// Those that are not: no other key takes their chunks for duplicates.
+    pub untrue: u64,
+    /// Snapshots of put keys that were dropped, as they name what is not there.
+    pub untrue_snapshots: u64,
     /// References of snapshots to pages that are not there, among those that this collection counted.
     pub absent: u64,
     /// Places that older readers hold back.
@@ -118,6 +124,8 @@ pub struct Collection {
     recounts: bool,
     /// Counts that could not be read were made anew.
     counted_anew: bool,
+    /// Snapshots of put keys that name what is not there are dropped.
+    pub(super) drops_untrue: bool,
     /// The counts that were wrong, once all references were counted anew.
     pub recounted: Option<CountsFound>,
     /// Counts of the work so far.
@@ -129,6 +137,7 @@ pub struct Collection {
 enum Step {
     Free,
     Erased,
+    Prove,
     Recheck,
     Merge,
     Count,
@@ -177,6 +186,7 @@ impl Collection {
             looked: false,
             recounts: false,
             counted_anew: false,
+            drops_untrue: false,
             recounted: None,
             done: Collected::default(),
         };
@@ -192,6 +202,12 @@ impl Collection {
     /// counts as they are.
     pub fn recount(&mut self) {
         self.recounts = true;
+    }
+
+    /// Snapshots of put keys that name what is not there, or what can't be read, are dropped. Without this
+    /// word the collection ends where it meets one.
+    pub fn drop_untrue(&mut self) {
+        self.drops_untrue = true;
     }
 
     /// Where the options say that puts and readers are waited for, they are waited for as long as
@@ -217,6 +233,7 @@ impl Collection {
     pub fn doing(&self) -> &'static str {
         match self.step {
             Step::Free | Step::Erased | Step::Last | Step::Over => "freeing space",
+            Step::Prove => "reading what put keys stored",
             Step::Recheck => "rechecking candidates, after older puts and readers",
             Step::Count => "counting references",
             Step::Recount => "counting all references anew",
@@ -235,6 +252,7 @@ impl Collection {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
             Step::LateEncoding => Some(tables.replicated().1),
+            Step::Prove => tables.roles.as_ref().map(|roles| roles.unread().count() as u64),
             Step::Free | Step::Erased | Step::Recount | Step::Condemn | Step::Last | Step::Over => {
                 None
             }
@@ -281,7 +299,15 @@ impl Collection {
             // Space that an earlier collector left to be freed comes first.
             Step::Free => {
                 self.free()?;
-                if self.archive.label().domains { Step::Erased } else { self.freed()? }
+                match (self.archive.label().domains, self.archive.label().roles) {
+                    (true, _) => Step::Erased,
+                    (_, true) => Step::Prove,
+                    _ => self.freed()?,
+                }
+            }
+            Step::Prove => {
+                self.prove()?;
+                self.freed()?
             }
             Step::Erased => {
                 self.drop_erased()?;
@@ -314,6 +340,7 @@ impl Collection {
                         if self.looked { Step::Recheck } else { Step::Count }
                     }
                     Counted::Portion => Step::Count,
+                    Counted::Unproven => Step::Prove,
                     Counted::All if !self.counted_anew && !self.rewriter.trusts_counts()? => {
                         self.counted_anew = true;
                         Step::Count

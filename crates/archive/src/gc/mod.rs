@@ -17,6 +17,7 @@ mod condemn;
 mod dead_chunks;
 mod erased_domains;
 mod merge;
+mod proof;
 mod survey;
 
 pub use self::{

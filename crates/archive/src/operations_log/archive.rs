@@ -20,11 +20,11 @@ use crate::{
         },
         parameters::Chunking,
         record::Record,
-        sealing::{Flaws, Sealing},
+        sealing::{Flaws, Role, Sealing},
     },
     memory::{Budget, BufferPool, Drawn},
     rules::Rule,
-    settings::{Format, Settings},
+    settings::{FilterName, Format, Settings},
     tables::{LeafStore, Tables},
 };
 
@@ -139,6 +139,12 @@ impl Archive {
     /// The same, unless somebody looks at the log or writes it just now: this waits for no disk.
     pub fn tables_at_once(&self) -> Option<Arc<Tables>> {
         self.position.try_lock().map(|position| position.tables.clone())
+    }
+
+    /// The number of the snapshot that counts.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn position_of_snapshot(&self) -> u64 {
+        self.position.lock().snapshot
     }
 
     /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
@@ -270,6 +276,13 @@ fn create_in(
         return Err(Error::new(Kind::Exists, "there is an archive already"));
     }
     let is_sealed = keys.is_some();
+    if format.roles {
+        let is_fit = is_sealed && format.trees && format.heads && !format.leaves;
+        if !is_fit || format.late.is_some() || spread != ONE_DIRECTORY {
+            let why = "keys have roles in an encrypted archive in one directory, which encodes nothing late";
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+    }
     if is_sealed && matches!(format.chunking, Chunking::Rabin(_)) {
         let why =
             "an encrypted archive cuts by fastcdc or static: Rabin's cuts would tell what is in it";
@@ -294,13 +307,18 @@ fn create_in(
         counts_in_pages: format.counts_in_pages,
         domains: false,
         heads: format.heads && is_sealed,
+        roles: format.roles && is_sealed,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };
     let identity = match keys {
         Some((keys, random)) => {
             key_area::write_new(files, keys, &*random)?;
-            Identity::sealed(label.id, Arc::new(Sealing::new(keys, random, Flaws::default())?))
+            let sealing = match label.roles {
+                true => Sealing::managing(keys, random, Flaws::default())?,
+                false => Sealing::new(keys, random, Flaws::default())?,
+            };
+            Identity::sealed(label.id, Arc::new(sealing))
         }
         None => label.identity(),
     };
@@ -368,7 +386,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         label.may_be_changed()?;
     }
     let unlocked = key_area::unlock(&**files, &label, writes, settings)?;
-    let opened = unlocked.as_ref().map(|(_, number)| *number);
+    let opened = unlocked.as_ref().and_then(|(_, number)| *number);
     let identity = match unlocked {
         Some((sealing, _)) => Identity::sealed(label.id, Arc::new(sealing)),
         None => label.identity(),
@@ -393,13 +411,23 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         // The copy that was read is whole: the others may be made like it.
         files.begin(true)?;
     }
+    let mut settings = settings.clone();
+    if identity
+        .sealing()
+        .and_then(|sealing| sealing.roles())
+        .is_some_and(|roles| matches!(roles.role(), Role::Put(_)))
+    {
+        // It can't read bytes to compare them, and takes away nothing, not even a checkpoint.
+        settings.filters.retain(|filter| *filter != FilterName::ByteCompare);
+        settings.append_only = true;
+    }
     let archive = Archive {
         first: Arc::new(Domain::first(&label, &identity)?),
         others: Mutex::default(),
         identity,
         label,
         writes,
-        settings: settings.clone(),
+        settings,
         files: files.clone(),
         position: Mutex::new(position),
         budget,
@@ -409,9 +437,9 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     archive.replay_new_frames(&mut archive.position.lock())?;
     archive.leaves.opened();
     if let (Some(sealing), Some(opened)) = (archive.identity.sealing(), opened) {
-        key_area::is_newest(sealing, opened, settings)?;
+        key_area::is_newest(sealing, opened, &archive.settings)?;
         if writes {
-            key_area::make_equal(&*archive.files, &archive.label, settings)?;
+            key_area::make_equal(&*archive.files, &archive.label, &archive.settings)?;
         }
     }
     Ok(archive)

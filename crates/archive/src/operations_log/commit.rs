@@ -11,6 +11,7 @@ use super::{
     heads::{self, FrameHash},
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
+    roles::{fit_roles, is_put},
     snapshot::{write_block_indexes, write_snapshot},
     upgrade::upgraded_meanwhile,
 };
@@ -23,10 +24,11 @@ use crate::{
         log_reader::LogReader,
         names::{LABEL, fresh, log_name, snapshot_name},
         record::Record,
+        sealing::Role,
     },
     memory::Drawn,
     rules::Rule,
-    tables::{Tables, write_leaves},
+    tables::{MANAGE, Tables, refused, write_leaves},
 };
 
 impl Archive {
@@ -48,6 +50,10 @@ impl Archive {
         self.replay_new_frames(&mut position)?;
         let records = decide(&position.tables)?;
         if !records.is_empty() {
+            if is_put(self) {
+                self.append(&mut position, records, false)?;
+                return Ok(position.tables.clone());
+            }
             if position.tables.moved() > self.settings.moved_max / 16
                 && self.keeps(Rule::MergesLimited)
             {
@@ -71,6 +77,20 @@ impl Archive {
     ) -> Result<()> {
         let tables = &position.tables;
         let sequence = tables.sequence + 1;
+        let is_hostile = !self.keeps(Rule::PutJudgesItself);
+        if !is_hostile {
+            fit_roles(self, &records)?;
+        }
+        let notes = match self.role() {
+            Some(Role::Put(number)) if !is_hostile => {
+                // Nobody but manage may begin another log.
+                if position.end >= self.settings.put_log_bytes {
+                    return Err(needs_manage(position.end));
+                }
+                Some((number, tables.judge_put(number, &records).map_err(refused)?))
+            }
+            _ => None,
+        };
         let mut next = Tables::clone(tables);
         let payload = Record::encode_all(&records);
         if payload.len() > self.settings.frame_bytes {
@@ -86,11 +106,25 @@ impl Archive {
             ));
         }
         fits(position.end, payload.len() + FRAME_SEALED_MAX)?;
-        let (bytes, checksum) =
-            frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload)?;
+        let (bytes, checksum) = frame::encode_behind(
+            &self.identity,
+            (sequence, tables.epoch),
+            (tables.chain, &tables.head),
+            &payload,
+        )?;
         #[cfg(feature = "planted-bugs")]
         (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
-        next.apply(sequence, records)?;
+        match next.apply(sequence, records) {
+            // Such a program writes also what can't be.
+            Err(_) if is_hostile => {
+                next = Tables::clone(tables);
+                next.pass_over(sequence, MANAGE);
+            }
+            applied => applied?,
+        }
+        if let Some((number, notes)) = notes {
+            next.note_put(number, notes);
+        }
         next.chain = checksum;
         let hash = heads::take(&mut next, &bytes);
         if position.hashes.len() as u64 >= heads::KEPT {
@@ -332,6 +366,16 @@ impl Archive {
         if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
         if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
     }
+}
+
+/// A put key begins no new log.
+fn needs_manage(bytes: u64) -> Error {
+    let why = format!(
+        "the operations log has {} MiB, and a put key begins no new one: `onefold gc` by who manages the \
+         archive does",
+        bytes >> 20
+    );
+    Error::new(Kind::Denied, why)
 }
 
 /// Does something while nobody else changes the archive, and appends a frame with these records, or with

@@ -39,6 +39,10 @@ pub fn allow_domains(archive: &Archive) -> Result<bool> {
         let why = "the archive encodes chunks late, and has one domain";
         return Err(Error::new(Kind::InvalidInput, why));
     }
+    if archive.label.roles {
+        let why = "the archive has keys with roles, and one domain";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     if archive.label.domains {
         return Ok(false);
     }

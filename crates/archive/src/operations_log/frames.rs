@@ -5,7 +5,10 @@ use std::borrow::Cow;
 use onefold_core::{Error, File, Kind, Result};
 use onefold_seal::Head;
 
-use super::heads::{self, FrameHash};
+use super::{
+    heads::{self, FrameHash},
+    signatures::{SignedBy, apply_put, signed_by},
+};
 
 use crate::{
     block_index::LEAF_MEMORY,
@@ -73,16 +76,20 @@ pub(crate) fn replay(
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
-        if let Some(sealing) = identity.sealing() {
-            sealing.saw_keys(frame.keys.into());
+        match signed_by(identity, &to.tables, &frame, settings) {
+            SignedBy::Anybody | SignedBy::Manage => {
+                let records = Record::decode_within(&frame.payload, drawn)?;
+                drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
+                let tables = to.tables.to_mut();
+                tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
+                #[cfg(feature = "planted-bugs")]
+                (tables.derived.clones_uncounted = !settings.keeps(Rule::ClonesCounted));
+                tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
+            }
+            SignedBy::Put(number) => apply_put(to.tables.to_mut(), number, &frame, drawn)?,
+            SignedBy::Nobody(number) => to.tables.to_mut().pass_over(sequence, number),
         }
-        let records = Record::decode_within(&frame.payload, drawn)?;
-        drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
         let tables = to.tables.to_mut();
-        tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
-        #[cfg(feature = "planted-bugs")]
-        (tables.derived.clones_uncounted = !settings.keeps(Rule::ClonesCounted));
-        tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
         tables.chain = checksum;
         to.last = frames.whole(bytes)?;
         if let Some(hash) = heads::take(tables, &to.last) {

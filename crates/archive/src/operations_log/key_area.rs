@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use onefold_core::{Error, File, Files, Kind, Result};
 use onefold_seal::{
-    AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, is_being_erased, judge,
+    AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, RoleKey, RoleSecret, is_being_erased,
+    judge,
 };
 
 #[cfg(feature = "planted-bugs")]
@@ -118,14 +119,14 @@ pub(super) fn judged(
 }
 
 /// What seals the archive that has this label, by the key that its opener is asked for, and the number
-/// of its key area; `None` of a plain one. Whoever `writes` ends an erasure that a crash cut off; nothing
+/// of its key area, where that was opened; `None` of a plain one. Whoever `writes` ends an erasure that a crash cut off; nothing
 /// else is written.
 pub(super) fn unlock(
     files: &dyn Files,
     label: &Label,
     writes: bool,
     settings: &Settings,
-) -> Result<Option<(Sealing, u64)>> {
+) -> Result<Option<(Sealing, Option<u64>)>> {
     let opener = settings.opener.of();
     if label.sealed.is_none() {
         if opener.is_some_and(|opener| opener.refuses_plain()) {
@@ -145,6 +146,21 @@ pub(super) fn unlock(
         };
     }
     let opener = opener.ok_or_else(no_key)?;
+    let flaws = Flaws {
+        salt_by_chance: !settings.keeps(Rule::SaltFromContent),
+        plain_groups: !settings.keeps(Rule::GroupsSealed),
+        one_fingerprint_key: !settings.keeps(Rule::FingerprintsOfDomain),
+        number_unproven: !settings.keeps(Rule::DomainNumberProven),
+        own_by_shared: !settings.keeps(Rule::ManageSealsItsOwn),
+    };
+    if let Some(key) = opener.role(&label.id)? {
+        #[cfg(feature = "planted-bugs")]
+        let key = match settings.keeps(Rule::PublicKeysFromKeyFile) {
+            true => key,
+            false => broken::with_public_key(files, key)?,
+        };
+        return by_role(&key, label, writes, flaws, opener).map(Some);
+    }
     let file = open_file(files)?;
     if writes {
         let copies = read_copies(&*file)?;
@@ -159,14 +175,34 @@ pub(super) fn unlock(
         }
     }
     let judged = judged(&*file, label, false, settings, opener)?;
-    let flaws = Flaws {
-        salt_by_chance: !settings.keeps(Rule::SaltFromContent),
-        plain_groups: !settings.keeps(Rule::GroupsSealed),
-        one_fingerprint_key: !settings.keeps(Rule::FingerprintsOfDomain),
-        number_unproven: !settings.keeps(Rule::DomainNumberProven),
+    let sealing = match label.roles {
+        true => Sealing::managing(&judged.keys, opener.random(), flaws)?,
+        false => Sealing::new(&judged.keys, opener.random(), flaws)?,
     };
-    let sealing = Sealing::new(&judged.keys, opener.random(), flaws)?;
-    Ok(Some((sealing, judged.area.sequence())))
+    Ok(Some((sealing, Some(judged.area.sequence()))))
+}
+
+/// The same by a role key, which needs nothing of the key area.
+fn by_role(
+    key: &RoleKey,
+    label: &Label,
+    writes: bool,
+    flaws: Flaws,
+    opener: &dyn Opener,
+) -> Result<(Sealing, Option<u64>)> {
+    let denied = |why: &str| Err(Error::new(Kind::Denied, why));
+    if key.shared.id != label.id {
+        return denied("the role key is that of another archive");
+    }
+    if !label.roles {
+        return denied(
+            "a role key was given, and the keys of the archive have no roles: it is another one",
+        );
+    }
+    if writes && matches!(key.secret, RoleSecret::Read(_)) {
+        return denied("this is a read key: it opens what is stored, and changes nothing");
+    }
+    Ok((Sealing::of_role(key, opener.random(), flaws)?, None))
 }
 
 /// Writes a copy of the key area again that is not like the one that counts. The log was read before:

@@ -28,6 +28,7 @@
 //! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`upgrade`] | an archive of an older program gets newer kinds of tables |
+//! | [`roles`], [`signatures`] | keys with roles; who signed a frame, and what that counts for |
 //! | [`heads`] | what shows that the archive goes on from where it was seen earlier |
 //! | [`epochs`] | what readers keep from being freed |
 
@@ -48,15 +49,20 @@ mod label;
 mod leaf_check;
 mod position;
 mod proofs;
+mod roles;
+mod signatures;
 mod snapshot;
 mod upgrade;
 
+#[cfg(feature = "planted-bugs")]
+pub use self::broken::{append_records, write_other_tables};
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     domains::{domain_of, is_there},
     key_changes::not_erased,
     leaf_check::look_at_leaves,
+    roles::is_put,
 };
 pub use self::{
     archive::{Archive, create_sealed},
@@ -68,5 +74,6 @@ pub use self::{
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_snapshot},
+    roles::{add_put_key, read_key, remove_put_key},
     upgrade::{features_to_come, upgrade, upgrade_telling},
 };

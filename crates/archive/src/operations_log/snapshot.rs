@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Error, File, Files, Kind, Result};
+use onefold_core::{Error, File, Files, Kind, Result, checksum};
 
 use super::proofs::{self, Proofs};
 use crate::{
@@ -23,6 +23,9 @@ use crate::{
 };
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
+
+/// What the message begins with that is signed.
+const SIGNED: &[u8; 32] = b"onefold archive, signed tables.\n";
 
 const WRITE_COST_MAGIC: &[u8; 8] = b"ONEFWORK";
 
@@ -48,6 +51,11 @@ pub(crate) fn write_snapshot(
         if tables.heads {
             w.raw(&tables.head);
         }
+        if let Some(roles) = identity.sealing().and_then(|sealing| sealing.roles()) {
+            let signature =
+                roles.sign(&signed_message(identity, number, tables.kind_bits(), &w.0))?;
+            w.raw(&signature);
+        }
         body = w.0;
         // Hides how long the tables are.
         body.resize((body.len() + identity.tail()).next_multiple_of(STEP_BYTES), 0);
@@ -67,6 +75,14 @@ pub(crate) fn write_snapshot(
     let file = fresh(files, &snapshot_name(number))?;
     file.write_at(0, &w.0)?;
     file.sync()
+}
+
+/// The message that manage signs of the tables of a snapshot.
+fn signed_message(identity: &Identity, number: u64, kinds: u64, body: &[u8]) -> Vec<u8> {
+    let mut w = Writer::default();
+    w.raw(SIGNED).raw(&identity.id).u64(number).u64(kinds);
+    w.raw(&checksum::chunk_name(&[0; 32], body));
+    w.0
 }
 
 /// Writes a part behind the tables: its name, its bytes, and their checksum.
@@ -119,15 +135,28 @@ pub(crate) fn read_snapshot(
         return Err(damaged("it fails its checksum"));
     }
     let (proofs, tables, head) = match identity.sealing() {
-        Some(_) => {
+        Some(sealing) => {
             let r = &mut Reader(&body, Some(drawn));
             let length = r.u64().map_err(whole)?;
             let proofs = Proofs::decode(r).map_err(whole)?;
             let parts =
                 usize::try_from(length).ok().and_then(|length| r.0.split_at_checked(length));
             let (tables, behind) = parts.ok_or_else(|| damaged("its tables end too early"))?;
-            let head =
-                if kinds.heads { Reader(behind, None).array().map_err(whole)? } else { [0; 32] };
+            let r = &mut Reader(behind, None);
+            let head = if kinds.heads { r.array().map_err(whole)? } else { [0; 32] };
+            if let Some(roles) = sealing.roles() {
+                let signed = &body[..body.len() - r.0.len()];
+                let message = signed_message(
+                    identity,
+                    number,
+                    Tables::new(files.spread(), kinds).kind_bits(),
+                    signed,
+                );
+                let signature = r.array().map_err(whole)?;
+                if !roles.is_of_manage(&message, &signature) {
+                    return Err(damaged("nobody signed it who manages the archive"));
+                }
+            }
             (Some(proofs), tables, head)
         }
         None => (None, &body[..], [0; 32]),

@@ -160,8 +160,17 @@ fn write_tables(
     told: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
-    let Kinds { trees, leaves, on_demand, clones, domains, heads, late: _, counts_in_pages: _ } =
-        kinds;
+    let Kinds {
+        trees,
+        leaves,
+        on_demand,
+        clones,
+        domains,
+        heads,
+        late: _,
+        counts_in_pages: _,
+        roles: _,
+    } = kinds;
     let tables = Tables::clone(&position.tables);
     if tables.heads {
         heads::write(files, tables.sequence, &position.hashes)?;
@@ -192,8 +201,17 @@ fn write_labels(
     snapshot: u64,
     kinds: Kinds,
 ) -> Result<()> {
-    let Kinds { trees, leaves, on_demand, clones, counts_in_pages, domains, heads, late: _ } =
-        kinds;
+    let Kinds {
+        trees,
+        leaves,
+        on_demand,
+        clones,
+        counts_in_pages,
+        domains,
+        heads,
+        late: _,
+        roles: _,
+    } = kinds;
     let file = archive.files.open(LABEL)?;
     let places = if archive.keeps(Rule::BothPlacesUpgraded) { 2 } else { 1 };
     for place in 1..=places {

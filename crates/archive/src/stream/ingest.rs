@@ -32,7 +32,7 @@ use crate::{
         names::WRITER,
         record::{Owner, Record, Stored},
     },
-    operations_log::{Archive, not_erased},
+    operations_log::{Archive, is_put, not_erased},
     settings::Settings,
     tables::Tables,
 };
@@ -109,7 +109,8 @@ impl Ingest {
             })?;
         not_erased(archive)?;
         let mut guard = archive.guard_epoch()?;
-        if lost_files(archive)? > 0 {
+        // A put key writes no chunk index.
+        if !is_put(archive) && lost_files(archive)? > 0 {
             drop(guard);
             match make_whole(archive, &mut |_, _| {}) {
                 // Without room for an index chunks are stored again; so are they when another process,
@@ -185,6 +186,9 @@ impl Ingest {
     /// # Errors
     /// Errors of the system.
     pub fn import(&self, all: bool) -> Result<bool> {
+        if is_put(&self.archive) {
+            return Ok(false);
+        }
         // Whoever imports just now does no more than a portion of it: a later look imports the rest.
         let Some(merging) = self.merging.try_lock() else { return Ok(false) };
         if self.imported.lock().is_some() {

@@ -22,6 +22,7 @@ use crate::{
     },
     memory::Pooled,
     operations_log::{Archive, Domain, EpochGuard, domain_of},
+    rules::Rule,
     settings::FilterName,
     tables::Tables,
 };
@@ -343,9 +344,12 @@ impl Session {
                 none.insert(open.of_domain(self.domain.number()))
             }
         };
-        let address = match shared {
-            Some((of, range)) => open.share(query.fingerprint, of, range),
-            None => open.push(query.fingerprint, query.bytes),
+        let rubbish = (!self.ingest.archive.keeps(Rule::StoredAsFingerprinted))
+            .then(|| vec![0xee; query.bytes.len()]);
+        let address = match (rubbish, shared) {
+            (Some(rubbish), _) => open.push(query.fingerprint, &rubbish),
+            (None, Some((of, range))) => open.share(query.fingerprint, of, range),
+            (None, None) => open.push(query.fingerprint, query.bytes),
         };
         self.new_bytes += query.bytes.len() as u64;
         self.ingest.auxiliary.lock().insert(query.fingerprint, address, self.number);

@@ -14,7 +14,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Record, Remapped, Shape, Stored, Stream},
     },
-    operations_log::{Archive, is_there},
+    operations_log::{Archive, is_put, is_there},
     rules::Rule,
     tables::{Tables, Volume, valid_name},
 };
@@ -257,6 +257,10 @@ impl StreamWriter {
             }
             Ok(vec![Record::Abandoned { containers }])
         })?;
+        if is_put(archive) {
+            // The next collection frees them.
+            return Ok(());
+        }
         let container_reader = ContainerReader::new(archive.clone());
         places.iter().try_for_each(|place| container_reader.free(place))?;
         archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())

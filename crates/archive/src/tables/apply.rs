@@ -222,7 +222,7 @@ impl Tables {
                 let gone = self.snapshots.apply(of_snapshot)?;
                 for gone in gone {
                     // Nobody reads its tree any more, and its containers go as they are.
-                    if !self.domains.erased.contains_key(&gone.domain) {
+                    if self.was_counted(&gone) && !self.domains.erased.contains_key(&gone.domain) {
                         tree_root(self, false, &gone);
                     }
                 }
@@ -261,6 +261,9 @@ impl Tables {
                 all_of_them.try_for_each(|id| self.wait_to_be_freed(id, self.epoch))?;
                 self.domains.erased.insert(number, all);
             }
+            of_roles @ (Record::PutKeyAdded { .. }
+            | Record::PutKeyRemoved { .. }
+            | Record::Proven { .. }) => self.apply_roles(of_roles)?,
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())

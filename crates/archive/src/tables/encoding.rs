@@ -6,6 +6,7 @@ use super::{
     container::Container,
     leaf_entries::{MERGED_MEMORY, STREAM_BYTES, STREAM_MEMORY, decode_stream, encode_stream},
     leaves::{InLeaves, Source, decode_directory, encode_directory},
+    roles::Roles,
     snapshots::Snapshots,
     state::{Difference, IndexState, Segment, Tables},
 };
@@ -82,6 +83,9 @@ impl Tables {
             for (number, is_free) in &self.domains.erased {
                 w.u32(*number).u8(u8::from(*is_free));
             }
+        }
+        if let Some(roles) = &self.roles {
+            roles.encode(&mut w);
         }
         // A program that does not know of damage must not put: it would take damaged chunks for
         // duplicates.
@@ -179,6 +183,9 @@ impl Tables {
             for _ in 0..r.count(5, ID_MEMORY)? {
                 tables.domains.erased.insert(other_domain(r.u32()?)?, r.u8()? != 0);
             }
+        }
+        if kinds.roles {
+            tables.roles = Some(Roles::decode(r)?);
         }
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {

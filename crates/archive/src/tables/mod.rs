@@ -7,6 +7,7 @@
 //! | [`apply`] | records of the log, applied |
 //! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
 //! | [`snapshots`] | snapshots of directories, and the records that change them |
+//! | [`roles`], [`role_records`] | put keys: what they listed, and what was proven of it; what they may do |
 //! | [`container`], [`containers`] | the container table: a directory of leaves, which are read when they are looked at |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`totals`] | sums over the containers of each class |
@@ -28,6 +29,8 @@ mod leaf_entries;
 mod leaf_form;
 mod leaves;
 mod persistent;
+mod role_records;
+mod roles;
 mod snapshots;
 mod state;
 mod totals;
@@ -41,6 +44,7 @@ pub use self::{
     containers::{Containers, Found, Iter as ContainersIter},
     late_encoding::PLACES_MAX,
     leaves::decode_leaf,
+    roles::{PutKey, Roles},
     snapshots::Snapshots,
     state::{Tables, valid_name},
     totals::Totals,
@@ -54,6 +58,8 @@ pub(crate) use self::{
         Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
     },
     persistent::Map,
+    role_records::refused,
+    roles::{MANAGE, PUT_KEYS_MAX, SETS_MAX},
     snapshots::roots,
     state::{Difference, NamedCounts, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},

@@ -12,6 +12,7 @@ use super::{
     care::Care,
     containers::{Containers, Found},
     persistent::{List, Map},
+    roles::Roles,
     snapshots::Snapshots,
     totals::{ByClass, Totals},
     volumes::Volume,
@@ -151,6 +152,8 @@ pub struct Tables {
     pub has_domains: bool,
     /// The domains that were erased, and the highest number of any domain.
     pub domains: DomainsKnown,
+    /// Who may change the archive beside manage, where keys have roles.
+    pub roles: Option<Roles>,
     /// The snapshots of directories.
     pub snapshots: Snapshots,
     /// The volumes by their numbers.
@@ -221,8 +224,17 @@ impl Tables {
     /// Empty tables of an archive with this spread and these kinds of tables.
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
-        let Kinds { late, trees, leaves, on_demand, clones, domains, heads, counts_in_pages: _ } =
-            kinds;
+        let Kinds {
+            late,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            domains,
+            heads,
+            roles,
+            counts_in_pages: _,
+        } = kinds;
         let (align, has_domains) = (PLACE_ALIGN * u64::from(data), domains);
         Tables {
             align,
@@ -234,6 +246,7 @@ impl Tables {
             clones,
             has_domains,
             heads,
+            roles: roles.then(Roles::default),
             ..Tables::default()
         }
     }

@@ -24,7 +24,7 @@ use crate::{
         tree_node::{Stat, TreeEntry},
     },
     memory::BufferPool,
-    operations_log::{Archive, domain_of},
+    operations_log::{Archive, domain_of, is_put},
     stream::{
         Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
         Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
@@ -326,7 +326,9 @@ pub fn backup_on(
     let mut session = Session::in_domain(ingest, domain)?;
     let mut writer = StreamWriter::new(&session, request.now);
     let of = |id: Option<SnapshotId>| session.tables().snapshots.get(id?).ok();
-    let parents: Vec<_> = [request.checkpoint, request.parent].into_iter().filter_map(of).collect();
+    let parents = [request.checkpoint, request.parent].into_iter().filter_map(of);
+    // A put key can't open them: all is read.
+    let parents: Vec<_> = parents.filter(|_| !is_put(&ingest.archive)).collect();
     // Opened by the session's epoch: what the parents name is not freed before the session ends.
     let parents = Parents::new(&ingest.archive, &parents)?;
     let (archive, tables) = (&*ingest.archive, session.tables().clone());

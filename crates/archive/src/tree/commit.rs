@@ -15,7 +15,7 @@ use crate::{
         domain::FIRST_DOMAIN,
         record::Record,
     },
-    operations_log::is_there,
+    operations_log::{is_put, is_there},
     rules::Rule,
     stream::{StreamWriter, in_another},
     tables::Tables,
@@ -38,7 +38,7 @@ impl StreamWriter {
         let is_in_doubt = |tables: &Tables| {
             request.last_whole(tables).is_some_and(|last| is_halved(built.bytes, last.bytes))
         };
-        if request.accept || !is_in_doubt(&self.archive().tables()) {
+        if request.accept || is_put(self.archive()) || !is_in_doubt(&self.archive().tables()) {
             return Ok(None);
         }
         let mut reader = TreeReader::new(self.archive())?;

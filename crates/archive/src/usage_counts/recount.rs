@@ -15,7 +15,7 @@
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    counting::{Range, Ranges},
+    counting::{Range, Ranges, has_unproven},
     counts_file::CountsWriter,
     gone::is_gone,
     names::{MOST, counts_name},
@@ -102,6 +102,10 @@ impl Rewriter {
     /// `NoSpace`, and those of the system.
     pub(crate) fn recount(&mut self) -> Result<CountsFound> {
         let tables = self.archive.refresh()?;
+        if has_unproven(&tables) {
+            let why = "a put key added a snapshot meanwhile, which another gc looks through first";
+            return Err(Error::new(Kind::Busy, why));
+        }
         let Some(roots) = self.roots(&tables)? else {
             let why = "the usage counts can't be read yet: another gc makes them anew";
             return Err(Error::new(Kind::Corrupt, why));

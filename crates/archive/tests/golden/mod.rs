@@ -85,8 +85,17 @@ pub(crate) fn forms() -> Vec<Form> {
 impl Form {
     /// The name of its golden archive.
     pub(crate) fn name(self) -> String {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
-            self.kinds;
+        let Kinds {
+            late,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            counts_in_pages,
+            domains,
+            heads,
+            roles: _,
+        } = self.kinds;
         let words = [
             (trees, "trees"),
             (clones, "clones"),
@@ -107,8 +116,17 @@ impl Form {
 
     /// The version of its label, and the features that are needed to read and to write.
     pub(crate) fn label(self) -> (u8, u64, u64) {
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
-            self.kinds;
+        let Kinds {
+            late,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            counts_in_pages,
+            domains,
+            heads,
+            roles: _,
+        } = self.kinds;
         let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write =
@@ -129,8 +147,17 @@ impl Form {
     pub(crate) fn create_by(self, at: &Path, chance: u64) {
         let rad = Rad { delay: 1, batch: 1, classes: [2, 2, 2], gathers: 0 };
         let gathered = Rad { delay: 0, gathers: 16, ..rad };
-        let Kinds { late, trees, leaves, on_demand, clones, counts_in_pages, domains, heads } =
-            self.kinds;
+        let Kinds {
+            late,
+            trees,
+            leaves,
+            on_demand,
+            clones,
+            counts_in_pages,
+            domains,
+            heads,
+            roles: _,
+        } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 256 << 10,

@@ -80,7 +80,8 @@ pub(crate) struct Options {
     policy: Option<PathBuf>,
 
     /// For archives that clients can only add to: the first snapshot of each period counts, too,
-    /// beside the last, and --keep-last is refused. Chosen by itself while the archive is served so
+    /// beside the last, and --keep-last is refused. Chosen by itself while the archive is served so, and
+    /// where keys have roles
     #[arg(long)]
     append_only: bool,
 
@@ -170,10 +171,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let gone = judged.gone();
     let listed = tables.snapshots.listed().map(|snapshot| Shown { snapshot, name: None });
-    tell(options, listed, &judged)?;
+    // Told once it is so: a put key forgets nothing.
     if !options.dry_run && !gone.is_empty() {
         onefold_archive::forget(&archive, &gone, now())?;
     }
+    tell(options, listed, &judged)?;
     all_done(&judged)
 }
 
@@ -206,7 +208,8 @@ fn by_policies(
     tables: &Tables,
     policy: &Policy,
 ) -> Result<Judged, Failure> {
-    judge(options, directory, &tables.snapshots.listed().collect::<Vec<_>>(), policy)
+    let all: Vec<_> = tables.snapshots.listed().collect();
+    judge(options, (directory, tables.roles.is_some()), &all, policy)
 }
 
 /// Deletes read-only clones of volumes that the policies do not keep, by the server where there is one.
@@ -218,7 +221,7 @@ fn forget_clones(
     policy: &Policy,
 ) -> Result<(), Failure> {
     let snapshots: Vec<&Snapshot> = all.iter().map(|clone| &clone.snapshot).collect();
-    let judged = judge(options, directory, &snapshots, policy)?;
+    let judged = judge(options, (directory, false), &snapshots, policy)?;
     let gone = judged.gone();
     let (mut failed, mut kept_open) = (None, Vec::new());
     for clone in all.iter().filter(|clone| gone.contains(&clone.snapshot.id) && !options.dry_run) {
@@ -242,10 +245,10 @@ fn all_done(judged: &Judged) -> Result<(), Failure> {
     }
 }
 
-/// What the policies say of these snapshots, the oldest first.
+/// What the policies say of these snapshots, the oldest first; of an archive whose keys have roles or not.
 fn judge(
     options: &Options,
-    directory: &ArchiveDir,
+    (directory, has_roles): (&ArchiveDir, bool),
     all: &[&Snapshot],
     policy: &Policy,
 ) -> Result<Judged, Failure> {
@@ -253,7 +256,9 @@ fn judge(
     if file.is_some() && !policy.is_empty() {
         return Err(Failure::usage("give --policy, or --keep-…, and not both"));
     }
+    // Put keys only add, and so does whoever took one.
     let append_only = options.append_only
+        || has_roles
         || file.as_ref().is_some_and(|file| file.append_only)
         || may_be_append_only(directory)?;
     let zone = file.as_ref().map_or_else(TimeZone::system, |file| file.zone.clone());

@@ -1,5 +1,7 @@
 //! `onefold key`: the slots by which an encrypted store opens.
 
+mod roles;
+
 use std::{
     os::fd::RawFd,
     path::{Path, PathBuf},
@@ -7,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
 use onefold_backend::{
     rados::TIMEOUT,
@@ -18,6 +20,7 @@ use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
+use self::roles::Granted;
 use crate::key::{KeyFrom, New, new_secret};
 use onefold::parts::{
     Found,
@@ -121,6 +124,53 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
+    /// Makes a key with a role for an archive that was made with --roles, and writes it to a new file
+    ///
+    /// By a put key a machine adds snapshots to the sets that are named here. It reads no content, and
+    /// neither replaces nor removes anything. By a read key a machine restores, and changes nothing. Give the
+    /// file to that machine, where --key names it.
+    #[command(after_help = "Examples:\n  \
+                      onefold key grant backups put --to web1.key --name web1 --set web1 --key vault.key\n  \
+                      onefold key grant backups read --to restore.key --name vault --key vault.key")]
+    Grant {
+        /// The archive
+        store: PathBuf,
+        /// What the key may do
+        #[arg(value_enum)]
+        role: Granted,
+        /// The new file of the key
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+        /// What people call the key
+        #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+        name: String,
+        /// A set that a put key may add snapshots to; several with the option again
+        #[arg(long = "set", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+        sets: Vec<String>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Removes a put key: nothing that is signed by it counts from now on
+    ///
+    /// What it stored stays. A read key can't be removed: who has one can read what is in the archive,
+    /// and what comes to it.
+    #[command(after_help = "Examples:\n  onefold key revoke backups 1 --key vault.key")]
+    Revoke {
+        /// The archive
+        store: PathBuf,
+        /// The put key's number, as `onefold key roles` shows it
+        number: u32,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Shows the role of the key, and the put keys of an archive
+    #[command(after_help = "Examples:\n  onefold key roles backups --key vault.key")]
+    Roles {
+        /// The archive
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
     /// Destroys all keys of a store: nobody can read it any more
     ///
     /// Both copies of the keys are overwritten. Copies of them elsewhere still open it, and so
@@ -180,6 +230,11 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
         }
         Verb::Change { store, slot, new, answer } => exchange(store, *slot, new, answer),
         Verb::Rotate { store, drop_others, answer } => rotate(store, *drop_others, answer),
+        Verb::Grant { store, role, to, name, sets, answer } => {
+            roles::grant(store, *role, to, (name, sets), answer)
+        }
+        Verb::Revoke { store, number, answer } => roles::revoke(store, *number, answer),
+        Verb::Roles { store, answer } => roles::list(store, answer),
         Verb::Erase { store, confirm, answer } => erase(store, confirm.as_deref(), answer),
     }
 }

@@ -34,6 +34,7 @@ const LATE: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -44,6 +45,7 @@ const TREES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -54,6 +56,7 @@ const CLONES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -66,6 +69,7 @@ const LEAVES: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 
 /// Tables of an archive that has domains.
@@ -78,7 +82,11 @@ const DOMAINS: Kinds = Kinds {
     counts_in_pages: false,
     domains: true,
     heads: false,
+    roles: false,
 };
+
+/// Tables of an archive whose keys have roles.
+const ROLES: Kinds = Kinds { domains: false, heads: true, roles: true, ..DOMAINS };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
@@ -151,6 +159,25 @@ fn of_domains(is_freed: bool) -> Vec<Record> {
     let freed = Record::DomainFreed { number: 7, containers: vec![id], all: true };
     records.extend(is_freed.then_some(freed));
     records
+}
+
+/// Records about put keys.
+fn of_roles() -> Vec<Record> {
+    let (name, sets) = ("web1".to_owned(), vec!["web1".to_owned(), "db".to_owned()]);
+    let untrue = vec![ContainerId(1)];
+    vec![
+        Record::PutKeyAdded { number: 1, public: [7; 32], name, sets },
+        Record::Proven { upto: 9, untrue, snapshots: vec![SnapshotId([5; 16])] },
+        Record::PutKeyRemoved { number: 1 },
+    ]
+}
+
+/// Tables that have a put key.
+fn with_roles() -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], ROLES) };
+    assert!(tables.apply(1, of_roles()).is_ok(), "good records are refused");
+    tables
 }
 
 /// Tables that have a domain; one of which nothing is left, or not.
@@ -368,7 +395,7 @@ fn records_of(payload: &[u8]) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Applying any records gives tables, which can be written and read, or an error.
-        for kinds in [TREES, DOMAINS] {
+        for kinds in [TREES, DOMAINS, ROLES] {
             let mut tables =
                 Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
             if reach::noted(tables.apply(1, records.clone())).is_some() && kinds.domains {
@@ -404,6 +431,7 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     examples.push([&[23, 1, 0, 0, 0][..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat());
     examples.push(Record::encode_all(&of_snapshots()));
     examples.extend([false, true].map(|is_freed| Record::encode_all(&of_domains(is_freed))));
+    examples.push(Record::encode_all(&of_roles()));
     examples
 }
 
@@ -419,11 +447,14 @@ pub fn snapshot(data: &[u8]) {
         (one, LEAVES),
         (one, Kinds { on_demand: true, ..LEAVES }),
         (one, DOMAINS),
+        (one, ROLES),
     ] {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
             assert!(
-                again.is_ok_and(|again| again.domains == tables.domains),
+                again.is_ok_and(|again| {
+                    again.domains == tables.domains && again.roles == tables.roles
+                }),
                 "tables that were read can't be written"
             );
         }
@@ -439,6 +470,7 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
             .encode()])
         .chain([with_snapshots().encode()])
         .chain([false, true].map(|is_freed| with_domains(is_freed).encode()))
+        .chain([with_roles().encode()])
         .chain([LEAVES, Kinds { on_demand: true, ..LEAVES }].map(|kinds| {
             Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) }
                 .encode()

@@ -15,7 +15,7 @@ use onefold_backend::{
 };
 use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{
-    DurableState, Head, KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, StateSeen,
+    DurableState, Head, KeyArea, Opener, Random, RoleKey, Secret, SlotKind, SlotSecret, StateSeen,
     from_words, key_file as key_of,
 };
 use parking_lot::Mutex;
@@ -141,6 +141,10 @@ impl Asker {
                     }
                     _ => error,
                 })?;
+                if RoleKey::from_text(&read).is_ok_and(|key| key.is_some()) {
+                    let why = "this is a role key, which opens no slot: `onefold key roles` shows what it may do";
+                    return Err(Error::new(Kind::Denied, why).context(path.display()));
+                }
                 SlotSecret::Key(key_of(&read).map_err(|error| error.context(path.display()))?)
             }
             Whence::Command(program) => {
@@ -160,6 +164,32 @@ impl Asker {
                 )
             }
         })
+    }
+
+    /// The role key for the archive with this id, if what the operator named is one.
+    ///
+    /// # Errors
+    /// Those of reading it; `InvalidInput`: it was changed or cut off.
+    pub fn role(&self, id: &[u8; 16]) -> Result<Option<RoleKey>> {
+        let content = match (&self.whence, credential(id)) {
+            (Some(Whence::File(path)), _) => {
+                guard()?;
+                key_file(path).map(|read| (path.clone(), read))
+            }
+            (Some(Whence::Credential) | None, Some(path)) if path.exists() => {
+                guard()?;
+                credential_file(&path).map(|read| (path, read))
+            }
+            _ => return Ok(None),
+        };
+        match content {
+            // Whoever wants a slot's secret says what is to do.
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            read => {
+                let (path, read) = read?;
+                RoleKey::from_text(&read).map_err(|error| error.context(path.display()))
+            }
+        }
     }
 
     /// Where the operator says that keys are.
@@ -340,6 +370,10 @@ impl OfStore {
 impl Opener for OfStore {
     fn root(&self, area: &KeyArea) -> Result<Secret> {
         self.asker.root(area, &self.store)
+    }
+
+    fn role(&self, id: &[u8; 16]) -> Result<Option<RoleKey>> {
+        self.asker.role(id)
     }
 
     fn accepts_older(&self) -> bool {

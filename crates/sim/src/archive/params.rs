@@ -395,6 +395,7 @@ impl Params {
             counts_in_pages: self.count_pages.is_some(),
             domains: false,
             heads: self.heads,
+            roles: false,
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }

@@ -34,6 +34,7 @@ const KINDS: Kinds = Kinds {
     counts_in_pages: false,
     domains: false,
     heads: false,
+    roles: false,
 };
 
 /// An archive's files, and the snapshot that was written last.

@@ -25,8 +25,9 @@ use std::{
 
 use clap::{Args, builder::NonEmptyStringValueParser};
 use onefold_archive::{
-    Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, TEXTS_MAX,
-    Tables, TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial, domain_called,
+    Archive, BackupReport, BackupRequest, Gauge, Ingest, Role, Settings, Snapshot, SnapshotId,
+    TEXTS_MAX, Tables, TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial,
+    domain_called,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
@@ -492,6 +493,10 @@ fn request(
     let mut checkpoints = tables.snapshots.checkpoints().rev();
     let checkpoint = checkpoints.find(|one| request.goes_on_from(one)).map(|one| one.id);
     (request.parent, request.checkpoint) = (parent, checkpoint);
+    if matches!(archive.role(), Some(Role::Put(_))) {
+        // It can't open what they name.
+        (request.parent, request.checkpoint) = (None, None);
+    }
     Ok(request)
 }
 

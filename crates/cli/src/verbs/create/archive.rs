@@ -34,6 +34,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
 #[command(after_help = "Examples:\n  \
                   onefold create archive backups\n  \
                   onefold create archive ssh://vault/srv/backups\n  \
+                  onefold create archive vault --roles --key /root/vault.key\n  \
                   onefold create archive images --chunking static:4K --compress lz4\n  \
                   onefold create archive big --fast /ssd/big\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
@@ -78,6 +79,12 @@ pub(super) struct Options {
     #[arg(long)]
     no_encryption: bool,
 
+    /// Makes an encrypted archive whose keys have roles: `onefold key grant` gives a machine a key by which
+    /// it adds snapshots to its own sets, and reads, changes and removes nothing. Such an archive holds
+    /// snapshots of `onefold backup` alone, and has one domain
+    #[arg(long, conflicts_with_all = ["nodes", "no_encryption"])]
+    roles: bool,
+
     #[command(flatten)]
     placement: Placed,
 
@@ -107,6 +114,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
+    let format = if options.roles { format.with_roles() } else { format };
     if let Some(error) = foreign(store).filter(|_| !store.exists()) {
         return Err(error.into());
     }
@@ -119,6 +127,11 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
     let mut keys = new_keys(options.no_encryption, plain, (&format.id, store))?;
+    if options.roles && keys.is_none() {
+        return Err(Failure::usage(
+            "keys have roles in an encrypted archive: name a key with --key",
+        ));
+    }
     let directories = nodes.iter().chain(&options.fast).chain([store]);
     let new: Vec<&PathBuf> =
         directories.filter(|path| !is_address(path) && !path.exists()).collect();
@@ -131,7 +144,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         "compression": format.compression.to_string(), "nodes": nodes, "code": code,
         "fingerprint": format.fingerprint.to_string(),
         "index_directory": options.fast.as_ref().map(|fast| fast.display().to_string()),
-        "encrypted": keys.is_some(),
+        "encrypted": keys.is_some(), "roles": options.roles,
         "recovery_key": keys.as_ref().map(|new| new.recovery.as_str()),
     });
     let encryption = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);

@@ -75,11 +75,16 @@ pub(crate) struct Options {
     #[arg(long)]
     recount: bool,
 
+    /// In an archive whose keys have roles: drops snapshots of put keys that name what is not there or what
+    /// can't be read. Without it, gc ends where it meets one, so that somebody looks
+    #[arg(long)]
+    drop_untrue: bool,
+
     /// Says what would be freed, and what stays and why, and changes nothing
     #[arg(
         short = 'n',
         long,
-        conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount"]
+        conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount", "drop_untrue"]
     )]
     dry_run: bool,
 
@@ -149,6 +154,11 @@ struct Done {
     /// Containers that stay although they are less than half full, because a chunk of theirs is
     /// damaged.
     damaged_containers: u64,
+    /// Of put keys: containers that were read and are what they say, those that are not, and snapshots that
+    /// were dropped by --drop-untrue.
+    proven_containers: u64,
+    untrue_containers: u64,
+    untrue_snapshots: u64,
     /// References of snapshots to pages that are not there, among those that were counted.
     absent_pages: u64,
     /// True when running puts or readers hold something back.
@@ -260,6 +270,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.recount {
         collection.recount();
     }
+    if options.drop_untrue {
+        collection.drop_untrue();
+    }
     let over = options.time.map(|time| begun + time);
     let mut others = Others {
         directory: directory.clone(),
@@ -308,6 +321,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         dropped_bytes: done.dropped_bytes,
         merged_bytes: done.merged_bytes,
         damaged_containers: done.damaged,
+        proven_containers: done.proven,
+        untrue_containers: done.untrue,
+        untrue_snapshots: done.untrue_snapshots,
         absent_pages: done.absent,
         held_back: done.waits || done.held_back > 0,
         cut_short: done.cut_short,
@@ -439,6 +455,17 @@ impl Done {
                 "dropped {} of domains that were erased: {}",
                 counted(done.erased_containers, "container"),
                 Size(done.erased_bytes)
+            ));
+        }
+        if done.proven_containers + done.untrue_containers > 0 {
+            output::line(format_args!(
+                "read {} of put keys: {} not what they say{}",
+                counted(done.proven_containers + done.untrue_containers, "container"),
+                grouped(done.untrue_containers),
+                match done.untrue_snapshots {
+                    0 => String::new(),
+                    n => format!("; {} dropped", counted(n, "snapshot")),
+                }
             ));
         }
         if let Some(recounted) = &done.recounted {

@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Role, Settings, Shape, Tables, Volumes, backup_on,
     lost_index_files, make_chunk_index_whole, put_on,
 };
 use onefold_backend::{
@@ -93,6 +93,10 @@ pub(super) fn run(
     let keeper = directory.claim()?;
     let (archive, nodes) =
         directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    if archive.role().is_some_and(|role| role != Role::Manage) {
+        let why = "a server manages its archive: start it with a key that opens a slot, and not with a role key";
+        return Err(Failure::new(why));
+    }
     if lost_index_files(&archive).is_ok_and(|lost| lost > 0) {
         directory.warn_of_lost_index(&archive);
         make_index_whole(&archive, &service.notifier)?;

@@ -70,7 +70,8 @@ impl Maintenance {
         activity: Arc<Activity>,
     ) -> Result<Maintenance> {
         let said = policies.as_ref().is_some_and(|policies| policies.append_only);
-        let append_only = append_only || said;
+        // Put keys only add, and so does whoever took one.
+        let append_only = append_only || said || archive.label().roles;
         if append_only {
             policies.as_ref().map_or(Ok(()), PolicyFile::check_append_only)?;
         }

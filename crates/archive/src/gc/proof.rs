@@ -1,0 +1,208 @@
+//! What put keys stored, read by manage before anything is made of it.
+//!
+//! A container is true when each of its chunks has the fingerprint under which it is found. Until then only
+//! the key that listed it takes its chunks for duplicates. A snapshot is true when all that its tree names is
+//! there, with its fingerprint. Until then nothing is counted for it: it could name what somebody else stores
+//! later, and take that along when it goes.
+
+use std::collections::BTreeSet;
+
+use onefold_core::{Error, Fingerprint, Kind, Result};
+
+use super::collection::Collection;
+use crate::{
+    container::ChunkReader,
+    format::{
+        Address, ContainerId,
+        backup::{Snapshot, SnapshotId},
+        container::ContainerKind,
+        damage::is_damage,
+        domain::FIRST_DOMAIN,
+        record::Record,
+        tree_node::{Named, TreeNode, TreeNodeRef},
+    },
+    operations_log::domain_of,
+    stream::Ingest,
+    tables::{Container, Tables},
+};
+
+/// Snapshots that one frame tells of at most.
+const SNAPSHOTS_MAX: usize = 1 << 16;
+
+impl Collection {
+    /// Reads what put keys stored since it was last read, and makes known what of it is true.
+    pub(super) fn prove(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        let Some(roles) = &tables.roles else { return Ok(()) };
+        let mut reader = ChunkReader::default();
+        reader.domain = Some(FIRST_DOMAIN);
+        let (upto, mut untrue, mut read) = (tables.sequence, Vec::new(), 0);
+        for id in roles.unread() {
+            let container = match tables.containers.get(&id) {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
+            let Some(container) = container.filter(|found| found.logged > roles.proven) else {
+                continue;
+            };
+            read += 1;
+            if !self.is_true(&mut reader, &tables, &container)? {
+                untrue.push(id);
+            }
+        }
+        let (mut whole, mut others) = (Vec::new(), Vec::new());
+        for id in roles.unproven.keys().take(SNAPSHOTS_MAX) {
+            let Ok(snapshot) = tables.snapshots.get(*id) else { continue };
+            match self.is_whole(&mut reader, &tables, snapshot)? {
+                None => whole.push(*id),
+                Some(why) => others.push((*id, why)),
+            }
+        }
+        self.done.proven += read - untrue.len() as u64;
+        self.done.untrue += untrue.len() as u64;
+        if read > 0 || !whole.is_empty() {
+            self.archive
+                .commit(true, |_| Ok(vec![Record::Proven { upto, untrue, snapshots: whole }]))?;
+            self.import_proven()?;
+        }
+        self.drop_others(&tables, &others)
+    }
+
+    /// Snapshots that are not true go by the operator's word.
+    fn drop_others(&mut self, tables: &Tables, others: &[(SnapshotId, Error)]) -> Result<()> {
+        let Some((id, why)) = others.first() else { return Ok(()) };
+        if self.drops_untrue {
+            let ids: Vec<SnapshotId> = others.iter().map(|(id, _)| *id).collect();
+            self.done.untrue_snapshots += ids.len() as u64;
+            return self.archive.commit(true, |_| Ok(vec![Record::Expired { ids }])).map(drop);
+        }
+        let owner = tables.roles.as_ref().and_then(|roles| {
+            let number = roles.unproven.get(id)?;
+            Some(format!("put key {number} ('{}')", roles.keys.get(number)?.name.escape_debug()))
+        });
+        let set = tables.snapshots.get(*id).map_or("", |snapshot| &snapshot.set);
+        Err(Error::new(
+            Kind::Denied,
+            format!(
+                "snapshot {id} of set '{}', made by {}, names what is not there or can't be read ({why}): \
+                 nothing is collected before somebody has looked; gc --drop-untrue drops such snapshots",
+                set.escape_debug(),
+                owner.as_deref().unwrap_or("a put key"),
+            ),
+        ))
+    }
+
+    /// Carries the proven containers into the chunk index, which put keys don't write. Somebody who stores
+    /// just now does that later.
+    fn import_proven(&self) -> Result<()> {
+        match Ingest::begin(&self.archive, false, false) {
+            Err(error) if error.kind() == Kind::Busy => Ok(()),
+            begun => match begun?.import(true) {
+                // Chunks are found in memory as before.
+                Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+                imported => imported.map(drop),
+            },
+        }
+    }
+
+    /// True when a container is what it says: its chunks have their own addresses, one behind the other, and
+    /// the fingerprints under which they are found.
+    fn is_true(
+        &mut self,
+        reader: &mut ChunkReader,
+        tables: &Tables,
+        container: &Container,
+    ) -> Result<bool> {
+        let (id, containers) = (container.stored.id, &self.rewriter.container_reader);
+        let domain = domain_of(&self.archive, FIRST_DOMAIN)?;
+        let judged = containers.metadata(container).and_then(|metadata| {
+            let own = |n: usize| u16::try_from(n).map(|slot| Address { container: id, slot });
+            let mut chunks = metadata.chunks.iter().enumerate();
+            if metadata.kind != container.stored.kind
+                || !chunks.all(|(n, chunk)| own(n) == Ok(chunk.first))
+            {
+                return Ok(false);
+            }
+            let (first, mut is_true) = (Address { container: id, slot: 0 }, true);
+            reader.run(tables, containers, first, metadata.chunks.len(), &mut |chunk, bytes| {
+                is_true &= domain.fingerprinter.bytes(bytes) == chunk.fingerprint;
+                Ok(())
+            })?;
+            Ok(is_true)
+        });
+        match judged {
+            Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
+            judged => judged,
+        }
+    }
+
+    /// Looks through the tree of a snapshot: `None` when all that it names is there, else what is not.
+    fn is_whole(
+        &mut self,
+        reader: &mut ChunkReader,
+        tables: &Tables,
+        snapshot: &Snapshot,
+    ) -> Result<Option<Error>> {
+        let stats = snapshot.stats.map(|top| top.node);
+        let mut wanted: Vec<TreeNodeRef> = [snapshot.root].into_iter().chain(stats).collect();
+        let mut seen: BTreeSet<(Address, Fingerprint)> =
+            wanted.iter().map(|node| (node.address, node.fingerprint)).collect();
+        while let Some(node) = wanted.pop() {
+            let mut children = Vec::new();
+            match self.look_at_node(reader, tables, &node, &mut children) {
+                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => {
+                    return Ok(Some(error));
+                }
+                looked => looked?,
+            }
+            wanted.extend(
+                children.into_iter().filter(|one| seen.insert((one.address, one.fingerprint))),
+            );
+        }
+        Ok(None)
+    }
+
+    /// Looks at a node and at the chunks that it names; adds the nodes that it names.
+    fn look_at_node(
+        &mut self,
+        reader: &mut ChunkReader,
+        tables: &Tables,
+        node: &TreeNodeRef,
+        children: &mut Vec<TreeNodeRef>,
+    ) -> Result<()> {
+        let containers = &self.rewriter.container_reader;
+        let is_there = |reader: &mut ChunkReader, at: Address, of: Fingerprint, kind| {
+            let found = reader.find(tables, containers, at)?;
+            let is = found.is_some_and(|(container, metadata, n)| {
+                container.stored.kind == kind
+                    && metadata.chunks.get(n).is_some_and(|chunk| chunk.fingerprint == of)
+            });
+            if is { Ok(()) } else { Err(missing(at)) }
+        };
+        is_there(reader, node.address, node.fingerprint, ContainerKind::Recipes)?;
+        let bytes = reader.chunk(tables, containers, node.address)?;
+        let domain = domain_of(&self.archive, FIRST_DOMAIN)?;
+        if domain.fingerprinter.bytes(bytes) != node.fingerprint {
+            return Err(missing(node.address));
+        }
+        let read = TreeNode::decode(bytes)?;
+        let mut chunks: Vec<(Address, Vec<Fingerprint>)> = Vec::new();
+        read.named(&mut |named| match named {
+            Named::TreeNode(child) => children.push(child),
+            Named::Chunks(first, all) => chunks.push((first, all.to_vec())),
+        });
+        for (first, all) in chunks {
+            for (n, of) in all.into_iter().enumerate() {
+                let slot = u16::try_from(n).ok().and_then(|n| first.slot.checked_add(n));
+                let at = Address { slot: slot.ok_or_else(|| missing(first))?, ..first };
+                is_there(reader, at, of, ContainerKind::Data)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(at: Address) -> Error {
+    let Address { container: ContainerId(id), slot } = at;
+    Error::new(Kind::Corrupt, format!("chunk {slot} of container {id} is not there as it is named"))
+}

@@ -1,0 +1,302 @@
+//! The records that change put keys, and those that put keys sign.
+//!
+//! A frame that a put key signed is judged before it is applied. One that does more than a put key may is
+//! passed over by everybody: its place in the order of changes is taken, and nothing in it counts. So a put
+//! key that somebody else got hold of makes no archive unreadable for others.
+
+use onefold_core::{Error, Kind, Result};
+
+use super::{
+    persistent::List,
+    roles::{NOBODY, PutKey, RANGES_KEPT, Roles, SETS_MAX},
+    snapshots::roots,
+    state::{PLACE_ALIGN, Tables},
+};
+use crate::{
+    format::{
+        ContainerId,
+        backup::{Completeness, Snapshot, SnapshotId, TEXTS_IN_ALL},
+        bytes::corrupt,
+        class::Class,
+        domain::FIRST_DOMAIN,
+        record::{Owner, Record, Stored},
+    },
+    settings::ID_RANGE,
+};
+
+/// Why a frame of a put key counts for nothing.
+pub(crate) type Refusal = &'static str;
+
+/// What the records of a put key leave to be noted, once they are applied.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    ranges: Vec<(u64, u64)>,
+    listed: Vec<ContainerId>,
+    snapshots: Vec<SnapshotId>,
+}
+
+impl Tables {
+    /// The kinds of these tables as one number, which is signed with them.
+    pub(crate) fn kind_bits(&self) -> u64 {
+        let all = [
+            self.late,
+            self.trees,
+            self.leaves,
+            self.on_demand,
+            self.clones,
+            self.has_domains,
+            self.heads,
+            self.roles.is_some(),
+        ];
+        all.into_iter().rev().fold(0, |bits, is| bits << 1 | u64::from(is))
+    }
+
+    /// Judges the records of a put key: says what is to be noted of them, or why none of them counts. What
+    /// is left to the tables is whether they fit together.
+    pub(crate) fn judge_put(
+        &self,
+        number: u32,
+        records: &[Record],
+    ) -> std::result::Result<Notes, Refusal> {
+        let roles = self.roles.as_ref().ok_or("the archive has no roles")?;
+        let key = roles.key(number).ok_or("no put key has this number")?;
+        let mut judge = Judging {
+            tables: self,
+            roles,
+            key,
+            number,
+            notes: Notes::default(),
+            places: Vec::new(),
+            next_id: self.next_id,
+            next_segment: self.next_segment,
+        };
+        records.iter().try_for_each(|record| judge.record(record))?;
+        judge.places()?;
+        Ok(judge.notes)
+    }
+
+    /// Notes what a put key did by records that were applied.
+    pub(crate) fn note_put(&mut self, number: u32, notes: Notes) {
+        let Some(roles) = &mut self.roles else { return };
+        for id in notes.listed {
+            roles.listed.insert(id, number);
+        }
+        for id in notes.snapshots {
+            roles.unproven.insert(id, number);
+        }
+        if let Some(key) = roles.keys.get_mut(&number) {
+            key.ranges.extend(notes.ranges);
+            let old = key.ranges.len().saturating_sub(RANGES_KEPT);
+            key.ranges.drain(..old);
+        }
+    }
+
+    /// A frame counts for nothing: its place in the order of changes is taken.
+    pub(crate) fn pass_over(&mut self, sequence: u64, number: u32) {
+        self.sequence = sequence;
+        let Some(roles) = &mut self.roles else { return };
+        match roles.keys.get_mut(&number) {
+            Some(key) => key.refused = key.refused.saturating_add(1),
+            None => roles.refused = roles.refused.saturating_add(1),
+        }
+    }
+
+    /// Applies a record of put keys, which manage alone signs.
+    pub(super) fn apply_roles(&mut self, record: Record) -> Result<()> {
+        let none = || corrupt("the log changes put keys, and the archive has none");
+        let roles = self.roles.as_mut().ok_or_else(none)?;
+        match record {
+            Record::PutKeyAdded { number, public, name, sets } => {
+                if number != roles.next_key() || sets.len() > SETS_MAX {
+                    return Err(corrupt("the log adds a put key that can't be"));
+                }
+                let (is_removed, refused, ranges) = (false, 0, Vec::new());
+                roles
+                    .keys
+                    .insert(number, PutKey { public, name, sets, is_removed, refused, ranges });
+            }
+            Record::PutKeyRemoved { number } => {
+                let gone = || corrupt("the log removes a put key that is not there");
+                roles.keys.get_mut(&number).ok_or_else(gone)?.is_removed = true;
+            }
+            Record::Proven { upto, untrue, snapshots } => {
+                roles.proven = roles.proven.max(upto);
+                for id in untrue {
+                    roles.listed.insert(id, NOBODY);
+                }
+                for id in snapshots {
+                    roles.unproven.remove(&id);
+                }
+                let mut done = Vec::new();
+                for (id, owner) in &roles.listed {
+                    let logged = self.containers.get(id)?.map(|container| container.logged);
+                    let is_there = logged.is_some();
+                    let is_proven = logged.is_none_or(|logged| logged <= roles.proven);
+                    let is_kept = *owner == NOBODY || self.unfinished.contains_key(id);
+                    if !is_there || is_proven && !is_kept {
+                        done.push(*id);
+                    }
+                }
+                done.iter().for_each(|id| {
+                    roles.listed.remove(id);
+                });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// True when a snapshot that is gone was counted, so that its references are to be taken away. One that
+    /// nobody had looked through was not: what is to be counted for it goes with it.
+    pub(super) fn was_counted(&mut self, gone: &Snapshot) -> bool {
+        let Some(roles) = &mut self.roles else { return true };
+        if roles.unproven.remove(&gone.id).is_none() {
+            return true;
+        }
+        let (of, mut is_left) = (roots(gone), true);
+        let mut left = List::default();
+        left.extend(
+            self.differences
+                .iter()
+                .filter(|one| {
+                    let is_it = is_left && one.added && one.nodes && one.recipe == of;
+                    is_left &= !is_it;
+                    !is_it
+                })
+                .cloned(),
+        );
+        self.differences = left;
+        false
+    }
+}
+
+/// Looks at the records of one frame, in their order.
+struct Judging<'a> {
+    tables: &'a Tables,
+    roles: &'a Roles,
+    key: &'a PutKey,
+    number: u32,
+    notes: Notes,
+    /// Where the containers of this frame lie: segment, first byte and end.
+    places: Vec<(u32, u64, u64)>,
+    next_id: u64,
+    next_segment: u32,
+}
+
+impl Judging<'_> {
+    fn record(&mut self, record: &Record) -> std::result::Result<(), Refusal> {
+        match record {
+            Record::Reserved { owner: Owner::Ingest, first, count, segment, class } => {
+                // Not more than others do, and where everybody goes on.
+                if class.0 != Class::Plain || first.0 != self.next_id || *count > ID_RANGE {
+                    return Err("it takes numbers that are not the next ones");
+                }
+                self.next_id = first.0.saturating_add(*count);
+                if let Some(segment) = segment {
+                    if *segment != self.next_segment {
+                        return Err("it takes a segment that is not the next one");
+                    }
+                    self.next_segment = segment.saturating_add(1);
+                }
+                if *count > 0 {
+                    self.notes.ranges.push((first.0, self.next_id));
+                }
+                Ok(())
+            }
+            Record::Unfinished { containers, .. } => self.containers(containers),
+            Record::Abandoned { containers } => {
+                containers.iter().try_for_each(|id| self.own_unfinished(*id))
+            }
+            Record::SnapshotMade { snapshot, containers, finished } => {
+                self.snapshot(snapshot)?;
+                finished.iter().try_for_each(|id| self.own_unfinished(*id))?;
+                self.notes.snapshots.push(snapshot.id);
+                self.containers(containers)
+            }
+            _ => Err("a put key may add snapshots, and nothing else"),
+        }
+    }
+
+    fn containers(&mut self, containers: &[Stored]) -> std::result::Result<(), Refusal> {
+        containers.iter().try_for_each(|stored| self.container(stored))
+    }
+
+    /// A new container: of a number that this key took, behind all others of its segment.
+    fn container(&mut self, stored: &Stored) -> std::result::Result<(), Refusal> {
+        let new = &self.notes.ranges;
+        let mut ranges = self.key.ranges.iter().chain(new);
+        if !ranges.any(|(first, end)| (*first..*end).contains(&stored.id.0)) {
+            return Err("it lists a container of a number that it did not take");
+        }
+        if stored.domain != FIRST_DOMAIN {
+            return Err("it lists a container of another domain");
+        }
+        let place = &stored.place;
+        if !place.at.is_multiple_of(PLACE_ALIGN) || place.bytes == 0 {
+            return Err("it lists a container that lies nowhere");
+        }
+        let end = place.at.saturating_add(self.tables.taken(place));
+        self.places.push((place.segment, place.at, end));
+        self.notes.listed.push(stored.id);
+        Ok(())
+    }
+
+    /// The containers of the frame lie behind all others of their segments, and none over another one.
+    /// Otherwise its place would be freed one day, with what others have there.
+    fn places(&mut self) -> std::result::Result<(), Refusal> {
+        self.places.sort_unstable();
+        let mut last = None;
+        for &(segment, at, end) in &self.places {
+            let from = match (last, self.tables.segments.get(&segment)) {
+                (Some((same, end)), _) if same == segment => end,
+                (_, Some(known)) if known.owner == Owner::Ingest => known.end,
+                // One that this frame takes.
+                (_, None) if (self.tables.next_segment..self.next_segment).contains(&segment) => 0,
+                _ => return Err("it lists a container in a segment of somebody else"),
+            };
+            if at < from {
+                return Err("it lists a container where others lie");
+            }
+            last = Some((segment, end));
+        }
+        Ok(())
+    }
+
+    fn own_unfinished(&self, id: ContainerId) -> std::result::Result<(), Refusal> {
+        let is_own = self.roles.listed.get(&id) == Some(&self.number)
+            && self.tables.unfinished.contains_key(&id);
+        if is_own { Ok(()) } else { Err("it names a container of somebody else as its own") }
+    }
+
+    fn snapshot(&self, snapshot: &Snapshot) -> std::result::Result<(), Refusal> {
+        if !self.key.sets.contains(&snapshot.set) {
+            return Err("it adds a snapshot to a set of somebody else");
+        }
+        // Checkpoints are out of lists from the beginning.
+        let is_checkpoint = snapshot.completeness == Completeness::Checkpoint;
+        if snapshot.domain != FIRST_DOMAIN || snapshot.forgotten.is_some() != is_checkpoint {
+            return Err("it adds a snapshot that is gone");
+        }
+        let of_set = self.tables.snapshots.listed().filter(|one| one.set == snapshot.set);
+        if of_set.map(|one| one.ended).max().is_some_and(|last| snapshot.ended < last) {
+            // What retention keeps of a period that is over stays what it was.
+            return Err("it adds a snapshot before the last one of its set");
+        }
+        let own = snapshot.long_texts();
+        let all = || self.tables.snapshots.values().map(Snapshot::long_texts).sum::<u64>();
+        if own > 0 && all().saturating_add(own) > TEXTS_IN_ALL {
+            return Err("it adds a snapshot with more paths and tags than there is memory for");
+        }
+        Ok(())
+    }
+}
+
+/// The error of a put key that is refused.
+pub(crate) fn refused(why: Refusal) -> Error {
+    Error::new(
+        Kind::Denied,
+        format!(
+            "this is a put key, which may add snapshots to its own sets and nothing else: {why}"
+        ),
+    )
+}

@@ -1,0 +1,516 @@
+//! What somebody does who took a put key over, with a program of their own: nobody believes it. Each rule
+//! that keeps this so is broken once, and the attack is seen to succeed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Address, Archive, Attributes, BackupRequest, Collected, Collection, CollectionOptions,
+    ContainerId, Content, Event, FileMap, Format, Gauge, IndexFile, KeySource, Known, Owner, Place,
+    Record, Role, Roles, Rule, Settings, Shape, Snapshot, SnapshotId, Stat, Stored, Stream, Tables,
+    TreeEntry, TreeNodeRef, TreeReader, TreeWhat, Verify, add_put_key, append_records, backup,
+    check, create_sealed, forget, read_key, write_other_tables,
+};
+use onefold_core::{Files, Fingerprint, Kind, Result};
+use onefold_seal::{
+    AgreementKey, Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind, SlotSecret,
+};
+use onefold_testbed::{Rng, VirtualFiles, files::Layout};
+use parking_lot::Mutex;
+
+struct Chance(Mutex<Rng>);
+
+impl Random for Chance {
+    fn fill(&self, into: &mut [u8]) -> Result<()> {
+        self.0.lock().fill(into);
+        Ok(())
+    }
+}
+
+fn chance(seed: u64) -> Arc<dyn Random> {
+    Arc::new(Chance(Mutex::new(Rng::new(seed))))
+}
+
+fn secret() -> SlotSecret {
+    SlotSecret::Key(Secret::take(&mut [1; 32]))
+}
+
+/// Opens by a role key, or by the slot.
+struct Has(Option<RoleKey>);
+
+impl Opener for Has {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        Ok(area.root(&secret(), 0)?.unwrap().1)
+    }
+    fn role(&self, _: &[u8; 16]) -> Result<Option<RoleKey>> {
+        Ok(self.0.as_ref().map(RoleKey::again))
+    }
+    fn random(&self) -> Arc<dyn Random> {
+        chance(5)
+    }
+}
+
+struct Desk(VirtualFiles);
+
+impl Desk {
+    fn new() -> Desk {
+        let files = VirtualFiles::new(Layout::default(), Rng::new(1));
+        let format = Format {
+            reserve_bytes: 0,
+            segment_bytes: 4 << 20,
+            ..Format::new([7; 16], [8; 32], [9; 16]).with_roles()
+        };
+        let random = chance(3);
+        let mut keys = Keys::create(format.id, &*random).unwrap();
+        let slot = (SlotKind::File, "");
+        keys.add_slot(slot, &secret(), Argon::LEAST, (0, 0), &*random).unwrap();
+        create_sealed(&files, &format, &mut keys, random).unwrap();
+        Desk(files)
+    }
+
+    fn open(
+        &self,
+        key: Option<&RoleKey>,
+        broken: Option<Rule>,
+        writes: bool,
+    ) -> Result<Arc<Archive>> {
+        let opener = KeySource::new(Arc::new(Has(key.map(RoleKey::again))));
+        let settings = Settings { opener, broken, ..Settings::default() };
+        Archive::open(Arc::new(self.0.clone()), writes, settings).map(Arc::new)
+    }
+
+    fn manage(&self) -> Arc<Archive> {
+        self.open(None, None, true).unwrap()
+    }
+
+    fn by(&self, key: &RoleKey) -> Arc<Archive> {
+        self.open(Some(key), None, true).unwrap()
+    }
+
+    /// Whoever took the key over, with a program that says no to nothing.
+    fn hostile(&self, key: &RoleKey) -> Arc<Archive> {
+        self.open(Some(key), Some(Rule::PutJudgesItself), true).unwrap()
+    }
+
+    fn grant(&self, set: &str) -> RoleKey {
+        let mut kept = None;
+        add_put_key(&self.manage(), set, &[set.to_owned()], |key| {
+            kept = Some(key.again());
+            Ok(())
+        })
+        .unwrap();
+        kept.unwrap()
+    }
+
+    fn collection(&self) -> Collection {
+        let options = CollectionOptions {
+            now: 2_000_000,
+            keep_partial: 0,
+            wait: false,
+            trash: 0,
+            reserve_bytes: 0,
+            encode_all: false,
+        };
+        Collection::begin(&self.manage(), options).unwrap()
+    }
+
+    fn collect(&self) -> Collected {
+        self.collection().run(&mut |_| {}).unwrap()
+    }
+
+    fn is_well(&self) {
+        let report = check(&self.manage(), true, &mut |_, _, _| {}).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    }
+}
+
+fn content(seed: u64) -> Vec<u8> {
+    let mut content = vec![0; 400_000];
+    Rng::new(seed).fill(&mut content);
+    content
+}
+
+fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+    TreeEntry {
+        name: name.into(),
+        what,
+        mode: 0o600,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 0,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    }
+}
+
+/// Backs up one file; gives how many bytes were new.
+fn store(archive: &Arc<Archive>, set: &str, number: u8, bytes: &[u8]) -> Result<u64> {
+    let request = BackupRequest {
+        id: SnapshotId([number; 16]),
+        set: set.into(),
+        host: set.into(),
+        now: 1_000 + u64::from(number),
+        ..BackupRequest::default()
+    };
+    let made = backup(archive, &request, true, &Gauge::default(), |feeder| {
+        let root = entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+        feeder.bytes(bytes)?;
+        let file = entry("file", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, Stat::default(), None))?;
+        feeder.event(Event::End(0))
+    })?;
+    Ok(made.new_bytes)
+}
+
+fn restored(archive: &Arc<Archive>, number: u8) -> Result<Vec<u8>> {
+    let mut reader = TreeReader::new(archive)?;
+    let tables = reader.tables().clone();
+    let snapshot = tables.snapshots.get(SnapshotId([number; 16]))?;
+    let TreeWhat::File(bytes, map) = reader.find(snapshot, b"file")?.what else {
+        panic!("no file")
+    };
+    let mut content = Vec::new();
+    reader.read(bytes, &map, Verify::Chunks, &mut |part| {
+        match part {
+            Content::Bytes(part) => content.extend_from_slice(part),
+            Content::Zeroes(n) | Content::Hole(n) => content.resize(content.len() + n as usize, 0),
+        }
+        Ok(())
+    })?;
+    Ok(content)
+}
+
+fn names(archive: &Arc<Archive>) -> Vec<u8> {
+    archive.refresh().unwrap().snapshots.listed().map(|snapshot| snapshot.id.0[0]).collect()
+}
+
+/// The snapshot that a put key may not add: of another set, or with other fields.
+fn snapshot(of: &Snapshot, change: impl FnOnce(&mut Snapshot)) -> Vec<Record> {
+    let mut snapshot = Box::new(Snapshot { id: SnapshotId([99; 16]), ..of.clone() });
+    change(&mut snapshot);
+    vec![Record::SnapshotMade { snapshot, containers: Vec::new(), finished: Vec::new() }]
+}
+
+#[test]
+fn rule_45_a_role_that_is_not_compared_lets_a_put_key_remove_what_others_stored() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    store(&desk.by(&web), "web", 2, &content(2)).unwrap();
+    forget(&desk.hostile(&web), &[SnapshotId([1; 16])], 2_000).unwrap();
+    assert_eq!(names(&desk.manage()), [1, 2]);
+    assert_eq!(names(&desk.by(&web)), [1, 2]);
+    let reader = read_key(&desk.manage(), "r").unwrap();
+    assert_eq!(names(&desk.open(Some(&reader), None, false).unwrap()), [1, 2]);
+    let known = desk.manage().tables().roles.clone().unwrap();
+    assert_eq!(known.keys.get(&1).unwrap().refused, 1);
+    let broken = desk.open(None, Some(Rule::RoleCompared), false).unwrap();
+    assert_eq!(names(&broken), [2]);
+    // Others go on behind it.
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    desk.collect();
+    desk.is_well();
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), content(1));
+}
+
+/// True when the tables are the same but for the place in the order of changes, and what was passed over.
+fn is_same(one: &Tables, other: &Tables) -> bool {
+    let of = |tables: &Tables| {
+        let keys = |roles: &Roles| -> Vec<_> {
+            roles.keys.values().map(|key| (key.public, key.sets.clone(), key.is_removed)).collect()
+        };
+        let roles = tables.roles.as_ref().unwrap();
+        let known = (keys(roles), roles.proven, roles.unproven.clone());
+        let (sequence, chain, head) = (0, 0, [0; 32]);
+        (known, Tables { sequence, chain, head, roles: None, ..tables.clone() })
+    };
+    of(one) == of(other)
+}
+
+#[test]
+fn rule_45_nothing_that_a_put_key_may_not_do_counts_whatever_it_signs() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    store(&desk.by(&db), "db", 2, &content(2)).unwrap();
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    let tables = desk.manage().tables();
+    let found: Vec<Stored> =
+        tables.containers.iter().map(|container| container.unwrap().stored).collect();
+    let (one, all) = (found[0], found.iter().map(|stored| stored.id).collect::<Vec<_>>());
+    let place = one.place;
+    let of = |number: u8| tables.snapshots.get(SnapshotId([number; 16])).unwrap();
+    let next = ContainerId(tables.next_id);
+    let (last_segment, segment) = tables.segments.iter().next_back().unwrap();
+    let free = Place { segment: *last_segment, at: segment.end, ..place };
+    let new = |id, place| Stored { id, place, ..one };
+    let unfinished =
+        |stored: Stored| vec![Record::Unfinished { containers: vec![stored], at: 1_000 }];
+    let class = tables.class(&place);
+    let reserved = |owner, first, count, segment| {
+        vec![Record::Reserved { owner, first, count, segment, class }]
+    };
+    let ids = || vec![SnapshotId([1; 16])];
+    let bits = || vec![(one.id, vec![255])];
+    let stream = || Stream {
+        shape: Shape::Bytes,
+        domain: 0,
+        created: 1,
+        bytes: 0,
+        added: 0,
+        chunks: 0,
+        recipe: Vec::new(),
+        listing: Vec::new(),
+    };
+    let attacks: Vec<(&str, Vec<Record>)> = vec![
+        ("forgets", vec![Record::Forgotten { ids: ids(), at: 2_000 }]),
+        ("brings back", vec![Record::Undeleted { ids: ids() }]),
+        ("sees", vec![Record::ForgottenSeen { ids: ids(), at: 2_000 }]),
+        ("expires", vec![Record::Expired { ids: ids() }]),
+        ("condemns", vec![Record::Condemned { containers: bits() }]),
+        ("damages", vec![Record::Damaged { containers: bits() }]),
+        ("drops", vec![Record::Dropped { containers: all.clone(), spared: Vec::new() }]),
+        ("merges", vec![Record::Merged { from: all.clone(), to: new(next, free) }]),
+        ("frees", vec![Record::Freed { places: vec![place] }]),
+        ("fences", vec![Record::EpochAdvanced]),
+        ("abandons others'", vec![Record::Abandoned { containers: all.clone() }]),
+        ("counts", vec![Record::Counted { file: 9, differences: 1, upto: 1, proof: 1 }]),
+        ("owes counts", vec![Record::CountsDue { nodes: Vec::new() }]),
+        (
+            "imports",
+            vec![Record::Imported {
+                files: vec![IndexFile { number: 1, pages: 1, filter_pages: 0, entries: 1 }],
+                upto: 99,
+            }],
+        ),
+        (
+            "puts",
+            vec![Record::Put {
+                name: "n".into(),
+                stream: stream(),
+                containers: Vec::new(),
+                finished: Vec::new(),
+            }],
+        ),
+        ("removes", vec![Record::Removed { name: "n".into() }]),
+        ("renames", vec![Record::Renamed { from: "n".into(), to: "m".into() }]),
+        (
+            "makes a volume",
+            vec![Record::VolumeCreated { id: 0, name: "v".into(), bytes: 4096, created: 1 }],
+        ),
+        ("erases", vec![Record::DomainErased { number: 1 }]),
+        (
+            "adds a key",
+            vec![Record::PutKeyAdded {
+                number: 3,
+                public: [1; 32],
+                name: "x".into(),
+                sets: vec!["vault".into()],
+            }],
+        ),
+        ("removes a key", vec![Record::PutKeyRemoved { number: 2 }]),
+        (
+            "proves",
+            vec![Record::Proven {
+                upto: u64::MAX,
+                untrue: Vec::new(),
+                snapshots: vec![SnapshotId([3; 16])],
+            }],
+        ),
+        ("another's set", snapshot(of(3), |it| it.set = "db".into())),
+        ("a set of nobody", snapshot(of(3), |it| it.set = "new".into())),
+        ("the past", snapshot(of(3), |it| it.ended -= 1)),
+        ("a forgotten one", snapshot(of(3), |it| it.forgotten = Some((1, None)))),
+        ("another's id", snapshot(of(3), |it| it.id = SnapshotId([1; 16]))),
+        ("paths without end", snapshot(of(3), |it| it.paths = vec![vec![b'a'; 1 << 20]; 40])),
+        ("a lot of numbers", reserved(Owner::Ingest, next, 1 << 30, None)),
+        ("later numbers", reserved(Owner::Ingest, ContainerId(next.0 + 1), 1, None)),
+        ("older numbers", reserved(Owner::Ingest, ContainerId(1), 10, None)),
+        ("numbers of the collector", reserved(Owner::Collector, next, 10, None)),
+        ("a later segment", reserved(Owner::Ingest, next, 10, Some(tables.next_segment + 1))),
+        ("another's segment", reserved(Owner::Ingest, next, 10, Some(*last_segment))),
+        ("a number of nobody", unfinished(new(next, free))),
+        ("a number of others", unfinished(new(ContainerId(all[0].0 + 100), free))),
+        (
+            "no records but one",
+            vec![Record::EpochAdvanced, Record::Unfinished { containers: Vec::new(), at: 1 }],
+        ),
+    ];
+    let attacker = desk.hostile(&web);
+    for (n, (what, records)) in attacks.into_iter().enumerate() {
+        // The attacker's own tables may be anything: its frame counts, or it can't even be applied there.
+        let done = append_records(&attacker, |_| records);
+        let now = desk.manage().tables();
+        let refused = now.roles.as_ref().unwrap().keys.get(&1).unwrap().refused;
+        assert!(is_same(&now, &tables), "{what} ({n}): {done:?}, {refused} refused");
+        assert_eq!(refused, n as u64 + 1, "{what} ({n}): {done:?}");
+    }
+    let now = desk.manage().tables();
+    assert!(now.roles.as_ref().unwrap().keys.get(&1).unwrap().refused > 0);
+    store(&desk.by(&db), "db", 4, &content(4)).unwrap();
+    desk.collect();
+    desk.is_well();
+}
+
+#[test]
+fn rule_45_places_and_numbers_of_others_stay_theirs() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.by(&db), "db", 1, &content(1)).unwrap();
+    store(&desk.by(&web), "web", 2, &content(2)).unwrap();
+    let tables = desk.manage().tables();
+    let of_db = tables.containers.iter().next().unwrap().unwrap().stored;
+    let attacker = desk.hostile(&web);
+    // It takes numbers as it may, and lists a container with one of them where others lie.
+    let next = tables.next_id;
+    let class = tables.class(&of_db.place);
+    let (owner, first, segment) = (Owner::Ingest, ContainerId(next), None);
+    append_records(&attacker, |_| {
+        vec![Record::Reserved { owner, first, count: 10, segment, class }]
+    })
+    .unwrap();
+    for place in [
+        of_db.place,
+        Place { at: of_db.place.at + 4096, ..of_db.place },
+        Place { segment: 77, ..of_db.place },
+    ] {
+        let stored = Stored { id: ContainerId(next + 1), place, ..of_db };
+        append_records(&attacker, |_| {
+            vec![Record::Unfinished { containers: vec![stored], at: 1_000 }]
+        })
+        .unwrap();
+        let now = desk.manage().tables();
+        assert!(!now.containers.contains_key(&stored.id).unwrap(), "{place:?}");
+    }
+    // Nor two of them at one place.
+    let end = tables.segments.get(&of_db.place.segment).unwrap().end;
+    let place = Place { at: end, ..of_db.place };
+    let both = [1, 2].map(|n| Stored { id: ContainerId(next + n), place, ..of_db }).to_vec();
+    append_records(&attacker, |_| vec![Record::Unfinished { containers: both, at: 1_000 }])
+        .unwrap();
+    assert!(!desk.manage().tables().containers.contains_key(&ContainerId(next + 1)).unwrap());
+    desk.collect();
+    desk.is_well();
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), content(1));
+}
+
+#[test]
+fn rule_45_rubbish_under_a_fingerprint_is_nobodys_duplicate() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    let needed = content(7);
+    let rubbish = desk.open(Some(&web), Some(Rule::StoredAsFingerprinted), true).unwrap();
+    store(&rubbish, "web", 1, &needed).unwrap();
+    // The bug: it is taken.
+    let trusting = desk.open(Some(&db), Some(Rule::DuplicatesProven), true).unwrap();
+    assert_eq!(store(&trusting, "db", 2, &needed).unwrap(), 0);
+    assert!(restored(&desk.manage(), 2).is_err());
+    // Without it: not before manage has read it, and not after.
+    assert_eq!(store(&desk.by(&db), "db", 3, &needed).unwrap(), needed.len() as u64);
+    let done = desk.collect();
+    assert!(done.untrue == 1, "{done:?}");
+    assert_eq!(store(&desk.by(&db), "db", 4, &needed).unwrap(), 0);
+    let mail = desk.grant("mail");
+    assert_eq!(store(&desk.by(&mail), "mail", 5, &needed).unwrap(), 0);
+    for number in [3, 4, 5] {
+        assert_eq!(restored(&desk.manage(), number).unwrap(), needed);
+    }
+}
+
+#[test]
+fn rule_45_a_public_key_in_the_archive_is_not_read() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    let theirs = AgreementKey::new(&Secret::take(&mut [9; 32])).unwrap().public().unwrap();
+    let file = desk.0.create("reading").unwrap();
+    file.write_at(0, &theirs).unwrap();
+    store(&desk.by(&web), "web", 1, &content(1)).unwrap();
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), content(1));
+    // The bug: it is sealed for the host, and for nobody else.
+    let trusting = desk.open(Some(&web), Some(Rule::PublicKeysFromKeyFile), true).unwrap();
+    store(&trusting, "web", 2, &content(2)).unwrap();
+    assert!(restored(&desk.manage(), 2).is_err());
+}
+
+#[test]
+fn rule_45_a_snapshot_of_the_tables_counts_when_manage_signed_it() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    let before = desk.manage().tables().sequence;
+    for broken in [Rule::PutJudgesItself, Rule::ManageSealsItsOwn] {
+        let attacker = desk.open(Some(&web), Some(broken), true).unwrap();
+        let forged = write_other_tables(&attacker, |tables| tables.roles = Some(Roles::default()));
+        // Its key seals no such file; a program of its own does.
+        assert_eq!(forged.is_ok(), broken == Rule::ManageSealsItsOwn, "{forged:?}");
+        if forged.is_err() {
+            continue;
+        }
+        for writes in [false, true] {
+            let error = desk.open(None, None, writes).err().unwrap();
+            assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+            assert!(error.to_string().contains("nobody signed it"), "{error}");
+        }
+    }
+    assert!(before > 0);
+}
+
+#[test]
+fn rule_45_a_snapshot_that_names_what_comes_later_is_not_counted() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.by(&web), "web", 1, &content(1)).unwrap();
+    let tables = desk.manage().tables();
+    let of = tables.snapshots.get(SnapshotId([1; 16])).unwrap().clone();
+    // It names as its root what the other one stores next.
+    let later = Address { container: ContainerId(tables.next_id + 1), slot: 0 };
+    let root = TreeNodeRef { address: later, fingerprint: Fingerprint([3; 16]) };
+    append_records(&desk.hostile(&web), |_| snapshot(&of, |it| it.root = root)).unwrap();
+    store(&desk.by(&db), "db", 2, &content(2)).unwrap();
+    let error = desk.collection().run(&mut |_| {}).unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied, "{error}");
+    assert!(error.to_string().contains("--drop-untrue"), "{error}");
+    let mut collection = desk.collection();
+    collection.drop_untrue();
+    while collection.step().unwrap() {}
+    assert_eq!(collection.done.untrue_snapshots, 1);
+    drop(collection);
+    assert_eq!(names(&desk.manage()), [1, 2]);
+    let mut recounted = desk.collection();
+    recounted.recount();
+    while recounted.step().unwrap() {}
+    let counts = recounted.recounted.unwrap();
+    assert_eq!((counts.too_low.chunks, counts.too_high.chunks), (0, 0));
+    desk.is_well();
+    assert_eq!(restored(&desk.manage(), 2).unwrap(), content(2));
+}
+
+#[test]
+fn rule_45_a_snapshot_that_was_forgotten_unseen_takes_nothing_along() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.by(&web), "web", 1, &content(1)).unwrap();
+    store(&desk.by(&db), "db", 2, &content(1)).unwrap();
+    forget(&desk.manage(), &[SnapshotId([1; 16])], 2_000).unwrap();
+    for _ in 0..3 {
+        desk.collect();
+    }
+    assert_eq!(names(&desk.manage()), [2]);
+    desk.is_well();
+    assert_eq!(restored(&desk.manage(), 2).unwrap(), content(1));
+    let tables = desk.manage().tables();
+    assert!(tables.unfinished.is_empty() && tables.roles.as_ref().unwrap().unproven.is_empty());
+}
+
+#[test]
+fn rule_45_what_a_put_key_stored_is_never_read_by_it_and_its_role_is_told() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    let archive = desk.by(&web);
+    assert_eq!(archive.role(), Some(Role::Put(1)));
+    store(&archive, "web", 1, &content(1)).unwrap();
+    assert_eq!(restored(&archive, 1).unwrap_err().kind(), Kind::Denied);
+}
