@@ -256,7 +256,7 @@ impl Volume {
     #[must_use]
     pub fn top(&self) -> Option<(PageId, Pointer)> {
         let level = self.map.height.checked_sub(1)?;
-        let (volume, index) = (self.family(), self.sharing.cursor);
+        let (volume, index) = (self.family(), self.top_index());
         Some((PageId { table: Table::Map, volume, level, index }, self.map.page))
     }
 

@@ -3,9 +3,19 @@
 use onefold_core::Result;
 
 use super::Store;
-use crate::{DomainLimits, domain_called, domain_limits_durable, set_domain_limits};
+use crate::{
+    DomainLimits, check_domain_limits, domain_called, domain_limits_durable, set_domain_limits,
+};
 
 impl Store {
+    /// Fails unless a domain that is about to be made may have these limits.
+    ///
+    /// # Errors
+    /// As [`check_domain_limits`]; `NoSpace` too when the store stays full.
+    pub fn check_domain(&self, limits: DomainLimits) -> Result<()> {
+        self.change(|| check_domain_limits(&self.engine, limits))
+    }
+
     /// Gives a domain other limits: `change` gets those that it has. They are in force at once, and
     /// durable on return.
     ///

@@ -28,7 +28,7 @@ pub(crate) enum Change<'a> {
 }
 
 impl Change<'_> {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         match *self {
             Change::Write(data) => data.len() as u64,
             Change::Trim(bytes) | Change::Zeroes(bytes, _) => bytes,
@@ -317,7 +317,7 @@ impl<S: Subject> Sim<S> {
             return Err(self.judge(change.name(), error));
         }
         if is_of_domain(error) {
-            return self.refused_by_domain(key, change);
+            return self.refused_by_domain(key, offset, change);
         }
         if is_of_quota(error) {
             return self.refused_by_quota(key, offset, change);
@@ -374,7 +374,7 @@ impl<S: Subject> Sim<S> {
                 }
                 Err(error) if is_of_domain(&error) => {
                     self.note(key, offset, Change::Write(data), Outcome::Failed);
-                    return self.refused_by_domain(key, Change::Write(data));
+                    return self.refused_by_domain(key, offset, Change::Write(data));
                 }
                 Err(error) if is_of_quota(&error) => {
                     self.note(key, offset, Change::Write(data), Outcome::Failed);

@@ -189,10 +189,22 @@ impl<S: Subject> Sim<S> {
     }
 
     /// A change was refused by the quota of a domain: was it reached, and needed?
-    pub(super) fn refused_by_domain(&mut self, key: Key, change: Change<'_>) -> Flow<()> {
-        let Change::Write(data) = change else {
-            return fail(format!("the quota of a domain refuses what needs no block: {change:?}"));
+    pub(super) fn refused_by_domain(
+        &mut self,
+        key: Key,
+        offset: u64,
+        change: Change<'_>,
+    ) -> Flow<()> {
+        // The edges of zeroes are parts of blocks, which are written anew.
+        let is_aligned = offset.is_multiple_of(BLOCK) && change.bytes().is_multiple_of(BLOCK);
+        let is_zero = match change {
+            Change::Write(data) => data.iter().all(|&byte| byte == 0),
+            Change::Trim(_) => return fail("the quota of a domain refuses a trim".to_owned()),
+            Change::Zeroes(..) => true,
         };
+        if is_zero && is_aligned {
+            return fail(format!("the quota of a domain refuses what needs no block: {change:?}"));
+        }
         let Some(found) = self.domain_of(key).and_then(|domain| self.limits_of(domain)) else {
             return fail(format!("volume {key} is refused by a quota that its domain has not"));
         };
@@ -201,9 +213,6 @@ impl<S: Subject> Sim<S> {
             return fail(format!(
                 "domain {number} stores {stored:?} blocks of {quota}, and refuses a write"
             ));
-        }
-        if data.iter().all(|&byte| byte == 0) && (data.len() as u64).is_multiple_of(BLOCK) {
-            return fail(format!("the quota of domain {number} refuses zeroes"));
         }
         self.reach.hit("domain limits: a write refused by a quota");
         Ok(())
