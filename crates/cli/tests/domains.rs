@@ -265,7 +265,7 @@ fn rule_14_a_domain_has_its_quota_and_finds_its_reserve() {
     let write = |file: &str, at: &str, bytes: &str| {
         format!("write -s {} {at} {bytes}", desk.path(file).display())
     };
-    let serving = desk.serve("disk --key key");
+    let serving = desk.serve("disk --one-tenant --key key");
     let (v1, v2, v3) = (desk.uri("disk", "v1"), desk.uri("disk", "v2"), desk.uri("disk", "v3"));
     desk.ok("volume resize disk v2 --size 128M --key key");
     let full = |uri: &str, command: &str| {
@@ -277,7 +277,7 @@ fn rule_14_a_domain_has_its_quota_and_finds_its_reserve() {
     assert_eq!(set, "domain 'one' has a quota of 3.00 MiB\n");
     desk.ok("volume resize disk v1 --size 64M --key key");
     qemu_io(&v1, &[&write("data", "8M", "1M"), "flush"]);
-    full(&v1, &write("data", "10M", "64k"));
+    full(&v1, &write("more", "10M", "64k"));
     qemu_io(&v1, &["discard 0 512k", "write -z 0 4M", "flush"]);
     qemu_io(&v1, &[&write("more", "4M", "512k"), "flush"]);
     // The other one takes all that is kept for nobody.

@@ -64,6 +64,7 @@ impl<S: Subject> Sim<S> {
         self.idle()?;
         let stored = self.limits_of(domain).and_then(|found| found.stored).or(known).unwrap_or(0);
         let share = self.params.options.disk_blocks / 4;
+        let unused = self.store.as_ref().map_or(0, S::unused_blocks);
         let Some(bounds) = &mut self.bounds else { return Ok(()) };
         let rng = &mut bounds.rng;
         let quota = match rng.below(6) {
@@ -71,12 +72,17 @@ impl<S: Subject> Sim<S> {
             2 => rng.within(1, stored.max(1)),
             _ => stored + rng.within(1, 12),
         };
+        let quota = if rng.percent(60) { quota } else { 0 };
         let most = if quota > 0 { quota } else { u64::MAX };
-        let reserve = match rng.below(5) {
+        let reserve = match rng.below(7) {
             0 | 1 => 0,
             2 => rng.within(1, 12),
             3 => stored + rng.within(1, 20),
-            _ => rng.within(1, share),
+            4 => rng.within(1, share),
+            // Nearly all that is free: others find little more.
+            _ => {
+                stored + unused.saturating_sub(unused / 40 + [80, 120, 200][rng.below(3) as usize])
+            }
         };
         self.give_limits(domain, (quota, reserve.min(most)))
     }
