@@ -44,12 +44,16 @@ pub use engine::{
 };
 pub use engine::{
     create::format_sealed,
-    domains::{DomainListed, create_domain, domain_called, domains, domains_of, erase_domain},
+    domains::{
+        DomainListed, check_domain_limits, create_domain, domain_called, domain_limits_durable,
+        domains, domains_of, erase_domain, set_domain_limits,
+    },
     durable_states::{durable_state, want_checkpoint},
     key_changes::{change_keys, erase_keys, identified, is_sealed},
 };
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
+    domain_entry::{DomainEntry, DomainLimits},
     stream::{
         Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals,
         negotiates,
@@ -60,8 +64,8 @@ pub use growth::Growth;
 pub use rules::Rule;
 pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{
-    BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
-    StoreExports, VolumeStatus, receives,
+    BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, SendWhat, Status,
+    Store, StoreExports, VolumeStatus, receives,
 };
 pub use traffic::Traffic;
 pub use transfer::{Piece, PieceKind, Pieces, Token, Transfers};

@@ -297,12 +297,32 @@ pub enum Rule {
     /// A block that is mapped is written again whatever the quota. Otherwise a volume that has reached it
     /// refuses all writes.
     OverwritesAreFree,
+    /// A block that is written counts against the quota of its domain at once. Otherwise the domain stores
+    /// what others were to have.
+    DomainCharged,
+    /// A write is refused by a domain's quota only when a checkpoint has counted. Otherwise a domain with
+    /// room refuses writes.
+    DomainCountedFirst,
+    /// What a recovery brought back counts against the quotas of domains. Otherwise a domain passes its
+    /// quota after each crash.
+    DomainRecovered,
+    /// A domain that gets its first limits is counted. Otherwise it passes its quota at once.
+    DomainCountedAtLimits,
+    /// A block that becomes free counts for its domain no more. Otherwise a domain is full of what is gone.
+    DomainFallsOnFree,
+    /// A map that is leaving keeps its domain. Otherwise what was deleted counts for ever.
+    LeavingKeepsDomain,
+    /// What a checkpoint maps and unmaps goes into the map's count. Otherwise a volume with room refuses
+    /// writes, or passes its quota.
+    MappedFollows,
+    /// Others leave alone what is missing from a domain's reserve. Otherwise the domain finds no space.
+    ReserveKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 98] = [
+    pub const BUGS: [(&'static str, Rule); 106] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -401,5 +421,13 @@ impl Rule {
         ("quota-from-now-on", Rule::QuotaCountsBefore),
         ("quota-not-recorded", Rule::QuotaRecorded),
         ("overwrite-charged", Rule::OverwritesAreFree),
+        ("domain-not-charged", Rule::DomainCharged),
+        ("domain-refused-early", Rule::DomainCountedFirst),
+        ("domain-forgotten-at-recovery", Rule::DomainRecovered),
+        ("domain-counted-from-now-on", Rule::DomainCountedAtLimits),
+        ("domain-never-falls", Rule::DomainFallsOnFree),
+        ("leaving-without-domain", Rule::LeavingKeepsDomain),
+        ("reserve-given-away", Rule::ReserveKept),
+        ("mapped-not-counted", Rule::MappedFollows),
     ];
 }

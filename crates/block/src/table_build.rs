@@ -6,6 +6,7 @@ use crate::{
     format::{page::Table, record::WindowNumber, superblock::Root},
     kernel::Kernel,
     overlay::Tables,
+    scheme::shadow::DomainCounts,
     table::{
         PageSpace, rebuild,
         rebuild::{Change, PageWriter, Rebuild},
@@ -52,6 +53,8 @@ pub(crate) struct TableBuild<'a> {
     pub(crate) live: u64,
     /// Pages of shared maps could not be read: counts may be too high.
     pub(crate) inexact: bool,
+    /// What the domains with limits store.
+    pub(crate) domains: DomainCounts,
 }
 
 impl<'a> TableBuild<'a> {
@@ -69,6 +72,7 @@ impl<'a> TableBuild<'a> {
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
             inexact: old.state.inexact,
+            domains: DomainCounts::default(),
         }
     }
 

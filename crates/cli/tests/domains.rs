@@ -249,6 +249,67 @@ fn rule_25_volumes_of_two_customers_share_nothing() {
     }
 }
 
+/// A guest gets "no space left" when its domain has reached its quota, and only there. What is reserved for a
+/// domain is there when all others are told that the store is full.
+#[test]
+fn rule_14_a_domain_has_its_quota_and_finds_its_reserve() {
+    let desk = block_desk();
+    let made = desk.ok("domain create disk third --quota 5M --reserve 4M --key key");
+    assert!(
+        made.contains("number 3; domain 'third' has a quota of 5.00 MiB and a reserve of 4"),
+        "{made}"
+    );
+    desk.ok("volume create disk v3 --size 64M --domain third --key key");
+    fs::write(desk.path("data"), noise(5, 8 << 20)).unwrap();
+    fs::write(desk.path("more"), noise(6, 64 << 20)).unwrap();
+    let write = |file: &str, at: &str, bytes: &str| {
+        format!("write -s {} {at} {bytes}", desk.path(file).display())
+    };
+    let serving = desk.serve("disk --one-tenant --key key");
+    let (v1, v2, v3) = (desk.uri("disk", "v1"), desk.uri("disk", "v2"), desk.uri("disk", "v3"));
+    desk.ok("volume resize disk v2 --size 128M --key key");
+    let full = |uri: &str, command: &str| {
+        let said = try_qemu_io(uri, &[command]);
+        assert!((said.out.clone() + &said.err).contains("No space left"), "{command}: {said:?}");
+    };
+    // While it is served. The domain has 2 MiB.
+    let set = desk.ok("domain set disk one --quota 3M --key key");
+    assert_eq!(set, "domain 'one' has a quota of 3.00 MiB\n");
+    desk.ok("volume resize disk v1 --size 64M --key key");
+    qemu_io(&v1, &[&write("data", "8M", "1M"), "flush"]);
+    full(&v1, &write("more", "10M", "64k"));
+    qemu_io(&v1, &["discard 0 512k", "write -z 0 4M", "flush"]);
+    qemu_io(&v1, &[&write("more", "4M", "512k"), "flush"]);
+    // The other one takes all that is kept for nobody.
+    full(&v2, &write("more", "8M", "64M"));
+    desk.fails("domain set disk other --reserve 64M --key key", 1, &["all reserves together"]);
+    desk.fails("domain set disk other --reserve 20M --key key", 1, &["free and kept for nobody"]);
+    qemu_io(&v3, &[&write("data", "0", "4M"), "flush"]);
+    let status = &desk.status("disk --key key");
+    let third = &status["domains"][1];
+    assert_eq!((&third["name"], &third["quota_bytes"]), (&Value::from("third"), &(5 << 20).into()));
+    let shown = desk.ok("status disk --key key");
+    assert!(shown.contains("'third' stores") && shown.contains("4.00 MiB are reserved"), "{shown}");
+    serving.kill();
+    let listed = json(&desk.ok("domain list disk --key key --json"));
+    let row = &listed["domains"][3];
+    assert_eq!(row["reserve_bytes"], 4 << 20, "{listed}");
+    desk.ok("check disk --key key");
+    // What a crash left is counted.
+    desk.ok("volume rename disk v3 third --key key");
+    let listed = json(&desk.ok("domain list disk --key key --json"));
+    assert_eq!(listed["domains"][3]["stored_bytes"], 4 << 20, "{listed}");
+    assert!(desk.ok("domain list disk --key key").contains("4.00 MiB stored, quota 5.00 MiB"));
+    desk.fails("domain set disk third --key key", 2, &["nothing to set"]);
+    desk.fails("domain set disk third --quota 1M --reserve 2M --key key", 1, &["not larger"]);
+    desk.fails("domain create disk more --reserve 1G --key key", 1, &["all reserves together"]);
+    assert_eq!(json(&desk.ok("domain list disk --key key --json"))["domains"][4], Value::Null);
+    desk.ok("domain set disk third --quota none --reserve none --key key");
+    desk.ok("create archive a --key key2");
+    desk.fails("domain create a one --quota 1M --key key2", 1, &["its domains have no limits"]);
+    desk.ok("check disk --key key");
+}
+
 #[test]
 fn rule_26_a_customers_volumes_are_erased_and_all_others_stay() {
     let desk = block_desk();

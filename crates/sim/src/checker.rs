@@ -39,6 +39,9 @@ pub enum Checker {
     Volumes,
     /// A volume maps no more than its quota, and is refused nothing before it does.
     Quota,
+    /// A domain stores no more than its quota, is refused nothing before it does, and finds what is kept
+    /// for it.
+    DomainLimits,
     /// A store has the size that it was told to have, or after a crash that from before.
     StoreSize,
     /// The whole-store verifier finds nothing.

@@ -3,33 +3,25 @@
 //! The count is there so that nobody has to walk a map for it. Programs that do not know of it write
 //! zero, and a repair adds what it loses, so a difference is a note and no problem.
 //!
-//! *Memory:* some 50 bytes for each leaf that has lost addresses, and for each inner page of a map. Of a
+//! *Memory:* that of [`PerLeaf`]. Of a
 //! store without lost addresses no page is read, and nothing is held.
 
-use std::collections::BTreeMap;
+use onefold_core::Pba;
 
-use onefold_core::{Block, Pba};
-
-use super::walk::{Walker, children};
-use crate::format::{
-    catalogue::{MapKind, Volume},
-    page::{PageId, Pointer, Table},
+use super::{
+    per_leaf::{PerLeaf, Sums},
+    walk::Walker,
 };
+use crate::format::catalogue::{MapKind, Volume};
 
-/// Pages that are read together.
-const BATCH: usize = 64;
-
-/// The lost addresses below inner pages, by their places: maps share pages.
-type Sums = BTreeMap<Pba, u64>;
-
-/// Lost addresses of leaves, by the place of the leaf.
+/// Lost addresses of leaves.
 #[derive(Default)]
-pub(super) struct Lost(BTreeMap<Pba, u64>);
+pub(super) struct Lost(PerLeaf);
 
 impl Lost {
     /// An address of the leaf at this place is lost.
     pub(super) fn add(&mut self, leaf: Pba) {
-        *self.0.entry(leaf).or_default() += 1;
+        self.0.add(leaf, 1);
     }
 
     /// Says how many addresses of each map are lost, and, where all maps could be walked, which ones the
@@ -47,7 +39,7 @@ impl Lost {
         let mut notes = Vec::new();
         for volume in volumes.iter().filter(|volume| !volume.is_leaving()) {
             let counted = volume.sharing.lost;
-            let found = if are_whole { self.of_map(walker, volume, &mut sums) } else { None };
+            let found = if are_whole { self.0.of_map(walker, volume, &mut sums) } else { None };
             if let Some(found) = found.filter(|found| *found != counted) {
                 let map = called(volumes, volume);
                 notes.push(format!(
@@ -60,43 +52,6 @@ impl Lost {
             }
         }
         notes
-    }
-
-    /// Lost addresses of a map; `None` when a page of it can't be read.
-    fn of_map(&self, walker: &Walker<'_>, volume: &Volume, sums: &mut Sums) -> Option<u64> {
-        let Some(level) = volume.map.height.checked_sub(1) else { return Some(0) };
-        let (volume, index, top) = (volume.family(), volume.top_index(), volume.map.page);
-        self.below(walker, &[(PageId { table: Table::Map, volume, level, index }, top)], sums)
-    }
-
-    fn below(
-        &self,
-        walker: &Walker<'_>,
-        pages: &[(PageId, Pointer)],
-        sums: &mut Sums,
-    ) -> Option<u64> {
-        let (mut lost, mut unread) = (0u64, Vec::new());
-        for &(id, pointer) in pages {
-            let known = match id.level {
-                0 => Some(self.0.get(&pointer.address).copied().unwrap_or(0)),
-                _ => sums.get(&pointer.address).copied(),
-            };
-            match known {
-                Some(known) => lost = lost.saturating_add(known),
-                None => unread.push((id, pointer)),
-            }
-        }
-        for batch in unread.chunks(BATCH) {
-            let mut blocks = Block::zeroed_vec(batch.len());
-            let read = walker.read(batch, &mut blocks);
-            read.into_iter().collect::<Result<Vec<()>, _>>().ok()?;
-            for ((id, pointer), block) in batch.iter().zip(&blocks) {
-                let sum = self.below(walker, &children(*id, block), sums)?;
-                sums.insert(pointer.address, sum);
-                lost = lost.saturating_add(sum);
-            }
-        }
-        Some(lost)
     }
 }
 

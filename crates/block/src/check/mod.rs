@@ -19,6 +19,7 @@
 mod accounts;
 mod batch;
 mod compare;
+mod counts;
 mod exclusive;
 mod inspect;
 mod leaves;
@@ -26,6 +27,7 @@ mod leftover;
 mod look;
 mod lost;
 mod overlay_disk;
+mod per_leaf;
 mod places;
 mod recovered;
 mod repair;

@@ -40,6 +40,8 @@ struct SharedPass<'c, 'u, 'a> {
     counted: BlockSet,
     /// The volume that is walked; one that is leaving for pages that no map names.
     volume: Volume,
+    /// The domains of families, for pages that no map names.
+    families: HashMap<u32, u32>,
     mapped: u64,
 }
 
@@ -87,7 +89,9 @@ impl Checker<'_> {
             .filter(|(_, account)| account.share.is_orphan())
             .map(|(&at, _)| at)
             .collect();
+        let families = self.volumes.iter().map(|one| (one.family(), one.domain)).collect();
         let mut pass = SharedPass {
+            families,
             checker: self,
             accounts,
             usage,
@@ -111,6 +115,7 @@ impl Checker<'_> {
         for at in orphans {
             match pass.header(at) {
                 Some((id, pointer)) if pass.named(id, &pointer, committed) => {
+                    pass.volume.domain = pass.families.get(&id.volume).copied().unwrap_or_default();
                     walker.walk_from(id, &pointer, &mut pass);
                 }
                 None if first => {
@@ -126,6 +131,9 @@ impl Checker<'_> {
         if first {
             let SharedPass { seen, counted, .. } = pass;
             self.judge_accounts(accounts, &seen, &counted);
+            if !(self.maps_dark || self.shares_dark || self.catalogue_dark) {
+                self.judge_counts();
+            }
         }
         mapped
     }
@@ -299,6 +307,9 @@ impl Visit for SharedPass<'_, '_, '_> {
         }
         if id.level == 0 {
             let SharedPass { checker, usage, first, volume, .. } = self;
+            if *first {
+                checker.count_leaf(volume.domain, pointer, page);
+            }
             let lender = lender.as_deref();
             self.mapped += checker.map_leaf(usage, volume, *first, id, pointer, page, lender);
             return;

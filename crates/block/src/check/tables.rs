@@ -17,6 +17,7 @@ use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
 use super::{
     accounts::Accounts,
+    counts::Counts,
     lost::Lost,
     report::{Phase, Place, Progress, Report},
     usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
@@ -67,6 +68,7 @@ pub(crate) struct Checker<'a> {
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
     lost: Lost,
+    pub(super) counts: Counts,
     read: u64,
     /// Leaves are written in place: counts include the fingerprint's own reference, and change
     /// between checkpoints.
@@ -143,6 +145,7 @@ impl<'a> Checker<'a> {
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
             lost: Lost::default(),
+            counts: Counts::of(&superblock.state, geometry),
             read: 0,
             in_place: superblock.fixed.scheme.leaf_changes() == LeafChanges::InPlace,
             inexact: superblock.state.inexact || !superblock.state.clean,

@@ -54,6 +54,11 @@ impl BlockSet {
             .is_some_and(|zone| zone.get(self.geometry.offset_of(pba)))
     }
 
+    /// How many blocks there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.zones.values().map(ZoneBitmap::count).sum()
+    }
+
     /// The blocks of one zone.
     pub(crate) fn zone(&self, zone: u64) -> ZoneBitmap {
         self.zones.get(&zone).copied().unwrap_or_default()

@@ -3,7 +3,10 @@
 
 use onefold_core::{Error, Kind, Result, VolumeId};
 
-use super::admission::{full, wait};
+use super::{
+    admission::{full, wait},
+    domain_limits::kept,
+};
 use crate::{
     coverage::Mark,
     kernel::{Kernel, Place, Room, State},
@@ -106,7 +109,9 @@ fn look(
         kernel.coverage.hit(Mark::MomentWaits);
         return Ok(WaitsFor::Room(Room::Ranges));
     }
-    let own = scheme.reserve(kernel, state, changes, acts.max(1)) + reserve(&kernel.geometry()) / 2;
+    let own = scheme.reserve(kernel, state, changes, acts.max(1))
+        + reserve(&kernel.geometry()) / 2
+        + kept(kernel, state, None);
     let needed = to_place(kernel, state, 0) + pages_ahead(kernel, scheme, state, 1) + own;
     let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {

@@ -6,7 +6,10 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::kept_room::{blocks_kept, ranges_kept};
+use super::{
+    domain_limits::kept,
+    kept_room::{blocks_kept, ranges_kept},
+};
 use crate::{
     coverage::Mark,
     kernel::{Kernel, State},
@@ -24,6 +27,8 @@ pub(crate) enum Purpose {
     Data,
     /// Blocks that a tenant of several wrote, new or not: as many as these are left to nobody.
     Shared { withheld: u64 },
+    /// Blocks of a domain that has stored less than its reserve: they leave alone what is kept for others.
+    Reserved { domain: u32 },
     /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
     Known,
     /// Trims and other changes of clients that make room: all of the reserve is for them.
@@ -154,10 +159,12 @@ pub(crate) fn admit(
         return Ok(Admission::Wait);
     }
     let to_place = to_place(kernel, state, blocks);
+    let reserve = reserve(&kernel.geometry());
     let margin = match purpose {
-        Purpose::Data => reserve(&kernel.geometry()),
-        Purpose::Shared { withheld } => reserve(&kernel.geometry()) + withheld,
-        Purpose::Known => reserve(&kernel.geometry()) / 2,
+        Purpose::Data => reserve + kept(kernel, state, None),
+        Purpose::Shared { withheld } => reserve + withheld + kept(kernel, state, None),
+        Purpose::Known => reserve / 2 + kept(kernel, state, None),
+        Purpose::Reserved { domain } => reserve / 2 + kept(kernel, state, Some(domain)),
         Purpose::FreesSpace | Purpose::Relief => 0,
     };
     let promised = to_place + pages_ahead(kernel, scheme, state, blocks + 1);

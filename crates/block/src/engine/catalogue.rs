@@ -288,8 +288,10 @@ pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) 
     }
     admit_known(kernel, scheme, &mut state, Purpose::Relief)?;
     admit_range(kernel, scheme, &mut state)?;
+    let domain = state.volumes.get(id)?.domain;
     state.volumes.remove(id);
     let ticket = record(kernel, &mut state, CatalogueChange::Delete { id });
+    state.lets_go(domain);
     state.punch(id, 0, blocks, false);
     scheme.end_change(&mut state);
     Ok(ticket)

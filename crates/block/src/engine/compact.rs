@@ -16,6 +16,7 @@ use crate::{
     counters::add,
     engine::{
         admission::{Admission, Purpose, admit},
+        domain_limits::{self, kept},
         gather::make_room,
         read::read,
     },
@@ -82,7 +83,7 @@ fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         && state.overlays.tables().discards.is_empty()
         && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
         && state.allocator.long_runs()
-        && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf())
+        && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf() + kept(kernel, &state, None))
 }
 
 /// The addresses of a leaf that should be written again: none unless its blocks lie in many
@@ -181,11 +182,15 @@ fn move_together(
         if !unchanged || block.is_zero() {
             continue;
         }
-        if !matches!(admit(kernel, scheme, &mut state, 1, Purpose::Data)?, Admission::Granted) {
+        let left = domain_limits::left(kernel, &mut state, volume)?;
+        let has_room = left.is_none_or(|left| left.blocks > 0)
+            && matches!(admit(kernel, scheme, &mut state, 1, Purpose::Data)?, Admission::Granted);
+        if !has_room {
             state.windows.close();
             return Ok(false);
         }
         make_room(kernel, &mut state);
+        domain_limits::charge(kernel, &mut state, volume);
         state.put(volume, lba, true).0 = block.0;
         add(&kernel.counters.moved_blocks, 1);
     }

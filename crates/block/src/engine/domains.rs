@@ -6,6 +6,8 @@
 //! sealed by the store key, so that the store opens, recovers and frees space without the key of a
 //! domain that was erased.
 //!
+//! *Limits* are in the superblock (`domain_limits.rs`).
+//!
 //! *Making one* is a change of keys. With the first, superblocks get the feature `DOMAINS` after the key
 //! area is durable, and before a volume can be in it; also by whoever opens the store next, when a crash
 //! was between.
@@ -26,10 +28,13 @@ use onefold_core::{Clock, Disk, Error, Kind, Result};
 use onefold_seal::Keys;
 
 use super::{
-    Engine,
+    Engine, domain_limits,
     key_changes::{change_keys, plain},
 };
-use crate::{format::FIRST_DOMAIN, settings::Settings};
+use crate::{
+    format::{FIRST_DOMAIN, domain_entry::DomainLimits},
+    settings::Settings,
+};
 
 /// A domain, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +77,33 @@ fn no_domain(name: &str) -> Error {
     let why =
         format!("there is no domain '{}'; onefold domain list shows all", name.escape_debug());
     Error::new(Kind::NotFound, why)
+}
+
+/// Gives a domain of an open store other limits, which are in force at once. They are durable once
+/// [`domain_limits_durable`] has reached the number that is returned: checkpoints lead there.
+///
+/// # Errors
+/// `InvalidInput`: it is the first domain, the limits can't be, or all reserves together do not fit into
+/// the store; `NoSpace`: less is free than a reserve misses; `NotFound`; `Unsupported`: the scheme does not
+/// count; `Corrupt`: a repair must count first; `Busy`: run steps, then ask again.
+pub fn set_domain_limits(engine: &Engine, number: u32, limits: DomainLimits) -> Result<u64> {
+    engine.kernel.identity.sealing.as_ref().ok_or_else(plain)?;
+    domain_limits::set(&engine.kernel, &*engine.scheme, number, limits)
+}
+
+/// Fails unless a domain that is about to be made may have these limits.
+///
+/// # Errors
+/// As [`set_domain_limits`].
+pub fn check_domain_limits(engine: &Engine, limits: DomainLimits) -> Result<()> {
+    engine.kernel.identity.sealing.as_ref().ok_or_else(plain)?;
+    domain_limits::check_new(&engine.kernel, &*engine.scheme, limits)
+}
+
+/// The number of the last change of limits that is durable.
+#[must_use]
+pub fn domain_limits_durable(engine: &Engine) -> u64 {
+    engine.kernel.state.lock().domains.durable()
 }
 
 /// Makes a domain in a sealed store that nobody works on; returns its number. Durable on return.

@@ -10,7 +10,7 @@ use crate::{
     engine::{
         admission::{admit, admit_client_range, client_ranges_left, wait_for_ranges},
         lookup::stored,
-        quota::{self, Verdict},
+        quota::{self, Answers, Verdict},
         read::{Wanted, read_block},
         resolve::map_entry,
         tenants::{admit_data, takes_duplicates},
@@ -160,18 +160,27 @@ fn write_blocks(
     let (all, _) = data.as_chunks::<BLOCK_BYTES>();
     let zero: [bool; PIECE] =
         std::array::from_fn(|n| all.get(n).is_some_and(|bytes| block::is_zero(bytes)));
-    let mut asked = None;
+    let mut answers = Answers::default();
     let (Admitted { mut state, placed, keep, .. }, granted) = loop {
         let mut admitted = admit_blocks(kernel, scheme, volume, first, all, &zero)?;
         let (state, zero) = (&mut admitted.state, &zero[..admitted.blocks]);
-        match quota::grant(kernel, state, volume, first, zero, asked.as_ref())? {
+        match quota::grant(kernel, state, volume, first, zero, &answers)? {
             Verdict::Take(granted) => break (admitted, granted),
             Verdict::Ask(tables) => {
                 drop(admitted);
-                asked = Some(quota::ask(kernel, tables, volume, first, all.len()));
+                answers.mapped = Some(quota::ask(kernel, tables, volume, first, all.len()));
+            }
+            Verdict::LookUp(left) => {
+                let releases = state.releases.count();
+                let domain = state.volumes.alive(volume)?.domain;
+                drop(admitted);
+                let found = place_first(kernel, domain, &all[0])?;
+                let found = found.ok_or_else(|| left.reached(kernel))?;
+                answers.stored = Some((found, releases));
             }
         }
     };
+    let placed = placed.or(granted.placed);
     let blocks = &all[..granted.blocks];
     let mut n = 0;
     while n < blocks.len() {
@@ -184,7 +193,8 @@ fn write_blocks(
             n += run;
             continue;
         }
-        granted.charge(kernel, &mut state, volume, n);
+        let again = state.windows.open().holds(volume, lba);
+        granted.charge(kernel, &mut state, (volume, again), n);
         state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
         if let Some(placed) = placed {
             state.windows.set_placed(volume, lba, placed);
@@ -218,7 +228,7 @@ fn admit_blocks<'k>(
     let (mut placed, mut keep) = (None, true);
     loop {
         let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
-        match admit_data(kernel, scheme, &mut state, new as u64)? {
+        match admit_data(kernel, scheme, &mut state, volume, new as u64)? {
             Admission::Granted => break,
             Admission::Wait => return Err(wait()),
             Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
@@ -235,7 +245,7 @@ fn admit_blocks<'k>(
                 let releases = state.releases.count();
                 let domain = state.volumes.alive(volume)?.domain;
                 drop(state);
-                placed = Some(place_first(kernel, domain, &blocks[0])?);
+                placed = Some(place_first(kernel, domain, &blocks[0])?.ok_or_else(full)?);
                 state = kernel.state.lock();
                 // A critical block needs a block of its own.
                 if state.volumes.get(volume)?.no_dedup.holds(first) {
@@ -285,14 +295,12 @@ pub(crate) fn make_room(kernel: &Kernel, state: &mut State) {
     }
 }
 
-/// With a full store: where a block is stored already, found before its write is acknowledged.
-///
-/// # Errors
-/// `NoSpace` when it is not.
-fn place_first(kernel: &Kernel, domain: u32, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
+/// With a full store, or a full domain: where a block is stored already, found before its write is
+/// acknowledged; `None` when it is not.
+fn place_first(kernel: &Kernel, domain: u32, bytes: &[u8; BLOCK_BYTES]) -> Result<Option<Placed>> {
     let mut copy = Block::zeroed();
     copy.0.copy_from_slice(bytes);
-    stored(kernel, domain, &copy)?.ok_or_else(full)
+    stored(kernel, domain, &copy)
 }
 
 /// Makes whole blocks read as zeroes.
@@ -310,7 +318,7 @@ pub(crate) fn punch(
     // Kept they are admitted like a block: a client can ask which of both they became, and must not
     // learn how much is free where writes are refused earlier.
     let admission = if keep {
-        admit_data(kernel, scheme, &mut state, 1)?
+        admit_data(kernel, scheme, &mut state, volume, 1)?
     } else {
         admit(kernel, scheme, &mut state, 0, Purpose::FreesSpace)?
     };
@@ -346,7 +354,7 @@ fn edit(
         let (seen, tables, domain) = {
             let mut state = kernel.state.lock();
             let domain = state.volumes.alive(volume)?.domain;
-            match admit_data(kernel, scheme, &mut state, 1)? {
+            match admit_data(kernel, scheme, &mut state, volume, 1)? {
                 Admission::Granted => {}
                 Admission::Wait => return Err(wait()),
                 Admission::Full => return Err(full()),
@@ -405,9 +413,7 @@ fn edit(
         if block.is_zero() {
             state.punch(volume, lba.0, lba.0 + 1, true);
         } else {
-            if !mapped {
-                quota::charge_one(kernel, &mut state, volume)?;
-            }
+            quota::charge_one(kernel, &mut state, volume, mapped)?;
             state.put(volume, lba, false).0 = block.0;
         }
         return Ok(Ticket(state.windows.open().number.0));

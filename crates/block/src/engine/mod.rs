@@ -29,6 +29,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
+pub(crate) mod domain_limits;
 pub(crate) mod domains;
 pub(crate) mod durable_states;
 pub(crate) mod freshness;
@@ -58,7 +59,7 @@ pub use admission::Filled;
 pub use catalogue::{NewVolume, Setting};
 pub use checkpoint::CheckpointStep;
 use onefold_core::{BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId};
-pub use status::{Status, VolumeStatus};
+pub use status::{DomainStatus, Status, VolumeStatus};
 
 use crate::{
     coverage::Mark,

@@ -25,7 +25,8 @@ use crate::{
     },
     index::Index,
     kernel::{
-        ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock,
+        ActTurn, Checkpointer, Domains, Kernel, Leftovers, Reason, State, Volumes,
+        replace_superblock,
     },
     overlay::{Overlays, Tables},
     rules::Rule,
@@ -170,6 +171,7 @@ fn unrecovered(
     let tables = load_tables(&pages, state)?;
     let volumes =
         Volumes::of(&tables.volumes, tables.state.next_volume, identity.domains().collect())?;
+    let domains = Domains::of(&tables.state.domains, volumes.living());
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };
@@ -179,6 +181,7 @@ fn unrecovered(
         releases: Releases::after(tables.state.zones),
         overlays: Overlays::new(tables),
         volumes,
+        domains,
         allocator,
         spilling_pages: 0,
         fail_stop: FailStop::default(),

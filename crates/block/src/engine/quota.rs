@@ -18,7 +18,7 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Result, VolumeId};
 use super::admission::wait;
 use crate::{
     coverage::Mark,
-    engine::resolve::map_entries,
+    engine::{domain_limits, resolve::map_entries},
     format::{
         catalogue::{MapKind, QUOTA_MAX, Volume},
         page::{MapEntry, Table},
@@ -27,7 +27,7 @@ use crate::{
     overlay::Tables,
     rules::Rule,
     scheme::verbs::Scheme,
-    window::{Charge, Found},
+    window::{Charge, Found, Placed},
 };
 
 /// Leaves of a map that are read together when its blocks are counted.
@@ -102,11 +102,22 @@ pub(super) fn ask(
     Asked { mapped: entries.ok().map(|all| all.iter().map(MapEntry::is_block).collect()), tables }
 }
 
-/// How a quota answers a write.
+/// How quotas answer a write.
 pub(super) enum Verdict {
     Take(Granted),
     /// The caller must ask these tables first ([`ask`]), without the lock.
     Ask(Arc<Tables>),
+    /// The domain has reached its quota: the first block may be written if it is stored already.
+    LookUp(domain_limits::Left),
+}
+
+/// What is known of a write that was asked about before.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// What the tables said.
+    pub(super) mapped: Option<Asked>,
+    /// Where the first block is stored, and what had been released then.
+    pub(super) stored: Option<(Placed, u64)>,
 }
 
 /// The blocks of a write that a quota has room for.
@@ -118,11 +129,22 @@ pub(super) struct Granted {
     added: u64,
     /// True when some charged blocks may be mapped already.
     loose: bool,
+    /// The first one is a duplicate of this.
+    pub(super) placed: Option<Placed>,
 }
 
 impl Granted {
-    /// Charges block number `n` to the open window, if the quota counts it.
-    pub(super) fn charge(self, kernel: &Kernel, state: &mut State, volume: VolumeId, n: usize) {
+    /// Charges block number `n` to the open window, into which it is put; `again` when that has it.
+    pub(super) fn charge(
+        self,
+        kernel: &Kernel,
+        state: &mut State,
+        (volume, again): (VolumeId, bool),
+        n: usize,
+    ) {
+        if !again {
+            domain_limits::charge(kernel, state, volume);
+        }
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
             let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
             state.windows.charge(volume, charge);
@@ -130,8 +152,8 @@ impl Granted {
     }
 }
 
-/// Says for how many blocks of a write from `first` on, 64 at most, the volume's quota has room. Blocks of
-/// zeroes take none. `asked` is the answer of the tables, if they were asked.
+/// Says how many blocks of a write from `first` on, 64 at most, the quotas of the volume and of its domain
+/// have room for: those of zeroes take none. `answers` is what was said when something was asked.
 ///
 /// # Errors
 /// `NoSpace` when not even the first block may be written; `Busy` when a checkpoint must count first.
@@ -140,10 +162,28 @@ pub(super) fn grant(
     state: &mut State,
     volume: VolumeId,
     first: Lba,
-    zero: &[bool],
-    asked: Option<&Asked>,
+    mut zero: &[bool],
+    answers: &Answers,
 ) -> Result<Verdict> {
-    let mut granted = Granted { blocks: zero.len(), added: 0, loose: true };
+    let mut placed = None;
+    if let Some(left) = domain_limits::left(kernel, state, volume)? {
+        let open = state.windows.open();
+        let is_new = |n: usize| !zero[n] && !open.holds(volume, first.plus(n as u64));
+        let mut new = (0..zero.len()).filter(|&n| is_new(n));
+        let room = usize::try_from(left.blocks).unwrap_or(usize::MAX);
+        match new.nth(room) {
+            None => left.answered(kernel, state, false),
+            Some(0) => {
+                placed = left.look_up(kernel, state, (volume, first), answers.stored)?;
+                if placed.is_none() {
+                    return Ok(Verdict::LookUp(left));
+                }
+                zero = &zero[..1];
+            }
+            Some(beyond) => zero = &zero[..beyond],
+        }
+    }
+    let mut granted = Granted { blocks: zero.len(), added: 0, loose: true, placed };
     let Some(left) = left(state, volume)? else { return Ok(Verdict::Take(granted)) };
     for n in (0..zero.len()).filter(|&n| !zero[n]) {
         let again = state.windows.open().holds(volume, first.plus(n as u64));
@@ -152,11 +192,12 @@ pub(super) fn grant(
     if u64::from(granted.added.count_ones()) <= left.blocks {
         return Ok(Verdict::Take(granted));
     }
+    let asked = answers.mapped.as_ref();
     let Some(asked) = asked.filter(|asked| Arc::ptr_eq(&asked.tables, state.overlays.tables()))
     else {
         return Ok(Verdict::Ask(state.overlays.tables().clone()));
     };
-    granted = Granted { blocks: 0, added: 0, loose: asked.mapped.is_none() };
+    granted = Granted { blocks: 0, added: 0, loose: asked.mapped.is_none(), placed };
     for (n, &zero) in zero.iter().enumerate() {
         let in_tables = || asked.mapped.as_ref().is_some_and(|mapped| mapped[n]);
         let mapped = || is_mapped(state, volume, first.plus(n as u64), in_tables);
@@ -175,16 +216,24 @@ pub(super) fn grant(
     }
 }
 
-/// Charges one block that was not mapped to the open window.
+/// Charges one block, which was `mapped` before or not, to the open window.
 ///
 /// # Errors
 /// As [`grant`].
-pub(super) fn charge_one(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Result<()> {
-    match left(state, volume)? {
-        None => {}
-        Some(left) if left.blocks == 0 => return Err(left.refuse(kernel, state)),
-        Some(_) => Granted { blocks: 1, added: 1, loose: false }.charge(kernel, state, volume, 0),
+pub(super) fn charge_one(
+    kernel: &Kernel,
+    state: &mut State,
+    volume: VolumeId,
+    mapped: bool,
+) -> Result<()> {
+    domain_limits::admit_one(kernel, state, volume)?;
+    let left = if mapped { None } else { left(state, volume)? };
+    if let Some(left) = left.as_ref().filter(|left| left.blocks == 0) {
+        return Err(left.refuse(kernel, state));
     }
+    let added = u64::from(left.is_some());
+    let granted = Granted { blocks: 1, added, loose: false, placed: None };
+    granted.charge(kernel, state, (volume, false), 0);
     Ok(())
 }
 
@@ -230,7 +279,11 @@ pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
 /// Charges the volumes that have quotas with the changes that a recovery brought back.
 pub(super) fn charge_recovered(kernel: &Kernel) {
     let mut state = kernel.state.lock();
-    if state.overlays.is_empty() || !kernel.keeps(Rule::QuotaRecovered) {
+    if state.overlays.is_empty() {
+        return;
+    }
+    domain_limits::charge_recovered(kernel, &mut state);
+    if !kernel.keeps(Rule::QuotaRecovered) {
         return;
     }
     let with_quota = state.volumes.iter().filter(|(_, volume)| volume.quota > 0);

@@ -4,7 +4,11 @@ use onefold_core::{VolumeId, VolumeLimits};
 
 use crate::{
     counters::Counts,
-    format::catalogue::{NoDedup, Volume},
+    engine::domain_limits::kept,
+    format::{
+        catalogue::{NoDedup, Volume},
+        domain_entry::DomainLimits,
+    },
     kernel::{Kernel, Leftovers, VolumeState},
     scheme::room::reserve,
     traffic::Traffic,
@@ -42,6 +46,20 @@ pub struct VolumeStatus {
     pub traffic: Option<Traffic>,
 }
 
+/// A domain with limits in a [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainStatus {
+    /// Its number.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// Its limits, in blocks.
+    pub limits: DomainLimits,
+    /// Blocks that it stores, as of the last checkpoint; `None` when nobody knows: a page can't be read, or
+    /// the limits are not durable yet.
+    pub stored_blocks: Option<u64>,
+}
+
 /// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
 #[derive(Clone, Debug)]
 pub struct Status {
@@ -49,9 +67,13 @@ pub struct Status {
     pub id: u64,
     /// Blocks that data and tables can use.
     pub usable_blocks: u64,
-    /// Blocks that new data can use now, the reserve not counted; those that a growing store can
+    /// Blocks that new data can use now, neither the store's reserve nor those of domains counted; those that a growing store can
     /// still ask of its host are.
     pub free_blocks: u64,
+    /// Blocks that nothing holds, those included that a growing store can still ask of its host.
+    pub unused_blocks: u64,
+    /// Free blocks that are kept for the reserves of domains.
+    pub kept_blocks: u64,
     /// Logical blocks that hold data, as of the last checkpoint.
     pub mapped_blocks: u64,
     /// Physical blocks that hold data, as of the last checkpoint.
@@ -90,6 +112,8 @@ pub struct Status {
     pub stopped: Option<String>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeStatus>,
+    /// Domains with limits, by number.
+    pub domains: Vec<DomainStatus>,
     /// How many snapshots there are.
     pub snapshots: u64,
     /// Volumes that were made from a snapshot or another volume, as of the last checkpoint.
@@ -139,6 +163,17 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         lost_blocks: maps.get(&id).map_or(0, |map| map.sharing.lost),
         traffic: None,
     };
+    let kept = kept(kernel, &state, None);
+    let domain_of = |(&number, &limits): (&u32, &DomainLimits)| DomainStatus {
+        number,
+        name: kernel.domain_name(number).unwrap_or_default(),
+        limits,
+        stored_blocks: tables
+            .domains
+            .iter()
+            .find(|entry| entry.number == number)
+            .and_then(|entry| entry.stored),
+    };
     let mut volumes: Vec<VolumeStatus> = state
         .volumes
         .iter()
@@ -151,7 +186,11 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
     Status {
         id: kernel.identity.id,
         usable_blocks: kernel.geometry().usable_blocks(),
-        free_blocks: (state.allocator.free() + state.allocator.growable()).saturating_sub(reserve),
+        free_blocks: (state.allocator.free() + state.allocator.growable())
+            .saturating_sub(reserve + kept),
+        unused_blocks: state.allocator.free() + state.allocator.growable(),
+        kept_blocks: kept,
+        domains: state.domains.all().iter().map(domain_of).collect(),
         mapped_blocks: tables.mapped_blocks,
         live_blocks: tables.live_blocks,
         table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),

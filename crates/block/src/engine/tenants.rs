@@ -9,17 +9,17 @@
 //! free space that is drawn anew each time and each minute: one answer says nothing about one
 //! block.
 
-use onefold_core::Result;
+use onefold_core::{Result, VolumeId};
 
 use super::admission::{Admission, Purpose};
 use crate::{
-    engine::admission::admit,
+    engine::{admission::admit, domain_limits::is_reserved},
     kernel::{Kernel, Ration, State},
     scheme::verbs::Scheme,
 };
 
 /// Share of the store out of which the space is drawn that is withheld.
-const WITHHELD_SHARE: u64 = 64;
+pub(super) const WITHHELD_SHARE: u64 = 64;
 
 /// From now on the volumes are those of several tenants, as long as there is more than one:
 /// what a client writes is admitted as if it were new, and refused at a free space that is
@@ -34,15 +34,22 @@ pub(crate) fn takes_duplicates(state: &State) -> bool {
     state.ration.is_none() || state.volumes.count() <= 1
 }
 
-/// Admits `blocks` blocks that a client wrote. With none of them, as of zeroes, it is as for one: a
+/// Admits `blocks` blocks that a client wrote to a volume. With none of them, as of zeroes, it is as for one: a
 /// client can ask whether zeroes were kept, and must not learn how much is free by answers that end
 /// no draw.
 pub(crate) fn admit_data(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     state: &mut State,
+    volume: VolumeId,
     blocks: u64,
 ) -> Result<Admission> {
+    if !state.domains.are_unlimited() {
+        let domain = state.volumes.get(volume)?.domain;
+        if is_reserved(state, domain, blocks) {
+            return admit(kernel, scheme, state, blocks, Purpose::Reserved { domain });
+        }
+    }
     if takes_duplicates(state) {
         return admit(kernel, scheme, state, blocks, Purpose::Data);
     }

@@ -224,7 +224,7 @@ const UNCOUNTED: u64 = u64::MAX;
 
 impl Volume {
     /// The map of what was deleted, in the family `family`, whose top page is number `cursor` of its
-    /// level. Nobody needs to know its domain.
+    /// level. It names no domain.
     #[must_use]
     pub fn leaving(id: VolumeId, family: u32, cursor: u64, map: Root) -> Volume {
         Volume {
@@ -240,6 +240,12 @@ impl Volume {
         }
     }
 
+    /// The same, of a domain, if the store's leaving maps name theirs.
+    #[must_use]
+    pub fn of_domain(self, domain: Option<u32>) -> Volume {
+        Volume { domain: domain.unwrap_or(self.domain), ..self }
+    }
+
     /// The number that the pages of its map bear.
     #[must_use]
     pub fn family(&self) -> u32 {
@@ -250,7 +256,7 @@ impl Volume {
     #[must_use]
     pub fn top(&self) -> Option<(PageId, Pointer)> {
         let level = self.map.height.checked_sub(1)?;
-        let (volume, index) = (self.family(), self.sharing.cursor);
+        let (volume, index) = (self.family(), self.top_index());
         Some((PageId { table: Table::Map, volume, level, index }, self.map.page))
     }
 

@@ -8,6 +8,7 @@ pub mod carrier;
 pub mod catalogue;
 pub mod choices;
 pub mod claim;
+pub mod domain_entry;
 pub mod geometry;
 pub mod in_place;
 pub mod leftover;

@@ -11,6 +11,7 @@ use zerocopy::{
 
 use super::{
     Identity, VERSION, VERSION_FEATURES, VERSION_KEYED,
+    domain_entry::{self, DOMAIN_ENTRIES, DomainEntry, RawDomain},
     geometry::{Geometry, list_pages_for},
     page::Pointer,
     record::WindowNumber,
@@ -97,8 +98,12 @@ pub const SEALED: u64 = 8;
 /// The sealed store has more domains than the one that it began with, or had.
 pub const DOMAINS: u64 = 16;
 
+/// Domains have, or had, limits: the superblock has these and what each of the domains stores, and leaving
+/// maps name their domain.
+pub const DOMAIN_LIMITS: u64 = 32;
+
 /// The features that this program knows.
-const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS;
+const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS | DOMAIN_LIMITS;
 
 /// What a sealed superblock hides, in two parts with the features between them.
 const HIDDEN: [std::ops::Range<usize>; 2] = [104..1192, 1200..TAG_AT];
@@ -180,6 +185,8 @@ pub struct State {
     pub keys: u64,
     /// Of a store with domains: the number that the next one gets; else 0.
     pub next_domain: u32,
+    /// The domains that have limits, by number.
+    pub domains: Vec<DomainEntry>,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
 }
@@ -195,6 +202,12 @@ impl State {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.features & SEALED != 0
+    }
+
+    /// True when domains have limits, or had: leaving maps name their domain.
+    #[must_use]
+    pub fn limits_domains(&self) -> bool {
+        self.features & DOMAIN_LIMITS != 0
     }
 
     /// Notes the number that the next domain gets. Once one was made besides the first, programs from before
@@ -298,12 +311,14 @@ struct Raw {
     next_domain: U32,
     reserved: [u8; 28],
     keys: U64,
+    domains: [RawDomain; DOMAIN_ENTRIES],
 }
 
 const _: () = assert!(std::mem::offset_of!(Raw, features) == 1192);
 const _: () = assert!(std::mem::offset_of!(Raw, next_domain) == 1240);
 const _: () = assert!(std::mem::offset_of!(Raw, keys) == 1272);
-const _: () = assert!(size_of::<Raw>() <= 4096);
+const _: () = assert!(std::mem::offset_of!(Raw, domains) == 1280);
+const _: () = assert!(size_of::<Raw>() <= TAG_AT);
 
 /// The block that was found at a superblock's place.
 #[derive(Debug)]
@@ -445,6 +460,7 @@ impl Superblock {
             next_domain: U32::new(state.next_domain),
             reserved: [0; 28],
             keys: U64::new(state.keys),
+            domains: domain_entry::encode(&state.domains),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
@@ -544,7 +560,7 @@ impl Superblock {
     pub(crate) fn explains_tear(&self, block: &Block, place: u32) -> bool {
         use std::mem::offset_of;
         // Of what is sealed nobody can tell.
-        let end = if self.state.is_sealed() { block.0.len() } else { size_of::<Raw>() };
+        let end = if self.state.is_sealed() { block.0.len() } else { offset_of!(Raw, domains) };
         let whole = self.encode(place);
         let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
         // The version rises when maps begin to share pages, and the zones when the store grows.
@@ -566,6 +582,13 @@ impl Raw {
         shown.cuts = U16::new(0);
         shown.features = U64::new(SEALED);
         shown.superblock()
+    }
+
+    /// Only a sealed store with domains, whose maps share pages, has limits of domains.
+    fn has_what_domains_need(&self) -> bool {
+        const NEEDED: u64 = SHARING | SEALED | DOMAINS;
+        let features = self.features.get();
+        features & DOMAIN_LIMITS == 0 || features & NEEDED == NEEDED
     }
 
     fn superblock(&self) -> Option<Superblock> {
@@ -631,7 +654,8 @@ impl Raw {
                     .then_some(self.next_generation.get())?,
                 oldest_generation: self.oldest_generation.get(),
                 inexact: self.inexact.get() != 0,
-                features: (self.features.get() & !FEATURES == 0).then_some(self.features.get())?,
+                features: (self.features.get() & !FEATURES == 0 && self.has_what_domains_need())
+                    .then_some(self.features.get())?,
                 shares: self.shares.root()?,
                 keys: ((self.keys.get() != 0) == (self.features.get() & SEALED != 0)
                     || self.keys.get() == 0)
@@ -639,6 +663,8 @@ impl Raw {
                 next_domain: ((self.next_domain.get() > 1) == (self.features.get() & DOMAINS != 0)
                     && self.features.get() & (SEALED | DOMAINS) != DOMAINS)
                     .then_some(self.next_domain.get())?,
+                domains: domain_entry::decode(&self.domains)
+                    .filter(|all| all.is_empty() || self.features.get() & DOMAIN_LIMITS != 0)?,
                 // With leaves in place it is a guess, which crashes may raise above what there is.
                 live_blocks: (self.live_blocks.get() <= MAPPED_MAX)
                     .then_some(self.live_blocks.get())?,

@@ -42,6 +42,8 @@ pub(crate) struct NextCheckpoint {
     pub(crate) superblocks: u8,
     /// The acts that it performed.
     pub(crate) moment: Option<Moment>,
+    /// The last change of the limits of domains that it has.
+    pub(crate) limits: u64,
 }
 
 /// The state of checkpoints.

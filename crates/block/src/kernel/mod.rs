@@ -8,6 +8,7 @@
 mod act_turn;
 mod checkpointer;
 mod compactor;
+mod domains;
 mod ration;
 mod state;
 mod superblocks;
@@ -19,6 +20,7 @@ pub use act_turn::Place;
 pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
+pub(crate) use domains::{Domains, kept_for};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;

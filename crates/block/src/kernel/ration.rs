@@ -27,6 +27,16 @@ impl Ration {
         ration
     }
 
+    /// The first draw of a domain's own, of a `share` of its quota.
+    pub(crate) fn another(&self, domain: u32, share: u64, now: Duration) -> Ration {
+        let mut secret = [0; 32];
+        for (n, half) in (0..).zip(secret.chunks_exact_mut(16)) {
+            let of = [domain.to_le_bytes(), u32::to_le_bytes(n)].concat();
+            half.copy_from_slice(&checksum::forgery_proof(&self.secret, &of));
+        }
+        Ration::new(secret, share, now)
+    }
+
     /// Blocks that are withheld from clients now; drawn anew when the last draw is old.
     pub(crate) fn withheld(&mut self, share: u64, now: Duration) -> u64 {
         if now.saturating_sub(self.drawn) >= DRAW_COUNTS {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Block, Lba, Result, VolumeId};
 
-use super::{act_turn::ActTurn, ration::Ration, volumes::Volumes};
+use super::{act_turn::ActTurn, domains::Domains, ration::Ration, volumes::Volumes};
 use crate::{
     fail_stop::FailStop,
     flushes::Flushes,
@@ -12,7 +12,7 @@ use crate::{
     moments::{Act, Moment},
     overlay::{Overlays, created},
     space::{Allocator, Releases},
-    window::{Charge, Found, Window, Windows},
+    window::{Charge, Charged, Found, Window, Windows},
 };
 
 /// The state that the lock protects.
@@ -20,6 +20,7 @@ pub(crate) struct State {
     pub(crate) windows: Windows,
     pub(crate) overlays: Overlays,
     pub(crate) volumes: Volumes,
+    pub(crate) domains: Domains,
     pub(crate) allocator: Allocator,
     pub(crate) releases: Releases,
     pub(crate) epoch: u32,
@@ -96,6 +97,7 @@ impl State {
         self.overlays.tables().state.shares_pages()
             || self.moments_ahead().next().is_some()
             || self.volumes.have_quotas()
+            || !self.domains.are_unlimited()
     }
 
     /// Seals the overlay of the moment that was asked for, once all its windows are published. The
@@ -118,11 +120,18 @@ impl State {
         self.windows.put(volume, lba, moved, kept)
     }
 
-    /// What was written since the last checkpoint adds to a volume with a quota.
-    pub(crate) fn charge_of(&self, volume: VolumeId) -> Charge {
-        let windows = self.windows.all().map(|window| window.charges().of(volume));
-        let overlays = self.overlays.all().map(|overlay| overlay.charge_of(volume));
-        windows.chain(overlays).fold(Charge::default(), Charge::and)
+    /// What was written since the last checkpoint adds to a volume or a domain with a quota.
+    pub(crate) fn charge_of(&self, charged: impl Into<Charged>) -> Charge {
+        let charged = charged.into();
+        let windows = self.windows.all().map(|window| window.charges().of(charged));
+        let overlays = self.overlays.all().map(|overlay| overlay.charge_of(charged));
+        let before = match charged {
+            Charged::Volume(_) => Charge::default(),
+            Charged::Domain(domain) => {
+                self.domains.charge_of(domain, self.overlays.tables().state.committed)
+            }
+        };
+        windows.chain(overlays).fold(before, Charge::and)
     }
 
     /// Blocks of a volume that were written since the last checkpoint, as many or fewer.
@@ -137,8 +146,20 @@ impl State {
         if self.volumes.get(volume).is_ok_and(|volume| volume.quota > 0) {
             self.windows.charge(volume, Charge::at_most(0));
         }
+        if !self.domains.are_unlimited()
+            && let Ok(volume) = self.volumes.get(volume)
+        {
+            self.lets_go(volume.domain);
+        }
         self.windows.punch(volume, start, end, keep);
         self.overlays.active_mut().touch_range(volume, start, end);
+    }
+
+    /// What a domain stores may fall with the checkpoint of the open window.
+    pub(crate) fn lets_go(&mut self, domain: u32) {
+        if !self.domains.limits(domain).are_none() {
+            self.windows.charge(Charged::Domain(domain), Charge::at_most(0));
+        }
     }
 
     /// True when blocks were put off, and nothing on its way names them any more.
@@ -152,6 +173,7 @@ impl State {
             || !self.windows.is_empty()
             || !self.overlays.tables().discards.is_empty()
             || self.leftovers != Leftovers::None
+            || self.domains.wait_for_checkpoint()
             || self.releases.may_follow()
     }
 

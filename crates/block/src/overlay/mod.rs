@@ -27,7 +27,7 @@ use crate::{
     hash::{MixMap, MixSet},
     space::Extent,
     window::{
-        Charge, Charges, Plan, Window,
+        Charge, Charged, Charges, Plan, Window,
         ranges::{Ranges, Span},
     },
 };
@@ -170,7 +170,7 @@ pub(crate) struct Overlay {
     created: u64,
     /// Carriers of the windows published: what a recovery has to read.
     carriers: u64,
-    /// Charges for the blocks that this overlay adds to volumes with a quota.
+    /// Charges for the blocks that this overlay adds to volumes and domains with a quota.
     charges: Charges,
     /// The moment at which nothing more is published here, and the acts that belong to it.
     moment: Option<Moment>,
@@ -200,14 +200,14 @@ impl Overlay {
         self.charges.add_all(window.charges());
     }
 
-    /// Adds to the charge of a volume with a quota for blocks that are published here.
-    pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
-        self.charges.add(volume, charge);
+    /// Charges what blocks published here add to a volume or a domain with a quota.
+    pub(crate) fn charge(&mut self, charged: impl Into<Charged>, charge: Charge) {
+        self.charges.add(charged.into(), charge);
     }
 
-    /// The charge of a volume for blocks that are published here.
-    pub(crate) fn charge_of(&self, volume: VolumeId) -> Charge {
-        self.charges.of(volume)
+    /// The charge for blocks that are published here.
+    pub(crate) fn charge_of(&self, charged: Charged) -> Charge {
+        self.charges.of(charged)
     }
 
     /// How many addresses of a volume changed.

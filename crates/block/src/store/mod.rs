@@ -11,6 +11,7 @@
 
 mod background;
 mod commit;
+mod domains;
 mod growth;
 mod handles;
 mod images;
@@ -39,7 +40,7 @@ pub use receives::{ReceiveState, receives};
 pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
-pub use crate::engine::{Status, VolumeStatus};
+pub use crate::engine::{DomainStatus, Status, VolumeStatus};
 use crate::{Engine, NewVolume, NoDedup, Persistence, Setting, Settings, traffic::AllTraffic};
 
 /// How long a change waits for room before it looks again by itself.

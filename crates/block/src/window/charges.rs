@@ -1,10 +1,26 @@
-//! Charges: how many blocks clients' writes since a checkpoint may have added to volumes with a quota.
+//! Charges: how many blocks clients' writes since a checkpoint may have added to volumes and domains with
+//! a quota.
 
 use std::collections::BTreeMap;
 
 use onefold_core::VolumeId;
 
-/// The blocks that a volume maps beyond those that the tables count, or an upper bound of them.
+/// The owner of blocks that are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Charged {
+    /// A volume, for what it maps.
+    Volume(VolumeId),
+    /// A domain, by its number, for what it stores.
+    Domain(u32),
+}
+
+impl From<VolumeId> for Charged {
+    fn from(volume: VolumeId) -> Charged {
+        Charged::Volume(volume)
+    }
+}
+
+/// Blocks that a volume maps, or a domain stores, more than the tables say, or fewer than that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
     blocks: u64,
@@ -37,22 +53,22 @@ impl Charge {
     }
 }
 
-/// The charges of volumes; those without a quota have none.
+/// The charges of volumes and domains; those without a quota have none.
 #[derive(Default)]
-pub(crate) struct Charges(BTreeMap<VolumeId, Charge>);
+pub(crate) struct Charges(BTreeMap<Charged, Charge>);
 
 impl Charges {
-    pub(crate) fn add(&mut self, volume: VolumeId, more: Charge) {
-        let charge = self.0.entry(volume).or_default();
+    pub(crate) fn add(&mut self, charged: Charged, more: Charge) {
+        let charge = self.0.entry(charged).or_default();
         *charge = charge.and(more);
     }
 
-    /// The charge of one volume.
-    pub(crate) fn of(&self, volume: VolumeId) -> Charge {
-        self.0.get(&volume).copied().unwrap_or_default()
+    /// The charge of one volume or domain.
+    pub(crate) fn of(&self, charged: Charged) -> Charge {
+        self.0.get(&charged).copied().unwrap_or_default()
     }
 
     pub(crate) fn add_all(&mut self, others: &Charges) {
-        others.0.iter().for_each(|(&volume, &charge)| self.add(volume, charge));
+        others.0.iter().for_each(|(&charged, &charge)| self.add(charged, charge));
     }
 }

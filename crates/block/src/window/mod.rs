@@ -11,7 +11,7 @@ mod windows;
 
 use std::collections::BTreeMap;
 
-pub(crate) use charges::{Charge, Charges};
+pub(crate) use charges::{Charge, Charged, Charges};
 use onefold_core::{Block, Lba, Pba, VolumeId};
 pub(crate) use prepared::{Plan, RawBlocks, SealedBy, Source};
 use ranges::{Ranges, Span};
@@ -71,7 +71,7 @@ pub(crate) struct Window {
     pieces: Vec<Vec<Block>>,
     /// Blocks that are live.
     live: usize,
-    /// Charges for the blocks that this window adds to volumes with a quota.
+    /// Charges for the blocks that this window adds to volumes and domains with a quota.
     charges: Charges,
 }
 

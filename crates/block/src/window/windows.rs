@@ -18,7 +18,7 @@ use std::{
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 
-use super::{Charge, Kept, PIECE_BLOCKS, Placed, Plan, Window};
+use super::{Charge, Charged, Kept, PIECE_BLOCKS, Placed, Plan, Window};
 use crate::format::{catalogue::CatalogueChange, record::WindowNumber};
 
 /// How far a closed window has come.
@@ -171,9 +171,9 @@ impl Windows {
         self.unplaced -= dropped as u64;
     }
 
-    /// Adds to the charge of a volume with a quota for blocks of the open window.
-    pub(crate) fn charge(&mut self, volume: VolumeId, charge: Charge) {
-        self.open.charges.add(volume, charge);
+    /// Charges the open window with what its blocks add to a volume or a domain with a quota.
+    pub(crate) fn charge(&mut self, charged: impl Into<Charged>, charge: Charge) {
+        self.open.charges.add(charged.into(), charge);
     }
 
     /// Puts a change of the catalogue into the open window.

@@ -71,6 +71,8 @@ pub(crate) enum Read {
     Length,
     /// The number in this field of each volume of a list, by its name.
     OfVolumes(&'static str),
+    /// The same of each domain.
+    OfDomains(&'static str),
     /// The same of each snapshot; of more than have labels there is nothing, as sums would mean
     /// nothing.
     OfSnapshots(&'static str),
@@ -445,6 +447,27 @@ pub(crate) const FIGURES: &[Figure] = &[
         ByOperator,
         "Most bytes of content that clients may map in a volume; only of volumes with a quota.",
         &[Source::new(BLOCK, "/volumes", Read::OfVolumes("quota_bytes"))],
+    ),
+    figure(
+        "domain_stored_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Bytes that a domain stores, each block once, as of the last checkpoint; only of domains with limits.",
+        &[Source::new(BLOCK, "/domains", Read::OfDomains("stored_bytes"))],
+    ),
+    figure(
+        "domain_quota_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Most bytes that may be stored in a domain; only of domains with a quota.",
+        &[Source::new(BLOCK, "/domains", Read::OfDomains("quota_bytes"))],
+    ),
+    figure(
+        "domain_reserve_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Bytes that are kept for a domain; only of domains with a reserve.",
+        &[Source::new(BLOCK, "/domains", Read::OfDomains("reserve_bytes"))],
     ),
     figure(
         "volume_lost_bytes",

@@ -62,6 +62,15 @@ impl Samples {
         }
     }
 
+    /// The number in this field of each thing of a list, with its name as a label.
+    fn named(&mut self, label: &'static str, field: &str, value: &Value) {
+        for one in value.as_array().into_iter().flatten().take(VOLUMES_MAX) {
+            if let (Some(name), Value::Number(value)) = (one["name"].as_str(), &one[field]) {
+                self.add("", &[(label, name)], value.clone());
+            }
+        }
+    }
+
     /// Reads what a source has in a report; nothing where it has nothing.
     fn read(&mut self, figure: &Figure, source: &Source, report: &Value) {
         let Some(value) = report.pointer(source.at) else { return };
@@ -76,16 +85,9 @@ impl Samples {
             Read::IsThere => self.add("", labels, u64::from(!value.is_null()).into()),
             Read::Length => self.add("", labels, value.as_array().map_or(0, Vec::len).into()),
             Read::OfVolumes(field) => self.volumes(field, value),
-            Read::OfSnapshots(field) => {
-                let snapshots = value.as_array().into_iter().flatten().take(VOLUMES_MAX);
-                for snapshot in snapshots {
-                    if let (Some(name), Value::Number(value)) =
-                        (snapshot["name"].as_str(), &snapshot[field])
-                    {
-                        self.add("", &[("snapshot", name)], value.clone());
-                    }
-                }
-            }
+            Read::OfSnapshots(field) => self.named("snapshot", field, value),
+            // As many as a store has at a time.
+            Read::OfDomains(field) => self.named("domain", field, value),
             Read::Operations => value.as_array().into_iter().flatten().for_each(|operation| {
                 if let Some(name) = operation["op"].as_str() {
                     self.histogram(name, operation);

@@ -17,7 +17,7 @@ use onefold_block::{CheckpointTimes, Counts, Engine, Status};
 use serde::{Deserialize, Serialize};
 
 use onefold::parts::{
-    control::{ReceiveLine, SnapshotLine, VolumeLine},
+    control::{DomainLine, ReceiveLine, SnapshotLine, VolumeLine},
     store_file::StoreFile,
     witness::Told,
 };
@@ -44,6 +44,9 @@ pub(crate) struct Report {
     pub(crate) space: Space,
     /// Volumes by name.
     pub(crate) volumes: Vec<VolumeLine>,
+    /// Domains with limits, by number.
+    #[serde(default)]
+    pub(crate) domains: Vec<DomainLine>,
     /// How many snapshots there are.
     #[serde(default)]
     pub(crate) snapshots: u64,
@@ -148,8 +151,11 @@ impl Snapshots {
 pub(crate) struct Space {
     /// All that data and tables can use.
     pub(crate) usable_bytes: u64,
-    /// Space that new data can use now, the reserve not counted.
+    /// Space that new data can use now, neither the store's reserve nor those of domains counted.
     pub(crate) free_bytes: u64,
+    /// Space that is kept for the reserves of domains.
+    #[serde(default)]
+    pub(crate) kept_bytes: u64,
     /// Content of the volumes, zeroes and holes not counted.
     pub(crate) mapped_bytes: u64,
     /// Space that it takes: every block once.
@@ -388,6 +394,7 @@ impl Report {
             space: Space {
                 usable_bytes: status.usable_blocks * BLOCK,
                 free_bytes: status.free_blocks * BLOCK,
+                kept_bytes: status.kept_blocks.saturating_mul(BLOCK),
                 mapped_bytes: mapped,
                 stored_bytes: stored,
                 saved_bytes: mapped.saturating_sub(stored),
@@ -400,6 +407,7 @@ impl Report {
                     .and_then(|_| Some(room(file.path()).ok()?.bytes)),
             },
             volumes: status.volumes.iter().map(VolumeLine::of).collect(),
+            domains: status.domains.iter().map(DomainLine::of).collect(),
             snapshots: status.snapshots,
             maps: match status.snapshots {
                 0 => Snapshots::default(),

@@ -49,6 +49,7 @@ fn labels(figure: &Figure) -> String {
     for source in figure.sources {
         let of_source = match (source.read, source.label) {
             (Read::OfVolumes(_), _) => vec!["`volume`".to_owned()],
+            (Read::OfDomains(_), _) => vec!["`domain`".to_owned()],
             (Read::OfSnapshots(_), _) => vec!["`snapshot`".to_owned()],
             (Read::Operations, _) => vec!["`op`".to_owned()],
             (Read::Texts(labels), _) => {
@@ -71,7 +72,9 @@ fn keys(figure: &Figure, engine: &str) -> String {
     let key = |source: &Source| {
         let dotted = source.at.trim_start_matches('/').replace('/', ".");
         match source.read {
-            Read::OfVolumes(field) | Read::OfSnapshots(field) => format!("`{dotted}[].{field}`"),
+            Read::OfVolumes(field) | Read::OfDomains(field) | Read::OfSnapshots(field) => {
+                format!("`{dotted}[].{field}`")
+            }
             Read::Operations => format!("`{dotted}[]`"),
             Read::Number(factor) if factor > 1 => format!("`{dotted}` × {factor}"),
             _ => format!("`{dotted}`"),

@@ -62,6 +62,7 @@ impl Display for Report {
         if let Some(server) = &self.server {
             server.rows(f)?;
         }
+        self.domains(f)?;
         if self.snapshots > 0 {
             row(f, "snapshots", grouped(self.snapshots))?;
             self.maps.rows(f)?;
@@ -142,6 +143,31 @@ impl Report {
         }
     }
 
+    /// The domains with limits.
+    fn domains(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for domain in &self.domains {
+            let stored =
+                domain.stored_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+            let quota = domain.quota_bytes.map(|bytes| format!(" of its quota of {}", Size(bytes)));
+            let reached = domain
+                .quota_bytes
+                .is_some_and(|most| domain.stored_bytes.is_some_and(|now| now >= most));
+            let kept = domain.reserve_bytes.map(|bytes| format!(", {} are reserved", Size(bytes)));
+            row(
+                f,
+                "domain",
+                format_args!(
+                    "'{}' stores {stored}{}{}{}",
+                    domain.name.escape_debug(),
+                    quota.unwrap_or_default(),
+                    if reached { ": new data is refused" } else { "" },
+                    kept.unwrap_or_default(),
+                ),
+            )?;
+        }
+        Ok(())
+    }
+
     fn space(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let space = &self.space;
         let used = space.usable_bytes.saturating_sub(space.free_bytes);
@@ -184,6 +210,9 @@ impl Report {
                     Size(space.pending_bytes)
                 ),
             )?;
+        }
+        if space.kept_bytes > 0 {
+            row(f, "kept", format_args!("{} for reserves of domains", Size(space.kept_bytes)))?;
         }
         if self.inexact {
             let what = "a page of an old snapshot can't be read, and space stays taken: run onefold repair";

@@ -10,11 +10,11 @@ use std::{
 };
 
 use onefold_block::{
-    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NewVolume,
-    NoDedup, Persistence, PieceKind, Place as ActPlace, Receive, Rule, Setting, Settings,
-    StreamReader, StreamWriter, Times, Transfers, change_keys,
+    Acts, Begin, CheckpointStep, Content, DomainLimits, DomainStatus, Engine, Format, Frame,
+    Growth, Limits, Mark, NewVolume, NoDedup, Persistence, PieceKind, Place as ActPlace, Receive,
+    Rule, Setting, Settings, StreamReader, StreamWriter, Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
-    create_domain, domains, erase_domain, erase_keys,
+    create_domain, domain_limits_durable, domains, erase_domain, erase_keys,
     format::{
         Identity,
         carrier::{Header, Payload, encode},
@@ -25,6 +25,7 @@ use onefold_block::{
         zone_list,
     },
     schedule::{Facts, Next, Unflushed},
+    set_domain_limits,
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
@@ -36,7 +37,7 @@ use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 use crate::block::{
     checks::verifier::{self, Reading},
     keys, live,
-    subject::{Ack, Report, Schedules, Skips, Step, StoreOptions, Subject},
+    subject::{Ack, LimitedDomain, Report, Schedules, Skips, Step, StoreOptions, Subject},
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -921,6 +922,28 @@ impl Subject for Thin {
     fn erased_domains(&self) -> BTreeSet<u32> {
         let all = domains(&self.0).into_iter().filter(|one| one.name.is_none());
         all.map(|one| one.number).collect()
+    }
+
+    fn set_domain_limits(&self, domain: u32, quota: u64, reserve: u64) -> Result<u64> {
+        set_domain_limits(&self.0, domain, DomainLimits { quota, reserve })
+    }
+
+    fn domain_limits_durable(&self) -> u64 {
+        domain_limits_durable(&self.0)
+    }
+
+    fn limited_domains(&self) -> Vec<LimitedDomain> {
+        let of = |domain: DomainStatus| LimitedDomain {
+            number: domain.number,
+            quota: domain.limits.quota,
+            reserve: domain.limits.reserve,
+            stored: domain.stored_blocks,
+        };
+        self.0.status().domains.into_iter().map(of).collect()
+    }
+
+    fn unused_blocks(&self) -> u64 {
+        self.0.status().unused_blocks
     }
 
     fn domain_of(&self, volume: VolumeId) -> u32 {

@@ -177,6 +177,7 @@ impl Params {
         options.sealed = sealed(seed, &options);
         options.domains = domains(seed, &options, profile);
         options.quotas = quotas(seed, &options, profile);
+        options.domain_limits = domain_limits(seed, &options);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         if options.snapshots.is_some_and(|sharing| sharing.crowds) {
             options.limits[0] = Some(12);
@@ -265,7 +266,7 @@ impl Params {
 
     /// The same, with changes of the catalogue often enough that volumes get quotas.
     fn with_quotas(mut self) -> Params {
-        if self.options.quotas {
+        if self.options.quotas || self.options.domain_limits {
             let at = |op: Op| Op::ALL.iter().position(|&one| one == op).unwrap_or_default();
             self.mix[at(Op::Verb)] = self.mix[at(Op::Verb)].max(8);
             self.ops = self.ops.max(30);
@@ -405,6 +406,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         sealed: false,
         domains: 0,
         quotas: false,
+        domain_limits: false,
         bug: None,
     }
 }
@@ -562,6 +564,18 @@ fn quotas(seed: u64, options: &StoreOptions, profile: Profile) -> bool {
     Rng::new(seed ^ 0x7175_6f74_6173_0081).percent(25)
         && may_have
         && !is_kept_before(WITH_QUOTAS, seed)
+}
+
+/// Behind this line of the lists of kept seeds are those whose domains may have limits.
+const WITH_DOMAIN_LIMITS: &str = "# With limits of domains";
+
+/// Whether domains get limits, from a source of its own. The seeds that were kept before stay what they
+/// were, also those that found planted bugs.
+fn domain_limits(seed: u64, options: &StoreOptions) -> bool {
+    Rng::new(seed ^ 0x6c69_6d69_7465_6404).percent(75)
+        && options.domains > 0
+        && matches!(options.scheme, 0 | 2)
+        && !is_kept_before(WITH_DOMAIN_LIMITS, seed)
 }
 
 /// True for a seed that was kept, or found a planted bug, before this line was written.

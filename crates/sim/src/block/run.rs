@@ -12,7 +12,7 @@ use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        actors::{Growing, Secrets, Tenants, Transfer},
+        actors::{Bounds, Growing, Secrets, Tenants, Transfer},
         model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
@@ -61,6 +61,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) secrets: Option<Secrets>,
     /// Which domains a sealed store has, if it gets any besides the first.
     pub(crate) tenants: Option<Tenants>,
+    /// Which limits domains have, if they get some.
+    pub(crate) bounds: Option<Bounds>,
     /// A growth that was asked for.
     pub(crate) growing: Option<Growing>,
     /// Where the rot of what maps share is drawn from, which no other draw comes from.
@@ -84,6 +86,8 @@ impl<S: Subject> Sim<S> {
         let secrets = (S::SEALS && params.options.sealed).then(|| Secrets::new(params.seed));
         let tenants = secrets.as_ref().filter(|_| params.options.domains > 0);
         let tenants = tenants.map(|_| Tenants::new(params.seed));
+        let limited = tenants.as_ref().filter(|_| params.options.domain_limits);
+        let bounds = limited.map(|_| Bounds::new(params.seed));
         let clock = Arc::new(VirtualClock::default());
         let disk =
             Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
@@ -101,6 +105,7 @@ impl<S: Subject> Sim<S> {
             sent: BTreeMap::new(),
             secrets,
             tenants,
+            bounds,
             growing: None,
             rot,
             moments: 0,
@@ -294,6 +299,8 @@ impl<S: Subject> Sim<S> {
         if self.params.options.quotas {
             self.model.resolve_quotas(|id| store.quota(id).0)?;
         }
+        self.resolve_limits()?;
+        let Some(store) = &self.store else { return Ok(false) };
         let listed = match store.volumes() {
             Ok(volumes) => self.model.resolve(&volumes),
             Err(error) => Err(Failure::new(
@@ -477,6 +484,7 @@ impl<S: Subject> Sim<S> {
         if self.params.options.grows && self.rng.once_in(15) {
             self.grow()?;
         }
+        self.limit_domains()?;
         let mut mix = self.params.mix;
         if self.params.profile == Profile::Churn {
             self.moments += 1;

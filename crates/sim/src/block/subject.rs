@@ -75,6 +75,8 @@ pub struct StoreOptions {
     pub sealed: bool,
     /// Domains that are made in a sealed store, at most, besides the first one; some are erased.
     pub domains: u32,
+    /// Domains get quotas and reserves.
+    pub domain_limits: bool,
     /// Volumes get quotas, most of them so small that clients reach them.
     pub quotas: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
@@ -93,6 +95,19 @@ pub struct Tight {
     pub flights: Option<usize>,
     /// Ranges of a window.
     pub ranges: Option<usize>,
+}
+
+/// A domain with limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitedDomain {
+    /// Its number.
+    pub number: u32,
+    /// So many blocks may be stored in it, or any number with 0.
+    pub quota: u64,
+    /// So many blocks are kept for it.
+    pub reserve: u64,
+    /// Blocks that it stores, as of the last checkpoint, if anybody knows.
+    pub stored: Option<u64>,
 }
 
 /// Limits of stores whose maps share pages.
@@ -664,6 +679,30 @@ pub trait Subject: Sized {
     /// The domains that were erased.
     fn erased_domains(&self) -> BTreeSet<u32> {
         BTreeSet::new()
+    }
+
+    /// Gives a domain a quota and a reserve, in blocks; gives the number of the change.
+    ///
+    /// # Errors
+    /// `Busy`, `NoSpace`, `InvalidInput`, the disk's.
+    fn set_domain_limits(&self, domain: u32, quota: u64, reserve: u64) -> Result<u64> {
+        let _ = (domain, quota, reserve);
+        Err(Error::new(Kind::Unsupported, "this store has no limits of domains"))
+    }
+
+    /// The number of the last change of limits that is durable.
+    fn domain_limits_durable(&self) -> u64 {
+        0
+    }
+
+    /// The domains that have limits.
+    fn limited_domains(&self) -> Vec<LimitedDomain> {
+        Vec::new()
+    }
+
+    /// Blocks that nothing holds.
+    fn unused_blocks(&self) -> u64 {
+        0
     }
 
     /// The domain of a volume or snapshot.

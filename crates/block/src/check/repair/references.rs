@@ -12,11 +12,13 @@ use super::{
 };
 use crate::{
     check::{
+        counts::Counts,
         report::{Phase, Progress},
         tables::Checker,
         usage::{BlockSet, Named, Usage},
     },
     format::{
+        domain_entry::DomainEntry,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table},
         superblock::Root,
     },
@@ -35,6 +37,8 @@ pub(super) struct Rebuilt {
     pub(super) mapped: u64,
     /// Blocks with references.
     pub(super) blocks: BlockSet,
+    /// Domains with limits, and what they store.
+    pub(super) domains: Vec<DomainEntry>,
 }
 
 /// Builds the tables from the maps of `checker.volumes`, whose pages are all on the disk.
@@ -44,6 +48,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
     let (mut live, mut mapped) = (0, 0);
     let mut names = PageNames::new(checker.geometry);
     let mut blocks = BlockSet::new(checker.geometry);
+    let mut domains = Counts::of(checker.state, checker.geometry);
     let per_leaf = Table::Fingerprints.per_leaf();
     let stretches = checker.stretches.clone();
     for (n, stretch) in stretches.iter().enumerate() {
@@ -59,7 +64,10 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         let first = (n == 0).then_some(&mut names);
         let mut once = PageNames::new(checker.geometry);
         let counted = first.unwrap_or(&mut once);
-        each_map_leaf(checker, Some(counted), &mut |checker, _, _, _, page| {
+        each_map_leaf(checker, Some(counted), &mut |checker, volume, _, at, page| {
+            if n == 0 {
+                domains.leaf(volume.domain, at.address, page, |pba| checker.may_hold(pba));
+            }
             for slot in 0..Table::Map.per_leaf() {
                 let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
                     MapEntry::get(page, slot)
@@ -141,7 +149,11 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         true => names.write(builder, checker.state.committed)?,
         false => Root::default(),
     };
-    Ok(Rebuilt { references, fingerprints, shares, live, mapped, blocks })
+    let counted = checker.state.domains.iter();
+    let counted =
+        counted.map(|entry| DomainEntry { stored: Some(domains.stored(entry.number)), ..*entry });
+    let domains = counted.collect();
+    Ok(Rebuilt { references, fingerprints, shares, live, mapped, blocks, domains })
 }
 
 /// The known part of the fingerprint of a block whose content is damaged. No block that is written

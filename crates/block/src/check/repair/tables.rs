@@ -9,7 +9,7 @@ use super::{
     room::Room, salvage::Salvage, zones,
 };
 use crate::{
-    check::{tables::Checker, usage::BlockSet, walk::Visit},
+    check::{counts::mended, tables::Checker, usage::BlockSet, walk::Visit},
     format::{
         geometry::SUPERBLOCKS,
         page::{PageId, Pointer, Table, ZoneEntry},
@@ -105,6 +105,8 @@ pub(super) fn rebuild(
         if map != volume.map {
             // Nobody has counted what it still holds.
             volume.sharing.mapped = None;
+        } else {
+            volume.sharing.mapped = mended(&mend.checker.counts, volume);
         }
         volume.map = map;
     }
@@ -136,6 +138,7 @@ pub(super) fn rebuild(
         shares: blocks.shares,
         // Where maps share pages, what can't be read makes counts too high; now they are exact.
         inexact: old.inexact && checker.in_place,
+        domains: blocks.domains,
         zones,
         catalogue,
         ..old

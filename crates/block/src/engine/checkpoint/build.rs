@@ -20,7 +20,7 @@ use crate::{
     overlay::Tables,
     rules::Rule,
     scheme::{
-        shadow::load_orphans,
+        shadow::{DomainCounts, LimitsAtFreeze, load_orphans},
         verbs::{Job, NewRoots, NewSharing, Scheme},
     },
     table::PageSpace,
@@ -37,20 +37,23 @@ pub(crate) fn build(
 ) -> Result<Option<NextCheckpoint>> {
     look_for_leftovers(kernel, checkpointer)?;
     let Checkpointer { deferred, orphans, .. } = checkpointer;
-    let (frozen, old, checkpoint_awaited) = {
+    let (frozen, old, checkpoint_awaited, limits) = {
         let mut state = kernel.state.lock();
         let nothing = state.overlays.nothing_to_freeze()
             && state.leftovers == Leftovers::None
             && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
             && !state.checkpoint_awaited
+            && !state.domains.wait_for_checkpoint()
             && !state.overlays.tables().volumes.values().any(wants_counting);
         if nothing && reason == Reason::Changes {
             state.checkpoint_wanted = false;
             return Ok(None);
         }
+        let limits =
+            LimitsAtFreeze { limits: state.domains.all().clone(), number: state.domains.asked() };
         let State { overlays, windows, checkpoint_awaited, .. } = &mut *state;
-        (overlays.freeze(windows), overlays.tables().clone(), *checkpoint_awaited)
+        (overlays.freeze(windows), overlays.tables().clone(), *checkpoint_awaited, limits)
     };
     let moment_alone = frozen.moment().is_none() || kernel.keeps(Rule::MomentCommitsNoMore);
     let committed = if !moment_alone {
@@ -61,6 +64,8 @@ pub(crate) fn build(
         frozen.last()
     };
     let mut build = TableBuild::new(kernel, &old, committed);
+    build.domains =
+        DomainCounts::begin(kernel, &old, limits, orphans.as_deref().unwrap_or_default());
     let mut volumes = old.volumes.clone();
     apply_catalogue(&mut volumes, frozen.catalogue());
     let job = Job {
@@ -81,13 +86,16 @@ pub(crate) fn build(
     build.writer.finish()?;
     scheme.release(kernel, &build.space.pages)?;
     add(&kernel.counters.checkpoint_blocks, build.writer.written);
-    let TableBuild { freed, mapped, live, .. } = build;
+    let TableBuild { freed, mapped, live, domains, .. } = build;
+    let more_features = domains.features();
+    let (domains, limits) = domains.finish();
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
     let (features, shares) = match sharing {
         Some(NewSharing { shares, orphans: waiting, stuck }) => {
-            let leaves = volumes.values().any(Volume::is_leaving);
+            let has_pages = |volume: &Volume| volume.is_leaving() && volume.map.height > 0;
+            let leaves = volumes.values().any(has_pages);
             let some = leaves || waiting.len() > stuck;
             state.orphans = waiting.len() as u64;
             state.leftovers = if some { Leftovers::Some } else { Leftovers::None };
@@ -125,10 +133,11 @@ pub(crate) fn build(
             // Windows that earlier recoveries voided lie below `committed` now.
             cuts: Vec::new(),
             inexact,
-            features,
+            features: features | more_features,
             shares,
             keys: old.state.keys,
             next_domain: old.state.next_domain,
+            domains,
         },
         volumes,
         discards: pending,
@@ -144,6 +153,7 @@ pub(crate) fn build(
         checkpoint_awaited,
         superblocks,
         moment: frozen.moment().cloned(),
+        limits,
     }))
 }
 
@@ -157,7 +167,8 @@ fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Resul
         state.overlays.tables().clone()
     };
     let orphans = load_orphans(kernel, &tables.state.shares)?;
-    let some = !orphans.is_empty() || tables.volumes.values().any(Volume::is_leaving);
+    let has_pages = |volume: &Volume| volume.is_leaving() && volume.map.height > 0;
+    let some = !orphans.is_empty() || tables.volumes.values().any(has_pages);
     let mut state = kernel.state.lock();
     state.orphans = orphans.len() as u64;
     checkpointer.orphans = Some(orphans);

@@ -89,6 +89,7 @@ pub(crate) fn checkpoint_needed(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     !state.overlays.is_empty()
         || !state.overlays.tables().discards.is_empty()
         || state.checkpoint_awaited
+        || state.domains.wait_for_checkpoint()
         || state.growth.is_some()
 }
 

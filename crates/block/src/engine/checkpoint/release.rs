@@ -26,6 +26,7 @@ pub(super) fn make_current(
     state.checkpoint_awaited &= !next.checkpoint_awaited;
     state.releases.begin();
     tell_of_acts(&mut state, &mut next);
+    state.domains.made_durable(next.limits);
     if let Some(filter) = next.filter.take() {
         kernel.index.lock().finish_spill(filter);
     }

@@ -4,6 +4,7 @@ use onefold_core::Result;
 
 use crate::{
     coverage::Mark,
+    engine::domain_limits::kept,
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     kernel::{Kernel, State},
@@ -46,7 +47,8 @@ pub(crate) fn spill(
     let bits = paged::bits_for(most).max(old.index_bits);
     // Leaves, the pages above them, and the zone table's.
     let pages = (1u64 << bits) * 11 / 10 + 16;
-    has_spare(kernel, scheme, state, pages).then_some((most, bits, pages))
+    has_spare(kernel, scheme, state, pages + kept(kernel, state, None))
+        .then_some((most, bits, pages))
 }
 
 impl TableBuild<'_> {

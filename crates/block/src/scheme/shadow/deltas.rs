@@ -4,23 +4,64 @@ use onefold_core::Pba;
 
 use crate::{
     format::{
+        domain_entry::DOMAIN_ENTRIES,
         page::Table,
         record::{from_low_bytes, low_bytes},
     },
     index::hash_of,
 };
 
+/// The place of a domain among those with limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(u8);
+
+impl Slot {
+    /// Of a domain without limits.
+    pub(crate) const NONE: Slot = Slot(DOMAIN_ENTRIES as u8);
+
+    pub(crate) fn of(place: usize) -> Slot {
+        Slot(place.min(DOMAIN_ENTRIES) as u8)
+    }
+
+    pub(crate) fn place(self) -> Option<usize> {
+        (self != Slot::NONE).then_some(usize::from(self.0))
+    }
+}
+
 /// A change of a block in a checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// An address names it from now on.
-    Raise,
-    /// An address named it until now.
-    Lower,
+    /// An address of a domain names it from now on.
+    Raise(Slot),
+    /// An address of a domain named it until now.
+    Lower(Slot),
     /// Whether it is free is to be found out, whatever its count does.
     Examine,
     /// The same; and it is new, raw or in a carrier.
     New { carried: bool },
+}
+
+impl Touch {
+    const RAISE: u8 = 3;
+    const LOWER: u8 = Touch::RAISE + DOMAIN_ENTRIES as u8 + 1;
+
+    fn encode(self) -> u8 {
+        match self {
+            Touch::Examine => 0,
+            Touch::New { carried } => 1 + u8::from(carried),
+            Touch::Raise(slot) => Touch::RAISE + slot.0,
+            Touch::Lower(slot) => Touch::LOWER + slot.0,
+        }
+    }
+
+    fn decode(byte: u8) -> Touch {
+        match byte {
+            0 => Touch::Examine,
+            1 | 2 => Touch::New { carried: byte == 2 },
+            Touch::RAISE..Touch::LOWER => Touch::Raise(Slot(byte - Touch::RAISE)),
+            _ => Touch::Lower(Slot(byte - Touch::LOWER)),
+        }
+    }
 }
 
 /// A touch of one block, in 11 bytes: a record makes three of them.
@@ -28,7 +69,7 @@ pub(crate) enum Touch {
 pub(crate) struct Delta {
     pba: [u8; 5],
     hash: [u8; 5],
-    touch: Touch,
+    touch: u8,
 }
 
 const _: () = assert!(size_of::<Delta>() == 11);
@@ -36,7 +77,7 @@ const _: () = assert!(size_of::<Delta>() == 11);
 impl Delta {
     /// A change of the count of a block whose fingerprint begins with `prefix`.
     pub(crate) fn new(pba: Pba, touch: Touch, prefix: u64) -> Delta {
-        Delta { pba: low_bytes(pba.0), hash: low_bytes(hash_of(prefix)), touch }
+        Delta { pba: low_bytes(pba.0), hash: low_bytes(hash_of(prefix)), touch: touch.encode() }
     }
 
     pub(crate) fn pba(&self) -> Pba {
@@ -57,19 +98,27 @@ pub(crate) struct Sum {
     pub(crate) new: Option<bool>,
     /// As far as anybody who touched it knows.
     pub(crate) hash: Option<u64>,
+    /// Its domain, as far as anybody who touched it knows.
+    pub(crate) domain: Option<Slot>,
 }
 
 impl Sum {
     pub(crate) fn of(deltas: &[Delta]) -> Sum {
         let mut sum = Sum::default();
         for delta in deltas {
-            match delta.touch {
-                Touch::Raise => sum.difference += 1,
-                Touch::Lower => sum.difference -= 1,
+            let touch = Touch::decode(delta.touch);
+            match touch {
+                Touch::Raise(_) => sum.difference += 1,
+                Touch::Lower(_) => sum.difference -= 1,
                 Touch::Examine => sum.examine = true,
                 Touch::New { carried } => (sum.examine, sum.new) = (true, Some(carried)),
             }
-            if delta.touch != Touch::Examine {
+            if let Touch::Raise(slot) | Touch::Lower(slot) = touch
+                && slot != Slot::NONE
+            {
+                sum.domain = Some(slot);
+            }
+            if touch != Touch::Examine {
                 sum.hash = Some(delta.hash());
             }
         }
@@ -80,4 +129,22 @@ impl Sum {
 /// The leaf that holds the count of a block.
 pub(crate) fn leaf_of(delta: &Delta) -> u64 {
     delta.pba().0 / Table::References.per_leaf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_touch_is_one_byte_and_says_all() {
+        let slots = (0..DOMAIN_ENTRIES).map(Slot::of).chain([Slot::NONE]);
+        let of_domains = slots.flat_map(|slot| [Touch::Raise(slot), Touch::Lower(slot)]);
+        let others = [Touch::Examine, Touch::New { carried: false }, Touch::New { carried: true }];
+        let all: Vec<Touch> = of_domains.chain(others).collect();
+        assert!(all.iter().all(|&touch| Touch::decode(touch.encode()) == touch));
+        let mut codes: Vec<u8> = all.iter().map(|touch| touch.encode()).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), all.len());
+    }
 }

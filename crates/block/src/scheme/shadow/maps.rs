@@ -8,7 +8,7 @@ use std::{
 
 use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
 
-use super::deltas::{Delta, Touch};
+use super::deltas::{Delta, Slot, Touch};
 use crate::{
     counters::add,
     coverage::Mark,
@@ -50,12 +50,12 @@ impl TableBuild<'_> {
             let mut mapped = self.mapped;
             let mut note = |old: MapEntry, new: MapEntry| {
                 if let MapEntry::Block { pba, prefix, .. } = old {
-                    let lower = Delta::new(pba, Touch::Lower, prefix);
+                    let lower = Delta::new(pba, Touch::Lower(Slot::NONE), prefix);
                     deltas.extend(std::iter::repeat_n(lower, lowered));
                     mapped = mapped.saturating_sub(1);
                 }
                 if let MapEntry::Block { pba, prefix, .. } = new {
-                    deltas.push(Delta::new(pba, Touch::Raise, prefix));
+                    deltas.push(Delta::new(pba, Touch::Raise(Slot::NONE), prefix));
                     mapped += 1;
                 }
             };

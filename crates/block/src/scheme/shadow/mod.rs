@@ -4,6 +4,7 @@
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod deltas;
+mod domain_counts;
 mod maps;
 mod pages;
 mod references;
@@ -11,6 +12,7 @@ mod shared;
 
 use std::collections::BTreeMap;
 
+pub(crate) use domain_counts::{DomainCounts, LimitsAtFreeze};
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 pub(crate) use pages::{count_ahead, leaf_of_map, pages_of, pages_of_changes};
 use shared::Maps;
@@ -41,7 +43,8 @@ pub(crate) fn checkpoint(
     // A quota needs the count of a map, which only those have that can share pages.
     let shares = build.old.state.shares_pages()
         || job.frozen.moment().is_some()
-        || volumes.values().any(|volume| volume.quota > 0);
+        || volumes.values().any(|volume| volume.quota > 0)
+        || build.domains.are_named();
     let (pending, sharing) = if shares {
         let Job { frozen, orphans, .. } = &job;
         let maps = Maps { frozen, volumes, discards, orphans: orphans.clone() };

@@ -7,7 +7,7 @@
 
 use onefold_core::{Error, Kind, Pba, Result};
 
-use super::deltas::{Delta, Sum, Touch, leaf_of};
+use super::deltas::{Delta, Slot, Sum, Touch, leaf_of};
 use crate::{
     coverage::Mark,
     format::{
@@ -38,6 +38,7 @@ impl TableBuild<'_> {
             .map(|of_leaf| leaf_of(&of_leaf[0]))
             .collect();
         let (kernel, mut live) = (self.kernel, self.live);
+        let mut domains = std::mem::take(&mut self.domains);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
         let root = self.rebuild(
             Table::References,
@@ -76,6 +77,7 @@ impl TableBuild<'_> {
                         (0, 0) if sum.examine => freed.push(pba),
                         (0, 1..) => {
                             live += 1;
+                            domains.change(sum.domain.unwrap_or(Slot::NONE), true);
                             bits.push((pba, true));
                             if new.is_none() {
                                 sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
@@ -84,6 +86,9 @@ impl TableBuild<'_> {
                         (1.., 0) => {
                             live = live.saturating_sub(1);
                             bits.push((pba, false));
+                            if kernel.keeps(Rule::DomainFallsOnFree) {
+                                domains.change(sum.domain.unwrap_or(Slot::NONE), false);
+                            }
                             freed.push(pba);
                         }
                         _ => {}
@@ -101,7 +106,7 @@ impl TableBuild<'_> {
                 Ok(page::body(page).iter().any(|&byte| byte != 0))
             },
         )?;
-        self.live = live;
+        (self.live, self.domains) = (live, domains);
         self.freed.extend(freed);
         self.bits = bits;
         Ok((root, stored))

@@ -11,7 +11,8 @@ use std::{
 use onefold_core::{Block, Kind, Pba, Result, VolumeId, VolumeLimits, checksum};
 
 use super::{
-    deltas::{Delta, Touch},
+    deltas::{Delta, Slot, Touch},
+    domain_counts::{DomainCounts, families, forget_families},
     maps::{Changes, Choice},
     pages::LEFTOVER_COUNTS,
 };
@@ -19,6 +20,7 @@ use crate::{
     coverage::Mark,
     engine::quota,
     format::{
+        FIRST_DOMAIN,
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
         page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
         share::Share,
@@ -58,10 +60,11 @@ impl TableBuild<'_> {
     ) -> Result<(Ranges, NewSharing)> {
         let Maps { frozen, volumes, mut discards, orphans } = maps;
         let (kernel, shares) = (self.kernel, self.old.state.shares);
-        deleted_leave(volumes, &mut discards);
+        let named = self.domains.are_named();
+        deleted_leave(volumes, &mut discards, &self.domains);
         let mut budget = leftover_budget(kernel, scheme);
         let begun = budget.0;
-        let mut pages = SharedPages { build: self, deltas };
+        let mut pages = SharedPages { build: self, deltas, slot: Slot::NONE };
         let mut sharing = Sharing::new(&mut pages);
         let (orphans, stuck) = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
         kernel.state.lock().pieces = (begun - budget.0) as u64;
@@ -76,13 +79,14 @@ impl TableBuild<'_> {
             let counted = quota::wants_counting(volume).then(|| quota::count(kernel, volume));
             volume.sharing.mapped = volume.mapped().or(counted);
             let (family, root) = (volume.family(), volume.map);
+            sharing.store.work_for(volume.domain);
             let rewritten =
                 sharing.rewrite(family, &root, &leaves, &mut |leaf, pointer, page| {
                     changes.apply(id, &mine, leaf, pointer, page, &mut |_, _| {})
                 })?;
             volume.map = rewritten.root;
             let mapped = volume.sharing.mapped.as_mut();
-            mapped.into_iter().for_each(|mapped| {
+            mapped.filter(|_| kernel.keeps(Rule::MappedFollows)).into_iter().for_each(|mapped| {
                 *mapped = mapped.saturating_add_signed(rewritten.mapped);
             });
             let lost = &mut volume.sharing.lost;
@@ -105,6 +109,9 @@ impl TableBuild<'_> {
             if accounts.get(&mut pages, orphan.page.address)?.is_orphan() {
                 waiting.push(orphan);
             }
+        }
+        if named {
+            forget_families(volumes, &waiting);
         }
         let root = self.accounts(&shares, &accounts)?;
         Ok((left, NewSharing { shares: root, orphans: waiting, stuck }))
@@ -131,14 +138,21 @@ impl TableBuild<'_> {
 }
 
 /// What was deleted begins to leave: no change reaches it any more, and its ranges are void.
-fn deleted_leave(volumes: &mut BTreeMap<VolumeId, Volume>, discards: &mut Ranges) {
+fn deleted_leave(
+    volumes: &mut BTreeMap<VolumeId, Volume>,
+    discards: &mut Ranges,
+    domains: &DomainCounts,
+) {
     for volume in volumes.values_mut().filter(|volume| volume.name.is_empty()) {
         if !volume.is_leaving() {
-            *volume = Volume::leaving(volume.id, volume.family(), 0, volume.map);
+            let domain = domains.of_leaving(volume.domain);
+            *volume = Volume::leaving(volume.id, volume.family(), 0, volume.map).of_domain(domain);
         }
         discards.cut(volume.id, 0, VOLUME_BLOCKS_MAX);
     }
-    volumes.retain(|_, volume| !volume.is_leaving() || volume.map.height > 0);
+    if !domains.are_named() {
+        volumes.retain(|_, volume| !volume.is_leaving() || volume.map.height > 0);
+    }
 }
 
 /// How much a checkpoint may do for what deleted maps left behind: one piece always has room.
@@ -162,14 +176,19 @@ fn leftovers(
     orphans: Vec<Orphan>,
     budget: &mut Budget,
 ) -> Result<(Vec<Orphan>, usize)> {
-    let leaving: Vec<VolumeId> =
-        volumes.values().filter(|volume| volume.is_leaving()).map(|volume| volume.id).collect();
+    let leaving = volumes.values().filter(|volume| volume.is_leaving() && volume.map.height > 0);
+    let leaving: Vec<VolumeId> = leaving.map(|volume| volume.id).collect();
+    let named = sharing.store.build.domains.are_named();
     let mut any_left = false;
     for id in leaving {
         let Some(volume) = volumes.get_mut(&id) else { continue };
         kernel.coverage.hit(Mark::MapTakenApart);
         let before = Leaving { id: top_of(volume), page: volume.map.page };
+        let keeps_domain = kernel.keeps(Rule::LeavingKeepsDomain);
+        sharing.store.work_for(if keeps_domain { volume.domain } else { FIRST_DOMAIN });
         match sharing.take_apart(before, budget)? {
+            // Its entry tells whose the pages are that are left of its family.
+            None if named => volume.map = Root::default(),
             None => drop(volumes.remove(&id)),
             Some(rest) => {
                 volume.map.page = rest.page;
@@ -178,12 +197,15 @@ fn leftovers(
             }
         }
     }
+    let families = if named { families(volumes) } else { BTreeMap::new() };
     let (mut waiting, mut stuck) = (Waiting::default(), Vec::new());
     waiting.add(orphans);
     waiting.add(std::mem::take(&mut sharing.orphaned));
     while !any_left && budget.0 > 0 {
         let Some(orphan) = waiting.next(sharing)? else { break };
         waiting.remove(&orphan);
+        let domain = families.get(&orphan.id.volume).copied().unwrap_or(FIRST_DOMAIN);
+        sharing.store.work_for(domain);
         kernel.coverage.hit(Mark::OrphanHandedOver);
         let there = match there(kernel, volumes, orphan.id) {
             Ok(there) => there,
@@ -200,7 +222,7 @@ fn leftovers(
             Handed::Over => {}
             Handed::Partly => waiting.add(vec![orphan]),
             Handed::Leaves(rest) => {
-                let volume = leaving_entry(kernel, rest);
+                let volume = leaving_entry(kernel, rest).of_domain(named.then_some(domain));
                 volumes.insert(volume.id, volume);
                 any_left = true;
             }
@@ -297,8 +319,10 @@ fn perform(
                 sharing: Place { parent, replica: *replica, ..place },
                 ..origin.clone()
             };
-            if old.map.height > 0 {
-                volumes.insert(*id, Volume::leaving(*id, old.family(), 0, old.map));
+            let domains = &sharing.store.build.domains;
+            if old.map.height > 0 || domains.are_named() {
+                let leaving = Volume::leaving(*id, old.family(), 0, old.map);
+                volumes.insert(*id, leaving.of_domain(domains.of_leaving(old.domain)));
             }
             rolled_back
         }
@@ -413,6 +437,15 @@ fn guid(
 struct SharedPages<'b, 'k> {
     build: &'b mut TableBuild<'k>,
     deltas: &'b mut Vec<Delta>,
+    /// The domain of what is worked on.
+    slot: Slot,
+}
+
+impl SharedPages<'_, '_> {
+    /// Maps of this domain are worked on from now on.
+    fn work_for(&mut self, domain: u32) {
+        self.slot = self.build.domains.slot(domain);
+    }
 }
 
 impl MapStore for SharedPages<'_, '_> {
@@ -454,7 +487,7 @@ impl MapStore for SharedPages<'_, '_> {
 
     fn raise(&mut self, entry: MapEntry) {
         if let MapEntry::Block { pba, prefix, .. } = entry {
-            self.deltas.push(Delta::new(pba, Touch::Raise, prefix));
+            self.deltas.push(Delta::new(pba, Touch::Raise(self.slot), prefix));
             self.build.mapped += 1;
         }
     }
@@ -470,7 +503,7 @@ impl MapStore for SharedPages<'_, '_> {
 
     fn lower(&mut self, entry: MapEntry) {
         if let MapEntry::Block { pba, prefix, .. } = entry {
-            self.deltas.push(Delta::new(pba, Touch::Lower, prefix));
+            self.deltas.push(Delta::new(pba, Touch::Lower(self.slot), prefix));
             self.build.mapped = self.build.mapped.saturating_sub(1);
         }
     }

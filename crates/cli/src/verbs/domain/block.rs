@@ -3,13 +3,28 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use onefold_backend::MonotonicClock;
-use onefold_block::{DomainListed, MEMORY_MIN, Settings, create_domain, domains_of, erase_domain};
+use onefold_block::{
+    DomainLimits, DomainListed, MEMORY_MIN, Settings, create_domain, domains_of, erase_domain,
+};
 use onefold_core::{Disk, Error, Kind, Result};
 use serde_json::{Value, json};
 
-use super::called::{Called, shown};
-use crate::verbs::volume::block::lines;
-use onefold::parts::{keys::asker, store_file::StoreFile};
+use super::{
+    Limits,
+    called::{Called, shown},
+};
+use crate::verbs::{
+    served_or_not,
+    volume::{
+        block::{change, lines},
+        done, said,
+    },
+};
+use onefold::parts::{
+    control::{DomainLine, Request},
+    keys::asker,
+    store_file::StoreFile,
+};
 use onefold_console::{
     failure::Failure,
     output::Answer,
@@ -65,36 +80,92 @@ fn words(holds: Holds) -> String {
 pub(super) fn create(
     store: &Path,
     file: &StoreFile,
-    name: &str,
+    (name, limits): (&str, &Limits),
     answer: &Answer,
 ) -> Result<(), Failure> {
     let in_store = |error: Error| error.context(store.display());
     let made = || {
         file.key_area()?;
+        if limits.are_given() {
+            may_have(file, limits)?;
+        }
         create_domain(&*file.claim()?.disk(), &settings(file), name)
     };
     let number = made().map_err(in_store)?;
-    let words =
-        format_args!("domain '{}' of {} has number {number}", name.escape_debug(), store.display());
-    let report = json!({ "store": shown(store), "name": name, "number": number });
+    let mut with = String::new();
+    let mut report = json!({ "store": shown(store), "name": name, "number": number });
+    if limits.are_given() {
+        let request = limits.request(name);
+        change(file, &request)?;
+        with = format!("; {}", said(&request));
+        if let (Some(report), Value::Object(limits)) = (report.as_object_mut(), done(&request)) {
+            report.extend(limits.into_iter().filter(|(key, _)| key != "done" && key != "name"));
+        }
+    }
+    let words = format_args!(
+        "domain '{}' of {} has number {number}{with}",
+        name.escape_debug(),
+        store.display()
+    );
     answer.tell(&report, words)
+}
+
+/// Fails unless a domain that is about to be made may have these limits.
+fn may_have(file: &StoreFile, limits: &Limits) -> Result<()> {
+    let blocks = |size: Option<Size>| size.map_or(0, |size| size.0.div_ceil(4096));
+    let limits = DomainLimits { quota: blocks(limits.quota), reserve: blocks(limits.reserve) };
+    let working = file.work(Settings::for_memory(MEMORY_MIN))?;
+    let may = working.store().check_domain(limits);
+    let closed = working.close();
+    may.and(closed)
+}
+
+/// Domains with limits, as the store's server says where there is one.
+fn limited(file: &StoreFile) -> Result<BTreeMap<u32, DomainLine>> {
+    let all: Vec<DomainLine> = served_or_not(
+        file,
+        |server| {
+            let report: Value = server.ask(&Request::Status)?;
+            Ok(serde_json::from_value(report["domains"].clone()).unwrap_or_default())
+        },
+        || {
+            let status = StoreFile::look(file.path())?.open_unchanged()?.status();
+            Ok(status.domains.iter().map(DomainLine::of).collect())
+        },
+    )?;
+    Ok(all.into_iter().map(|domain| (domain.number, domain)).collect())
+}
+
+/// The limits of a domain, for lists.
+fn shown_limits(domain: &DomainLine) -> String {
+    let stored = domain.stored_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+    let limit = |word: &str, bytes: Option<u64>| {
+        bytes.map_or(String::new(), |bytes| format!(", {word} {}", Size(bytes)))
+    };
+    let (quota, reserve) = (domain.quota_bytes, domain.reserve_bytes);
+    format!("; {stored} stored{}{}", limit("quota", quota), limit("reserve", reserve))
 }
 
 pub(super) fn list(store: &Path, file: &StoreFile, answer: &Answer) -> Result<(), Failure> {
     let all = domains(file).map_err(|error| error.context(store.display()))?;
-    let holds = holds(file)?;
+    let (holds, limited) = (holds(file)?, limited(file)?);
     let of = |domain: &DomainListed| holds.get(&domain.number).copied().unwrap_or_default();
     let row = |domain: &DomainListed| -> Value {
         let Holds { volumes, snapshots, bytes } = of(domain);
+        let limits = limited.get(&domain.number);
         json!({
             "number": domain.number, "name": domain.name, "erased": domain.name.is_none(),
             "volumes": volumes, "snapshots": snapshots, "bytes": bytes,
+            "stored_bytes": limits.and_then(|one| one.stored_bytes),
+            "quota_bytes": limits.and_then(|one| one.quota_bytes),
+            "reserve_bytes": limits.and_then(|one| one.reserve_bytes),
         })
     };
     let rows: Vec<Value> = all.iter().map(row).collect();
     let line = |domain: &DomainListed| {
         let name = Called(domain.name.as_deref());
-        format!("{:>6}  {name:<30}  {}", domain.number, words(of(domain)))
+        let limits = limited.get(&domain.number).map(shown_limits).unwrap_or_default();
+        format!("{:>6}  {name:<30}  {}{limits}", domain.number, words(of(domain)))
     };
     let lines: Vec<String> = all.iter().map(line).collect();
     let report = json!({ "store": shown(store), "domains": rows });

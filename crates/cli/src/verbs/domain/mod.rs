@@ -19,8 +19,11 @@ use onefold_archive::{
 use serde_json::{Value, json};
 
 use self::called::{Called, shown};
-use super::{Found, refused};
-use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
+use super::{
+    Found, refused,
+    volume::{bytes_or_none, done, said},
+};
+use onefold::parts::{archive_dir::ArchiveDir, control::Request, store_file::StoreFile};
 use onefold_console::{
     failure::Failure,
     output::Answer,
@@ -43,7 +46,8 @@ const NOT_YET: &str = "it has one domain, and can't have others yet";
 #[command(after_help = "Examples:\n  \
                   onefold domain create backups customer-7\n  \
                   onefold domain list backups\n  \
-                  onefold domain erase backups customer-7 --confirm 1f2e3d4c-1\n\n\
+                  onefold domain erase backups customer-7 --confirm 1f2e3d4c-1\n  \
+                  onefold domain set disk.onefold customer-7 --quota 500G\n\n\
                   A snapshot in a domain:\n\n    \
                   onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7\n\n\
                   A volume of a block store in a domain:\n\n    \
@@ -60,12 +64,36 @@ enum Verb {
     /// A store that has only the domain that it began with gets a feature, which programs from before
     /// domains refuse; nobody may work on it meanwhile. Nobody may serve a block store meanwhile in any
     /// case.
-    #[command(after_help = "Examples:\n  onefold domain create backups customer-7")]
+    #[command(after_help = "Examples:\n  \
+                      onefold domain create backups customer-7\n  \
+                      onefold domain create disk.onefold customer-7 --quota 500G --reserve 200G")]
     Create {
         /// The archive or block store
         store: PathBuf,
         /// Its name, of 30 bytes at most; only whoever has a key can read it
         name: String,
+        #[command(flatten)]
+        limits: Limits,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Sets how much a domain of a block store may store, and how much is kept for it
+    ///
+    /// The store may be served meanwhile. What counts are blocks that are stored: each once, whatever
+    /// names it in the domain's volumes and snapshots. --quota bounds them. A write that would pass it gets
+    /// "no space left", and so does an overwrite, since what it replaces is freed later; other domains go
+    /// on. --reserve keeps space: all others leave alone what is missing from it to what the domain stores.
+    /// It is refused when the store has no room for it. Limits that no option names stay as they are.
+    #[command(after_help = "Examples:\n  \
+                      onefold domain set disk.onefold customer-7 --quota 500G --reserve 200G\n  \
+                      onefold domain set disk.onefold customer-7 --reserve none")]
+    Set {
+        /// The block store
+        store: PathBuf,
+        /// The domain's name
+        name: String,
+        #[command(flatten)]
+        limits: Limits,
         #[command(flatten)]
         answer: Answer,
     },
@@ -99,12 +127,53 @@ enum Verb {
     },
 }
 
+/// What a domain may store.
+#[derive(Debug, Args)]
+struct Limits {
+    /// Most bytes that may be stored in it, rounded up to 4 KiB, or none. Block stores only
+    #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
+    quota: Option<Size>,
+    /// Bytes that are kept for it, rounded up to 4 KiB, or none. Block stores only
+    #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
+    reserve: Option<Size>,
+}
+
+impl Limits {
+    fn are_given(&self) -> bool {
+        self.quota.is_some() || self.reserve.is_some()
+    }
+
+    /// The request that gives them to a domain.
+    fn request(&self, name: &str) -> Request {
+        let bytes = |size: Option<Size>| size.map(|size| size.0);
+        let (quota, reserve) = (bytes(self.quota), bytes(self.reserve));
+        Request::DomainLimits { name: name.to_owned(), quota, reserve }
+    }
+}
+
+/// Why archives refuse limits.
+const NO_LIMITS: &str = "its domains have no limits";
+
 /// Does what was asked for.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match &options.verb {
-        Verb::Create { store, name, answer } => match at(store)? {
+        Verb::Create { store, name, limits, answer } => match at(store)? {
+            Store::Archive(directory) if limits.are_given() => {
+                Err(refused(store, &Found::Archive(directory), NO_LIMITS))
+            }
             Store::Archive(directory) => create(store, &directory, name, answer),
-            Store::Block(file) => block::create(store, &file, name, answer),
+            Store::Block(file) => block::create(store, &file, (name, limits), answer),
+        },
+        Verb::Set { limits, .. } if !limits.are_given() => {
+            Err(Failure::usage("nothing to set: give --quota or --reserve"))
+        }
+        Verb::Set { store, name, limits, answer } => match at(store)? {
+            Store::Archive(directory) => Err(refused(store, &Found::Archive(directory), NO_LIMITS)),
+            Store::Block(file) => {
+                let request = limits.request(name);
+                super::volume::block::change(&file, &request)?;
+                answer.tell(&done(&request), said(&request))
+            }
         },
         Verb::List { store, answer } => match at(store)? {
             Store::Archive(directory) => list(store, &directory, answer),

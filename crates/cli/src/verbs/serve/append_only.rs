@@ -32,6 +32,7 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         Request::Put { .. } | Request::Backup(_) => Ok(()),
         Request::VolumeCreate { .. }
         | Request::VolumeQuota { .. }
+        | Request::DomainLimits { .. }
         | Request::VolumeResize { .. }
         | Request::VolumeNoDedup { .. }
         | Request::VolumeLimit { .. }
@@ -120,6 +121,7 @@ mod tests {
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
             Request::VolumeQuota { name: name(), bytes: 1 },
+            Request::DomainLimits { name: name(), quota: Some(1), reserve: None },
             Request::VolumeRename { name: name(), new_name: name() },
             Request::VolumeDelete { name: name(), force: true },
             Request::VolumeClone { of: name(), name: name(), read_only: true },

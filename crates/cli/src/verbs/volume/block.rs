@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use onefold_block::{Copies, MEMORY_MIN, NewVolume, NoDedup, Settings, Store, domain_called};
+use onefold_block::{
+    Copies, DomainLimits, MEMORY_MIN, NewVolume, NoDedup, Settings, Store, domain_called,
+};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
@@ -52,6 +54,14 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
         }
         Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
         Request::VolumeQuota { name, bytes } => store.set_quota(name, *bytes),
+        Request::DomainLimits { name, quota, reserve } => {
+            let blocks = |bytes: u64| bytes.div_ceil(4096);
+            let change = |before: DomainLimits| DomainLimits {
+                quota: quota.map_or(before.quota, blocks),
+                reserve: reserve.map_or(before.reserve, blocks),
+            };
+            store.set_domain(name, change).map(drop)
+        }
         Request::VolumeNoDedup { name, no_dedup } => {
             store.set_no_dedup(name, &NoDedup::new(no_dedup.clone())?)
         }

@@ -239,7 +239,7 @@ impl Limits {
 }
 
 /// A size that is not zero.
-fn some_bytes(text: &str) -> Result<Size> {
+pub(super) fn some_bytes(text: &str) -> Result<Size> {
     let size: Size = text.parse()?;
     if size.0 > 0 {
         Ok(size)
@@ -261,7 +261,7 @@ fn iops_or_none(text: &str) -> Result<u32, String> {
 }
 
 /// A limit, or zero for none.
-fn bytes_or_none(text: &str) -> Result<Size> {
+pub(super) fn bytes_or_none(text: &str) -> Result<Size> {
     if text == "none" { Ok(Size(0)) } else { some_bytes(text) }
 }
 
@@ -453,6 +453,16 @@ pub(crate) fn said(request: &Request) -> String {
         }
         Request::VolumeQuota { name, bytes } => {
             format!("volume '{}' has a quota of {}", name.escape_debug(), Size(*bytes))
+        }
+        Request::DomainLimits { name, quota, reserve } => {
+            let limit = |word: &str, bytes: &Option<u64>| match bytes {
+                None => None,
+                Some(0) => Some(format!("no {word}")),
+                Some(bytes) => Some(format!("a {word} of {}", Size(*bytes))),
+            };
+            let limits = [limit("quota", quota), limit("reserve", reserve)];
+            let limits: Vec<String> = limits.into_iter().flatten().collect();
+            format!("domain '{}' has {}", name.escape_debug(), limits.join(" and "))
         }
         Request::VolumeRename { name, new_name } => {
             format!("renamed volume '{}' to '{}'", name.escape_debug(), new_name.escape_debug())

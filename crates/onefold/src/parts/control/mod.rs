@@ -13,7 +13,7 @@ mod streams;
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, Copies, Engine, ReceiveState, Store, Traffic, VolumeState, VolumeStatus,
+    Acts, Copies, DomainStatus, Engine, ReceiveState, Store, Traffic, VolumeState, VolumeStatus,
     check::{exclusive, volume_space},
     receives,
 };
@@ -69,6 +69,15 @@ pub enum Request {
     VolumeLimit { name: String, limits: Speed },
     /// Bytes that clients may map in it; 0 for any number.
     VolumeQuota { name: String, bytes: u64 },
+    /// Bytes that a domain may store, and bytes that are kept for it; 0 for none, and what it has stays
+    /// when it is absent.
+    DomainLimits {
+        name: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        quota: Option<u64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserve: Option<u64>,
+    },
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
@@ -383,6 +392,37 @@ impl VolumeLine {
             lost_bytes: volume.lost_blocks * BLOCK_BYTES as u64,
             exclusive_bytes: None,
             traffic: volume.traffic.map(VolumeTraffic::from),
+        }
+    }
+}
+
+/// A domain with limits, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DomainLine {
+    /// Its number.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// Bytes that it stores, as of the last checkpoint; `null` when nobody knows: a page can't be read.
+    pub stored_bytes: Option<u64>,
+    /// Bytes that may be stored in it; absent where any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+    /// Bytes that are kept for it; absent where none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve_bytes: Option<u64>,
+}
+
+impl DomainLine {
+    pub fn of(domain: &DomainStatus) -> DomainLine {
+        let bytes = |blocks: u64| blocks.saturating_mul(BLOCK_BYTES as u64);
+        let some = |blocks: u64| (blocks > 0).then(|| bytes(blocks));
+        DomainLine {
+            number: domain.number,
+            name: domain.name.clone(),
+            stored_bytes: domain.stored_blocks.map(bytes),
+            quota_bytes: some(domain.limits.quota),
+            reserve_bytes: some(domain.limits.reserve),
         }
     }
 }

@@ -3,7 +3,7 @@
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, ExtentKind, Kind, Lba, Ticket};
 use onefold_testbed::content::{Content, ZEROES};
 
-use super::quotas::is_of_quota;
+use super::{domain_limits::is_of_domain, quotas::is_of_quota};
 use crate::{
     block::{
         model::{Key, LOST, Outcome},
@@ -28,7 +28,7 @@ pub(crate) enum Change<'a> {
 }
 
 impl Change<'_> {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         match *self {
             Change::Write(data) => data.len() as u64,
             Change::Trim(bytes) | Change::Zeroes(bytes, _) => bytes,
@@ -316,10 +316,16 @@ impl<S: Subject> Sim<S> {
         if error.kind() != Kind::NoSpace || self.disk.is_down() || self.disk.has_failed() {
             return Err(self.judge(change.name(), error));
         }
+        if is_of_domain(error) {
+            return self.refused_by_domain(key, offset, change);
+        }
         if is_of_quota(error) {
             return self.refused_by_quota(key, offset, change);
         }
         self.reach.hit("store full");
+        if matches!(change, Change::Write(_)) {
+            self.not_reserved(key)?;
+        }
         let first = offset / BLOCK;
         let n = (offset + change.bytes()).div_ceil(BLOCK) - first;
         if let Change::Write(data) = change {
@@ -365,6 +371,10 @@ impl<S: Subject> Sim<S> {
                     self.note(key, offset, Change::Write(data), Outcome::Failed);
                     tries += 1;
                     self.make_room(tries)?;
+                }
+                Err(error) if is_of_domain(&error) => {
+                    self.note(key, offset, Change::Write(data), Outcome::Failed);
+                    return self.refused_by_domain(key, offset, Change::Write(data));
                 }
                 Err(error) if is_of_quota(&error) => {
                     self.note(key, offset, Change::Write(data), Outcome::Failed);

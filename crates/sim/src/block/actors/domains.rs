@@ -42,6 +42,15 @@ enum Change {
 }
 
 impl<S: Subject> Sim<S> {
+    /// The domains besides the first one that were not erased.
+    pub(super) fn living_domains(&self) -> Vec<u32> {
+        let living = |tenants: &Tenants| {
+            let all = (1..=tenants.made).filter(|number| !tenants.erased.contains(number));
+            all.collect()
+        };
+        self.tenants.as_ref().map(living).unwrap_or_default()
+    }
+
     /// A domain comes or is erased, sometimes.
     pub(super) fn change_domains(&mut self) -> Result<(), Failure> {
         let most = self.params.options.domains;

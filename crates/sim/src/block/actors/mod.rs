@@ -2,6 +2,7 @@
 
 mod catalogue;
 mod client;
+mod domain_limits;
 mod domains;
 mod growth;
 mod keys;
@@ -9,6 +10,7 @@ mod quotas;
 mod replication;
 mod schedule;
 
+pub(crate) use domain_limits::Bounds;
 pub(crate) use domains::Tenants;
 pub(super) use growth::Growing;
 pub(crate) use keys::Secrets;

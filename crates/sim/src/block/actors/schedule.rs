@@ -179,7 +179,8 @@ impl<S: Subject> Sim<S> {
                 moved |= self.step(step)?;
             }
             if !moved {
-                return self.count_mapped();
+                self.count_mapped()?;
+                return self.count_domains();
             }
         }
         Err(Failure::new(

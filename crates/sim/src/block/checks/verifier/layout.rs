@@ -65,6 +65,8 @@ pub(super) struct Superblock {
     /// Maps share pages.
     pub(super) sharing: bool,
     pub(super) shares: (Pointer, u64),
+    /// Domains with limits, and the blocks that they store.
+    pub(super) stored: Vec<(u64, u64)>,
 }
 
 /// A zone as a page of the zone list tells of it.
@@ -126,6 +128,7 @@ impl Superblock {
         }
         let sequence = number::<8>(bytes, 96);
         let mut opened = bytes.to_vec();
+        let mut stored = Vec::new();
         if let Some(sealed) = sealed {
             let found = sealed.superblock(bytes, place, sequence);
             opened = found.ok_or("it is not what was sealed")?;
@@ -139,11 +142,24 @@ impl Superblock {
             }
             opened[1240..1244].fill(0);
             opened[1272..1280].fill(0);
+            if features & 32 == 32 {
+                let entries = opened[1280..3328].chunks_exact(32);
+                let entries: Vec<&[u8]> = entries.take_while(|entry| !zero(entry)).collect();
+                for entry in &entries {
+                    if !zero(&entry[4..8]) || zero(&entry[..4]) || zero(&entry[8..24]) {
+                        return Err("a domain has no number or no limits".to_owned());
+                    }
+                    stored.push((number::<4>(entry, 0), number::<8>(entry, 24)));
+                }
+                let end = 1280 + 32 * entries.len();
+                opened[1280..end].fill(0);
+            }
         }
         let bytes = &opened[..];
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || features & !29 != 0
+            || features & !61 != 0
+            || features & 32 == 32 && features & 25 != 25
             || features & 24 == 16
             || is_sealed != sealed.is_some()
             || moved == zero(&bytes[1200..1208])
@@ -182,6 +198,7 @@ impl Superblock {
                 (Pointer::decode(&bytes[at..at + 24]), number::<8>(bytes, at + 24))
             }),
             sharing,
+            stored,
             shares: (Pointer::decode(&bytes[1208..1232]), number::<8>(bytes, 1232)),
             index_entries: number::<8>(bytes, 376),
             index_bits: number::<4>(bytes, 392),

@@ -1,6 +1,6 @@
 //! Maps that share pages: each page once, and whether table 8 says how it is named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Held, Reader, Volume,
@@ -39,6 +39,8 @@ struct Pages {
     seen: BTreeMap<u64, (Place, Pointer)>,
     named: BTreeMap<u64, u64>,
     mapped: u64,
+    /// The blocks that pages of each family name.
+    blocks: BTreeMap<u64, BTreeSet<u64>>,
 }
 
 impl Reader<'_> {
@@ -107,6 +109,7 @@ impl Reader<'_> {
         self.maps_hidden |= !whole;
         if !self.maps_hidden {
             self.judge_shares(&pages);
+            self.judge_domains(&entries, &pages);
             let too_many = self.superblock.inexact && pages.mapped < self.superblock.mapped;
             if pages.mapped != self.superblock.mapped && !too_many {
                 self.problem(format!(
@@ -151,6 +154,9 @@ impl Reader<'_> {
         };
         if place.level == 0 {
             for (n, bytes) in body.chunks_exact(14).take(ENTRIES as usize).enumerate() {
+                if let Some((at, ..)) = self.map_entry_of(place.family, bytes) {
+                    pages.blocks.entry(place.family).or_default().insert(at);
+                }
                 let same = lender_body
                     .as_ref()
                     .is_some_and(|lender| lender[n * 14..n * 14 + 14] == *bytes);
@@ -204,6 +210,22 @@ impl Reader<'_> {
     fn read_map(&self, place: Place, pointer: Pointer) -> Option<Vec<u8>> {
         let table = Table { number: 1, volume: place.family };
         self.page(table, pointer, place.level, place.page)
+    }
+
+    /// The superblock says how many blocks a domain with limits stores: those that its families name.
+    fn judge_domains(&mut self, entries: &[Entry], pages: &Pages) {
+        let families: BTreeMap<u64, u64> =
+            entries.iter().map(|entry| (entry.family, entry.domain)).collect();
+        for (domain, stored) in self.superblock.stored.clone() {
+            let own =
+                pages.blocks.iter().filter(|(family, _)| families.get(family) == Some(&domain));
+            let found = own.flat_map(|(_, blocks)| blocks).collect::<BTreeSet<_>>().len() as u64;
+            if found != stored && !(self.superblock.inexact && found < stored) {
+                self.problem(format!(
+                    "domain {domain} stores {found} blocks, and the superblock says {stored}"
+                ));
+            }
+        }
     }
 
     /// Table 8 says how each page is named, and from which it borrows.
