@@ -43,6 +43,8 @@ mod domains;
 mod epochs;
 mod frames;
 mod heads;
+#[cfg(feature = "planted-bugs")]
+mod hostile;
 mod key_area;
 mod key_changes;
 mod label;
@@ -55,7 +57,7 @@ mod snapshot;
 mod upgrade;
 
 #[cfg(feature = "planted-bugs")]
-pub use self::broken::{append_records, write_other_tables};
+pub use self::hostile::{append_records, write_other_tables};
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
