@@ -164,7 +164,12 @@ mod tests {
     #[test]
     fn accounts_of_many_clients_are_bounded() {
         let (mut accounts, begin) = (Accounts::default(), now());
-        (0..5000).for_each(|n| drop(accounts.take(&format!("client-{n}"), "x", 0, begin)));
+        for n in 0..5000 {
+            assert_eq!(
+                accounts.take(&format!("client-{n}"), "x", 0, begin).is_some(),
+                n < 1024 + 64
+            );
+        }
         assert_eq!(accounts.0.len(), CLIENTS + 1);
     }
 }
