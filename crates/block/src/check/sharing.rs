@@ -10,12 +10,13 @@
 //! Memory: about 230 bytes for each page that table 8 has, and two bits for each block of a zone
 //! with pages of maps.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 
 use onefold_core::{Block, Pba, Result, VolumeId};
 
 use super::{
     accounts::{Account, Accounts},
+    per_leaf::Sums,
     report::Place,
     tables::Checker,
     usage::{BlockSet, Usage},
@@ -23,6 +24,7 @@ use super::{
 };
 use crate::format::{
     catalogue::Volume,
+    domain_entry::DomainEntry,
     page::{self, PageId, Pointer, Root, Table},
     record::WindowNumber,
     share::Share,
@@ -203,6 +205,50 @@ impl Checker<'_> {
             let what =
                 format!("{alone} pages of maps have no account, and no entry counts for them");
             self.report.problem(Place::Store, what);
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Notes what a leaf of a map of a domain names.
+    pub(super) fn count_leaf(&mut self, domain: u32, at: &Pointer, page: &Block) {
+        let mut counts = std::mem::take(&mut self.counts);
+        counts.leaf(domain, at.address, page, |pba| self.may_hold(pba));
+        self.counts = counts;
+    }
+
+    /// Compares the counts with what the maps name, all of which could be walked.
+    pub(super) fn judge_counts(&mut self) {
+        let mut sums = Sums::new();
+        let mut wrong = BTreeMap::new();
+        for volume in self.volumes.iter().filter(|volume| !volume.is_leaving()) {
+            let Some(counted) = volume.mapped() else { continue };
+            let found = self.counts.mapped.of_map(&self.walker, volume, &mut sums);
+            if let Some(found) = found.filter(|found| *found != counted) {
+                wrong.insert(volume.id, (found, counted));
+            }
+        }
+        for (id, (found, counted)) in wrong {
+            let what = format!(
+                "the catalogue counts {counted} addresses that have a block, but there are {found}"
+            );
+            self.report.problem(Place::Volume(id), what);
+            self.counts.wrong.insert(id, found);
+        }
+        for DomainEntry { number, stored, .. } in self.state.domains.clone() {
+            let found = self.counts.stored(number);
+            let what = match stored {
+                None => format!(
+                    "nobody knows how many blocks domain {number} stores, since a page could not be read: \
+                     onefold repair counts them"
+                ),
+                Some(stored) if stored == found => continue,
+                Some(stored) if stored > found && self.counts_too_high() => continue,
+                Some(stored) => format!(
+                    "it counts {stored} blocks that domain {number} stores, but there are {found}"
+                ),
+            };
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
     }
 }

@@ -5,7 +5,7 @@ use onefold_core::{Error, Kind, Result, VolumeId};
 
 use super::{
     admission::{full, wait},
-    domain_limits::kept,
+    domain_room::kept,
 };
 use crate::{
     coverage::Mark,

@@ -7,7 +7,7 @@
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    domain_limits::kept,
+    domain_room::kept,
     kept_room::{blocks_kept, ranges_kept},
 };
 use crate::{

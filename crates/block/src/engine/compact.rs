@@ -16,7 +16,8 @@ use crate::{
     counters::add,
     engine::{
         admission::{Admission, Purpose, admit},
-        domain_limits::{self, kept},
+        domain_limits,
+        domain_room::kept,
         gather::make_room,
         read::read,
     },

@@ -18,6 +18,7 @@ use onefold_core::{Error, Kind, Lba, Result, VolumeId};
 
 use super::{
     admission::wait,
+    domain_room::{Stored, kept},
     tenants::{WITHHELD_SHARE, takes_duplicates},
 };
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
     format::{
         FIRST_DOMAIN,
         catalogue::{QUOTA_MAX, Volume},
-        domain_entry::{DomainEntry, DomainLimits},
+        domain_entry::DomainLimits,
     },
     kernel::{Kernel, Leftovers, State, kept_for},
     rules::Rule,
@@ -35,60 +36,6 @@ use crate::{
     },
     window::{Charge, Charged, Placed},
 };
-
-/// How much a domain stores, as far as the last checkpoint knows.
-#[derive(Clone, Copy)]
-enum Stored {
-    /// Exactly so many blocks.
-    Known(u64),
-    /// The next checkpoint counts.
-    Uncounted,
-    /// A page can't be read: until a repair nobody knows.
-    Unread,
-}
-
-impl Stored {
-    fn of(state: &State, domain: u32) -> Stored {
-        let entries = &state.overlays.tables().state.domains;
-        match entries.iter().find(|entry| entry.number == domain) {
-            None => Stored::Uncounted,
-            Some(DomainEntry { stored: None, .. }) => Stored::Unread,
-            Some(DomainEntry { stored: Some(blocks), .. }) => Stored::Known(*blocks),
-        }
-    }
-
-    fn at_least(self) -> u64 {
-        if let Stored::Known(blocks) = self { blocks } else { 0 }
-    }
-
-    fn at_most(self) -> u64 {
-        if let Stored::Known(blocks) = self { blocks } else { u64::MAX }
-    }
-}
-
-/// The blocks that are kept for reserves, but for that of `own`.
-pub(crate) fn kept(kernel: &Kernel, state: &State, own: Option<u32>) -> u64 {
-    if state.domains.are_unlimited() || !kernel.keeps(Rule::ReserveKept) {
-        return 0;
-    }
-    let all = state.domains.all().iter().filter(|(domain, _)| Some(**domain) != own);
-    let missing = all.map(|(&domain, limits)| {
-        let stored = Stored::of(state, domain).at_least();
-        kept_for(limits.reserve.saturating_sub(stored))
-    });
-    missing.fold(0, u64::saturating_add)
-}
-
-/// True when a domain may store `blocks` more within its reserve, whatever they hold.
-pub(super) fn is_reserved(state: &State, domain: u32, blocks: u64) -> bool {
-    let kept = state.domains.limits(domain).reserve;
-    let stored = Stored::of(state, domain);
-    if let Stored::Unread = stored {
-        return kept > 0;
-    }
-    let charged = state.charge_of(Charged::Domain(domain)).blocks();
-    kept > 0 && stored.at_most().saturating_add(charged).saturating_add(blocks) <= kept
-}
 
 /// What is left of a quota.
 pub(super) struct Left {

@@ -30,6 +30,7 @@ pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
 pub(crate) mod domain_limits;
+pub(crate) mod domain_room;
 pub(crate) mod domains;
 pub(crate) mod durable_states;
 pub(crate) mod freshness;

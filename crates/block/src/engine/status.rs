@@ -4,7 +4,7 @@ use onefold_core::{VolumeId, VolumeLimits};
 
 use crate::{
     counters::Counts,
-    engine::domain_limits::kept,
+    engine::domain_room::kept,
     format::{
         catalogue::{NoDedup, Volume},
         domain_entry::DomainLimits,

@@ -13,7 +13,7 @@ use onefold_core::{Result, VolumeId};
 
 use super::admission::{Admission, Purpose};
 use crate::{
-    engine::{admission::admit, domain_limits::is_reserved},
+    engine::{admission::admit, domain_room::is_reserved},
     kernel::{Kernel, Ration, State},
     scheme::verbs::Scheme,
 };

@@ -5,7 +5,10 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::{FIRST_DOMAIN, superblock::MAPPED_MAX};
+use super::FIRST_DOMAIN;
+
+/// Most blocks of a limit or a count: in bytes they are a number.
+const BLOCKS_MAX: u64 = u64::MAX / 4096;
 
 /// Domains that have limits at most: as many as a store has domains at a time.
 pub const DOMAIN_ENTRIES: usize = 64;
@@ -77,7 +80,7 @@ impl From<&DomainEntry> for RawDomain {
 
 impl RawDomain {
     fn entry(&self) -> Option<DomainEntry> {
-        let blocks = |raw: U64| (raw.get() <= MAPPED_MAX).then_some(raw.get());
+        let blocks = |raw: U64| (raw.get() <= BLOCKS_MAX).then_some(raw.get());
         let limits = DomainLimits { quota: blocks(self.quota)?, reserve: blocks(self.reserve)? };
         let stored = match self.stored.get() {
             UNKNOWN => None,

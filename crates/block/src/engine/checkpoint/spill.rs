@@ -4,7 +4,7 @@ use onefold_core::Result;
 
 use crate::{
     coverage::Mark,
-    engine::domain_limits::kept,
+    engine::domain_room::kept,
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     kernel::{Kernel, State},

@@ -10,8 +10,8 @@ use onefold_core::{Disk, Error, Kind, Result};
 use serde_json::{Value, json};
 
 use super::{
-    Limits,
     called::{Called, shown},
+    limits::Limits,
 };
 use crate::verbs::{
     served_or_not,

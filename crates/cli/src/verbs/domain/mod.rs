@@ -3,6 +3,7 @@
 
 mod block;
 mod called;
+mod limits;
 
 use onefold_core::hex_digits;
 use std::{
@@ -18,12 +19,15 @@ use onefold_archive::{
 };
 use serde_json::{Value, json};
 
-use self::called::{Called, shown};
+use self::{
+    called::{Called, shown},
+    limits::Limits,
+};
 use super::{
     Found, refused,
-    volume::{bytes_or_none, done, said},
+    volume::{done, said},
 };
-use onefold::parts::{archive_dir::ArchiveDir, control::Request, store_file::StoreFile};
+use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
 use onefold_console::{
     failure::Failure,
     output::Answer,
@@ -125,30 +129,6 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-}
-
-/// What a domain may store.
-#[derive(Debug, Args)]
-struct Limits {
-    /// Most bytes that may be stored in it, rounded up to 4 KiB, or none. Block stores only
-    #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
-    quota: Option<Size>,
-    /// Bytes that are kept for it, rounded up to 4 KiB, or none. Block stores only
-    #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
-    reserve: Option<Size>,
-}
-
-impl Limits {
-    fn are_given(&self) -> bool {
-        self.quota.is_some() || self.reserve.is_some()
-    }
-
-    /// The request that gives them to a domain.
-    fn request(&self, name: &str) -> Request {
-        let bytes = |size: Option<Size>| size.map(|size| size.0);
-        let (quota, reserve) = (bytes(self.quota), bytes(self.reserve));
-        Request::DomainLimits { name: name.to_owned(), quota, reserve }
-    }
 }
 
 /// Why archives refuse limits.

@@ -18,6 +18,9 @@ use crate::{
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// Blocks of a volume that are filled to press on a reserve.
+const PRESSED: u64 = 320;
+
 /// A quota and a reserve, in blocks.
 type Pair = (u64, u64);
 
@@ -84,7 +87,42 @@ impl<S: Subject> Sim<S> {
                 stored + unused.saturating_sub(unused / 40 + [80, 120, 200][rng.below(3) as usize])
             }
         };
-        self.give_limits(domain, (quota, reserve.min(most)))
+        let presses = reserve > share && rng.percent(60);
+        self.give_limits(domain, (quota, reserve.min(most)))?;
+        if presses && self.limits_of(domain).is_some_and(|found| found.reserve > share) {
+            self.press(domain)?;
+        }
+        Ok(())
+    }
+
+    /// Others take all that they get; then the domain takes what is kept for it.
+    fn press(&mut self, domain: u32) -> Flow<()> {
+        self.reach.hit("domain limits: others press on a reserve");
+        let keys = self.model.writable();
+        let own = |sim: &Self, key: &Key| sim.domain_of(*key) == Some(domain);
+        let (mine, others): (Vec<Key>, Vec<Key>) = keys.into_iter().partition(|key| own(self, key));
+        for key in others {
+            self.fill_up(key, PRESSED)?;
+        }
+        self.idle()?;
+        for key in mine {
+            self.fill_up(key, PRESSED / 4)?;
+        }
+        self.idle()
+    }
+
+    /// Writes blocks that nobody has, as many as a volume has at most, until one is refused.
+    fn fill_up(&mut self, key: Key, most: u64) -> Flow<()> {
+        let blocks = self.model.volumes().get(&key).map_or(0, |volume| volume.blocks);
+        for first in (0..blocks.min(most)).step_by(16) {
+            let Some(bounds) = &mut self.bounds else { return Ok(()) };
+            let mut data = vec![0; (16.min(blocks - first) * BLOCK) as usize];
+            bounds.rng.fill(&mut data);
+            if self.change(key, first * BLOCK, Change::Write(&data))?.is_none() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Gives a domain limits, and waits until they are durable.
