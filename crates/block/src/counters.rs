@@ -35,8 +35,10 @@ counters! {
     client_blocks,
     /// Blocks that clients read.
     read_blocks,
-    /// Blocks that compaction wrote again.
+    /// Blocks that were moved, or written again, to lie next to their neighbours.
     moved_blocks,
+    /// Blocks that were moved to make whole zones free.
+    emptied_blocks,
     /// Blocks of data written raw.
     data_blocks,
     /// Carriers written, with a client's block or alone.

@@ -296,12 +296,21 @@ pub enum Rule {
     /// A block that is mapped is written again whatever the quota. Otherwise a volume that has reached it
     /// refuses all writes.
     OverwritesAreFree,
+    /// A copy of a moved block is put only where the map still names what was copied. Otherwise it takes
+    /// the place of what a client wrote since.
+    MovedIfUnchanged,
+    /// Copies of moved blocks are durable before the superblock that names them is written. Otherwise a
+    /// power cut loses what was acknowledged long ago.
+    CopiesBeforeSuperblock,
+    /// Blocks that were moved are released when both superblocks name their copies. Otherwise a crash
+    /// restores a superblock whose blocks were written over.
+    MovedBlocksKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 98] = [
+    pub const BUGS: [(&'static str, Rule); 101] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -400,5 +409,8 @@ impl Rule {
         ("quota-from-now-on", Rule::QuotaCountsBefore),
         ("quota-not-recorded", Rule::QuotaRecorded),
         ("overwrite-charged", Rule::OverwritesAreFree),
+        ("moved-over-write", Rule::MovedIfUnchanged),
+        ("copy-unflushed", Rule::CopiesBeforeSuperblock),
+        ("moved-released-early", Rule::MovedBlocksKept),
     ];
 }

@@ -27,7 +27,7 @@ use crate::{
     kernel::{
         ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock,
     },
-    overlay::{Overlays, Tables},
+    overlay::{Overlay, Overlays, Tables},
     rules::Rule,
     scheme::{
         accept_unread_superblock, scheme,
@@ -192,6 +192,7 @@ fn unrecovered(
         moments: (0, 0),
         leftovers,
         orphans: 0,
+        moving: Overlay::default(),
         growth: None,
         growths: (0, 0),
     };

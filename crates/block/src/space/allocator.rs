@@ -11,6 +11,7 @@
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
+mod moving;
 
 use std::{
     cmp::Reverse,
@@ -122,6 +123,8 @@ pub(crate) struct Allocator {
     /// Free blocks of all table zones, those before their cursors among them:
     /// [`rewind`](Self::rewind) reaches these.
     tables_left: u64,
+    /// The zone among them that is kept for blocks that are moved.
+    copies: Option<ZoneId>,
     /// Zones that take no more blocks, whose carriers the list does not know yet.
     full: Vec<ZoneId>,
     /// The tables hold the windows up to this one.
@@ -166,6 +169,7 @@ impl Allocator {
             ready_left: 0,
             tables: VecDeque::new(),
             tables_left: 0,
+            copies: None,
             full: Vec::new(),
             committed,
             held: BTreeSet::new(),
@@ -582,6 +586,7 @@ impl Allocator {
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
         let mut rewound = false;
         loop {
+            self.spare_copies(source)?;
             if let Some(&zone) = self.tables.front() {
                 match self.take_from(zone) {
                     Some(pba) => {

@@ -233,6 +233,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         sealed: false,
         domains: 0,
         quotas: false,
+        moves: None,
         bug: None,
     }
 }

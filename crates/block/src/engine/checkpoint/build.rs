@@ -10,6 +10,7 @@ use onefold_core::{Error, Kind, Result, VolumeId};
 
 use crate::{
     counters::add,
+    coverage::Mark,
     engine::quota::wants_counting,
     format::{
         catalogue::{Discard, Volume},
@@ -17,7 +18,7 @@ use crate::{
         superblock::{self, Root},
     },
     kernel::{Checkpointer, Kernel, Leftovers, NextCheckpoint, Reason, State, apply_catalogue},
-    overlay::Tables,
+    overlay::{Overlay, Tables},
     rules::Rule,
     scheme::{
         shadow::load_orphans,
@@ -36,11 +37,12 @@ pub(crate) fn build(
     reason: Reason,
 ) -> Result<Option<NextCheckpoint>> {
     look_for_leftovers(kernel, checkpointer)?;
-    let Checkpointer { deferred, orphans, .. } = checkpointer;
+    let Checkpointer { deferred, orphans, moves, mover, .. } = checkpointer;
     let (frozen, old, checkpoint_awaited) = {
         let mut state = kernel.state.lock();
         let nothing = state.overlays.nothing_to_freeze()
             && state.leftovers == Leftovers::None
+            && moves.is_empty()
             && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
             && !state.checkpoint_awaited
@@ -68,6 +70,7 @@ pub(crate) fn build(
         deferred: std::mem::take(deferred),
         checkpoint_awaited,
         orphans: orphans.take().unwrap_or_default(),
+        moves: &*moves,
     };
     let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact, sharing } =
         scheme.checkpoint(&mut build, &mut volumes, job)?;
@@ -81,10 +84,15 @@ pub(crate) fn build(
     build.writer.finish()?;
     scheme.release(kernel, &build.space.pages)?;
     add(&kernel.counters.checkpoint_blocks, build.writer.written);
-    let TableBuild { freed, mapped, live, .. } = build;
+    let TableBuild { freed, mapped, live, changed, .. } = build;
+    mover.note(&changed, kernel.clock.now());
+    let has_moves = !moves.is_empty();
+    kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));
+    let moves = std::mem::take(moves);
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
+    state.moving = Overlay::default();
     let (features, shares) = match sharing {
         Some(NewSharing { shares, orphans: waiting, stuck }) => {
             let leaves = volumes.values().any(Volume::is_leaving);
@@ -144,6 +152,8 @@ pub(crate) fn build(
         checkpoint_awaited,
         superblocks,
         moment: frozen.moment().cloned(),
+        #[cfg(feature = "planted-bugs")]
+        moves,
     }))
 }
 

@@ -21,6 +21,8 @@ pub(crate) enum Touch {
     Examine,
     /// The same; and it is new, raw or in a carrier.
     New { carried: bool },
+    /// The same; and it is a copy of a block that is moved.
+    Copy,
 }
 
 /// A touch of one block, in 11 bytes: a record makes three of them.
@@ -55,6 +57,8 @@ pub(crate) struct Sum {
     pub(crate) examine: bool,
     /// New, and whether in a carrier.
     pub(crate) new: Option<bool>,
+    /// A copy of a block that is moved.
+    pub(crate) copy: bool,
     /// As far as anybody who touched it knows.
     pub(crate) hash: Option<u64>,
 }
@@ -68,6 +72,7 @@ impl Sum {
                 Touch::Lower => sum.difference -= 1,
                 Touch::Examine => sum.examine = true,
                 Touch::New { carried } => (sum.examine, sum.new) = (true, Some(carried)),
+                Touch::Copy => (sum.examine, sum.new, sum.copy) = (true, Some(false), true),
             }
             if delta.touch != Touch::Examine {
                 sum.hash = Some(delta.hash());

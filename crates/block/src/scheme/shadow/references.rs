@@ -14,6 +14,7 @@ use crate::{
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
+    moving::Moves,
     overlay::Overlay,
     rules::Rule,
     table_build::TableBuild,
@@ -26,12 +27,15 @@ impl TableBuild<'_> {
         &mut self,
         frozen: &Overlay,
         deferred: Vec<Pba>,
+        moves: &Moves,
         mut deltas: Vec<Delta>,
     ) -> Result<(Root, Vec<Pba>)> {
         let per_leaf = Table::References.per_leaf();
         // New blocks and those put off: they are free unless something names them now.
         self.examine(frozen.allocated(), &mut deltas);
         self.examine(deferred.into_iter(), &mut deltas);
+        let copies = moves.copies();
+        deltas.extend(copies.map(|(copy, of)| Delta::new(copy, Touch::Copy, of.prefix())));
         deltas.sort_unstable_by_key(Delta::pba);
         let leaves: Vec<u64> = deltas
             .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
@@ -77,7 +81,8 @@ impl TableBuild<'_> {
                         (0, 1..) => {
                             live += 1;
                             bits.push((pba, true));
-                            if new.is_none() {
+                            // Nobody was to find a copy before.
+                            if new.is_none() || sum.copy {
                                 sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
                             }
                         }
@@ -93,7 +98,7 @@ impl TableBuild<'_> {
                     }
                     // Also of one that nothing names yet: a record on its way may. One that comes
                     // back is for the index like a new one.
-                    if new.is_some() || before == 0 && entry.references > 0 {
+                    if new.is_some() && !sum.copy || before == 0 && entry.references > 0 {
                         stored.push(pba);
                     }
                     entry.set(page, slot);
@@ -119,7 +124,7 @@ impl TableBuild<'_> {
     }
 
     /// Writes the fingerprints of the blocks that [`references`](Self::references) noted.
-    pub(super) fn fingerprints(&mut self, stored: &[Pba]) -> Result<Root> {
+    pub(super) fn fingerprints(&mut self, stored: &[Pba], moves: &Moves) -> Result<Root> {
         let per_leaf = Table::Fingerprints.per_leaf();
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
@@ -133,7 +138,9 @@ impl TableBuild<'_> {
                 let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
-                    if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
+                    let copy = moves.fingerprint(pba).map(|fingerprint| (fingerprint, false));
+                    let known = copy.or_else(|| state.allocator.fresh(pba));
+                    if let Some((mut fingerprint, carried)) = known {
                         if !kernel.keeps(Rule::WholeFingerprintStored) && !carried {
                             fingerprint.0[8..].fill(0);
                         }

@@ -1,0 +1,282 @@
+//! Moving in pauses: blocks that belong together are copied next to each other, and a checkpoint puts
+//! the copies into the maps.
+//!
+//! [`moving`](crate::moving) says what a move is. A step copies so few blocks that it ends within
+//! about 2 ms. It holds the lock of checkpoints, and runs between two of them: so what it chose by the
+//! tables is still so when the next checkpoint begins.
+//!
+//! What stays where it is: blocks that more than one entry names, since others want them there; pages
+//! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
+//! read; and what is damaged.
+
+mod neighbours;
+
+use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Pba, Result, Run, VolumeId};
+
+use crate::{
+    counters::add,
+    coverage::Mark,
+    engine::read::{Wanted, read_stored},
+    format::{
+        catalogue::{MapKind, Volume},
+        page::{FANOUT, MapEntry, ReferenceEntry, Table},
+        share::Share,
+    },
+    kernel::{Checkpointer, Kernel, Phase, Plan, State, Where},
+    moving::{Found, Moves, Why},
+    overlay::Tables,
+    rules::Rule,
+    scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
+    space::Extent,
+};
+
+/// Blocks that one step copies: as many as a disk with 75,000 reads a second reads in 2 ms, with the
+/// time to write them.
+const BLOCKS_A_STEP: usize = 96;
+
+/// What a look for blocks to move came to.
+enum Look {
+    /// These are to be moved.
+    Chosen(Plan),
+    /// Nothing yet: there is more to look at.
+    More,
+    /// There is nothing to move.
+    Nothing,
+}
+
+/// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
+pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut checkpointer = kernel.checkpointing.lock();
+    let Checkpointer { phase: Phase::Idle, moves, mover, .. } = &mut *checkpointer else {
+        return Ok(false);
+    };
+    {
+        let state = kernel.state.lock();
+        if state.fail_stop.reason().is_some() || state.growth.is_some() {
+            return Ok(false);
+        }
+    }
+    let tables = kernel.tables();
+    if mover.plan.sequence != tables.state.sequence {
+        mover.plan.blocks.clear();
+    }
+    if mover.plan.blocks.is_empty() {
+        match neighbours::look(kernel, &tables, mover, moves) {
+            Look::Chosen(plan) => mover.plan = plan,
+            Look::More => return Ok(true),
+            Look::Nothing => {
+                // What was copied so far becomes true.
+                kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+                return Ok(false);
+            }
+        }
+    }
+    let some = mover.plan.blocks.len().min(BLOCKS_A_STEP);
+    if !has_room(kernel, scheme, moves, some) {
+        kernel.coverage.hit(Mark::MovesFull);
+        kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+        return Ok(false);
+    }
+    copy_some(kernel, &tables, (&mut mover.plan, some), moves)
+}
+
+/// True when there is room for so many copies more: few were made so far, and space is left for them and
+/// for the pages that the next checkpoint writes because of them. Without room those that there are wait
+/// for a checkpoint.
+fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) -> bool {
+    let state = kernel.state.lock();
+    let copies = more as u64;
+    let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
+    moves.len() + more <= kernel.settings.moves_max()
+        && has_spare(kernel, scheme, &state, copies + pages(copies).saturating_sub(pages(0)))
+}
+
+/// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
+fn copy_some(
+    kernel: &Kernel,
+    tables: &Tables,
+    (plan, some): (&mut Plan, usize),
+    moves: &mut Moves,
+) -> Result<bool> {
+    let Some(domain) = tables.volumes.get(&plan.volume).map(|volume| volume.domain) else {
+        plan.blocks.clear();
+        return Ok(true);
+    };
+    let run = plan.blocks.len() as u64;
+    let rest = plan.blocks.len().saturating_sub(some);
+    let mut next = plan.blocks.split_off(rest);
+    next.reverse();
+    let copied = copies_of(kernel, domain, &next)?;
+    let mut left = copied.into_iter().peekable();
+    while left.peek().is_some() {
+        let wanted = left.len() as u64;
+        let (extent, current) = {
+            let mut state = kernel.state.lock();
+            let zones = kernel.zones(state.releases.zone_table());
+            let extent = state.allocator.place_copies(wanted, run.max(wanted), &zones);
+            (extent.map_err(|e| kernel.stop(&e))?, state.overlays.tables().state.sequence)
+        };
+        debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
+        let Some(extent) = extent else {
+            plan.blocks.clear();
+            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            return Ok(false);
+        };
+        let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
+        write(kernel, domain, extent, &mut copies, moves)?;
+        note(kernel, plan, extent, copies, moves);
+    }
+    Ok(true)
+}
+
+/// A block that was read and proved.
+struct Copied {
+    lba: Lba,
+    from: MapEntry,
+    fingerprint: Fingerprint,
+    block: Block,
+}
+
+/// Reads blocks, and proves them by their fingerprints. What can't be read is left out.
+fn copies_of(kernel: &Kernel, domain: u32, blocks: &Found) -> Result<Vec<Copied>> {
+    let wanted: Vec<Option<Wanted>> = blocks
+        .iter()
+        .map(|&(_, entry)| match entry {
+            MapEntry::Block { pba, carried, prefix } => Some(Wanted { pba, carried, prefix }),
+            _ => None,
+        })
+        .collect();
+    let read = read_stored(kernel, domain, &wanted);
+    let found: Vec<(Lba, MapEntry, u64, Block)> = blocks
+        .iter()
+        .zip(read)
+        .filter_map(|(&(lba, entry), block)| match entry {
+            MapEntry::Block { prefix, .. } => block.map(|block| (lba, entry, prefix, block)),
+            _ => None,
+        })
+        .collect();
+    let all: Vec<&Block> = found.iter().map(|(.., block)| block).collect();
+    let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&all);
+    let kept = found.into_iter().zip(fingerprints).filter_map(|(found, of)| {
+        let (lba, from, prefix, block) = found;
+        // One that is not shared is known by the other of the two.
+        let fingerprint = [of, of.unshared()].into_iter().find(|of| of.prefix() == prefix)?;
+        Some(Copied { lba, from, fingerprint, block })
+    });
+    Ok(kept.collect())
+}
+
+/// Writes copies to their places, sealed for them. They are durable with the flush of the checkpoint.
+fn write(
+    kernel: &Kernel,
+    domain: u32,
+    extent: Extent,
+    copies: &mut [Copied],
+    moves: &mut Moves,
+) -> Result<()> {
+    for (n, copy) in (0..).zip(copies.iter_mut()) {
+        if let Some(sealing) = &kernel.identity.sealing {
+            let (prefix, at) = (copy.fingerprint.prefix(), extent.at.plus(n));
+            sealing.seal_raw(domain, prefix, at, &mut copy.block).map_err(|e| kernel.stop(&e))?;
+        }
+    }
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::CopiesBeforeSuperblock) {
+        let late = (0..).zip(&*copies).map(|(n, copy)| (extent.at.plus(n), copy.block.clone()));
+        moves.late.extend(late);
+        return Ok(());
+    }
+    let _ = &moves;
+    let blocks: Vec<BlockRef<'_>> =
+        copies.iter().map(|copy| BlockRef { block: &copy.block, class: Class::Data }).collect();
+    let run = Run { at: extent.at, blocks: &blocks };
+    kernel.disk.write(&[run]).map_err(|e| kernel.stop(&e))
+}
+
+/// The next checkpoint puts these copies into the map.
+fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves: &mut Moves) {
+    let volume = plan.volume;
+    add(&kernel.counters.data_blocks, copies.len() as u64);
+    let counter = match plan.why {
+        Why::Neighbours => &kernel.counters.moved_blocks,
+        Why::Emptying => &kernel.counters.emptied_blocks,
+    };
+    add(counter, copies.len() as u64);
+    kernel.coverage.add(Mark::BlocksMoved, copies.len());
+    let mut state = kernel.state.lock();
+    for (n, copy) in (0..).zip(copies) {
+        let at = extent.at.plus(n);
+        moves.note(volume, copy.lba, copy.from, (at, copy.fingerprint));
+        state.moving.count_move(volume, copy.lba);
+    }
+}
+
+/// Of blocks of a leaf those that may be moved: only this entry names them, and no change waits for
+/// their addresses.
+fn movable(
+    kernel: &Kernel,
+    tables: &Tables,
+    volume: &Volume,
+    mut blocks: Found,
+    moves: &Moves,
+) -> Result<Found> {
+    {
+        let state = kernel.state.lock();
+        blocks.retain(|&(lba, _)| is_still_there(&state, tables, volume.id, lba, moves));
+    }
+    let pba = |entry: MapEntry| match entry {
+        MapEntry::Block { pba, .. } => Some(pba),
+        _ => None,
+    };
+    let places = blocks.iter().filter_map(|&(_, entry)| Some(pba(entry)?.0));
+    let references =
+        kernel.pages.holding(Table::References, 0, &tables.state.references, places)?;
+    let counts_once = |pba: Pba| {
+        references
+            .get(pba.0)
+            .is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1)
+    };
+    blocks.retain(|&(_, entry)| pba(entry).is_some_and(counts_once));
+    Ok(blocks)
+}
+
+/// True when an address names what the tables say, as far as anybody knows, and has no copy yet.
+fn is_still_there(
+    state: &State,
+    tables: &Tables,
+    volume: VolumeId,
+    lba: Lba,
+    moves: &Moves,
+) -> bool {
+    !state.windows.open().holds(volume, lba)
+        && matches!(state.locate(volume, lba), Where::Tables)
+        && tables.discards.get(volume, lba.0).is_none()
+        && !moves.has(volume, lba)
+}
+
+/// True for a map whose blocks may be moved.
+fn is_movable(kernel: &Kernel, volume: &Volume) -> bool {
+    let kind = volume.sharing.kind;
+    // Blocks that nobody can read stay where they are.
+    matches!(kind, MapKind::Volume | MapKind::Snapshot)
+        && !volume.name.is_empty()
+        && volume.map.height > 0
+        && kernel.identity.has_domain(volume.domain)
+}
+
+/// True when a leaf is its map's alone: no page on the way to it is needed by others, nor borrows.
+fn is_alone(kernel: &Kernel, tables: &Tables, volume: &Volume, leaf: u64) -> Result<bool> {
+    if !tables.state.shares_pages() {
+        return Ok(true);
+    }
+    for level in 0..volume.map.height {
+        let index = leaf / FANOUT.pow(u32::from(level));
+        let page =
+            kernel.pages.inner_pointer(Table::Map, volume.family(), &volume.map, level, index)?;
+        let Some(page) = page else { return Ok(false) };
+        if share_of(kernel, &tables.state.shares, page.address)? != Share::default() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

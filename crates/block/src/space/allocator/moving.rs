@@ -1,0 +1,85 @@
+//! Places for blocks that are moved.
+//!
+//! A copy has the life of a table page: no record names it, so its zone is not listed, and it is in
+//! use on the disk from the superblock on that names it. So copies go into zones that were opened
+//! for pages. One such zone is kept for copies, so that pages do not cut their runs.
+
+use onefold_core::{Result, ZoneId};
+
+use super::{ActiveZone, Allocator, Extent, Purpose, ZoneSource};
+
+impl Allocator {
+    /// Takes up to `blocks` blocks in one run, where `run` more or less will follow: nothing where
+    /// there is no run for them all, or of half a zone.
+    pub(crate) fn place_copies(
+        &mut self,
+        blocks: u64,
+        run: u64,
+        source: &dyn ZoneSource,
+    ) -> Result<Option<Extent>> {
+        let least = run.max(blocks).min(self.geometry.zone_blocks / 2).max(1);
+        loop {
+            if let Some(zone) = self.copies.filter(|zone| self.tables.contains(zone)) {
+                let placed = self.take_run(zone, blocks, least);
+                if placed.is_some() {
+                    return Ok(placed);
+                }
+                // Pages may fill what is left.
+                if let Some(active) = self.active.get_mut(&zone) {
+                    active.cursor = 0;
+                }
+            }
+            self.copies = None;
+            let longest = self.idle.last().map_or(0, |&(longest, _)| u64::from(longest));
+            if longest < least && self.high_water >= self.granted {
+                return Ok(None);
+            }
+            let Some((zone, used)) = self.take_zone(source)? else { return Ok(None) };
+            self.open_for_copies(zone, used);
+            self.copies = Some(zone);
+        }
+    }
+
+    fn open_for_copies(&mut self, zone: ZoneId, used: crate::format::zone_bitmap::ZoneBitmap) {
+        // Its bitmap is as of now: what became free in it is known.
+        self.changed.remove(&zone.0);
+        self.tables_left += self.clear(&used);
+        self.active.insert(zone, ActiveZone { used, cursor: 0, purpose: Purpose::Table });
+        self.tables.push_back(zone);
+    }
+
+    /// Takes up to `blocks` blocks of the first run of a zone that has `least`.
+    fn take_run(&mut self, zone: ZoneId, blocks: u64, least: u64) -> Option<Extent> {
+        let end = self.geometry.zone_blocks as usize;
+        let active = self.active.get_mut(&zone)?;
+        loop {
+            let (start, length) = active.used.clear_run(active.cursor, end, end)?;
+            active.cursor = start + length;
+            if (length as u64) < least {
+                continue;
+            }
+            let taken = length.min(blocks as usize);
+            (start..start + taken).for_each(|n| {
+                active.used.set(n);
+            });
+            active.cursor = start + taken;
+            self.tables_left -= taken as u64;
+            let at = self.geometry.start_of(zone).plus(start as u64);
+            return Some(Extent { at, blocks: taken as u64 });
+        }
+    }
+
+    /// Pages leave the zone of copies alone as long as there is another one.
+    pub(super) fn spare_copies(&mut self, source: &dyn ZoneSource) -> Result<()> {
+        if self.copies.is_none() || self.tables.front().copied() != self.copies {
+            return Ok(());
+        }
+        if self.tables.len() > 1 {
+            self.tables.rotate_left(1);
+        } else if let Some((zone, used)) = self.take_zone(source)? {
+            self.open_for_copies(zone, used);
+            self.tables.rotate_left(1);
+        }
+        Ok(())
+    }
+}
