@@ -20,7 +20,7 @@ pub use act_turn::Place;
 pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
-pub(crate) use mover::{Mover, Plan};
+pub(crate) use mover::{Emptying, Mover, Plan, Stage};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;

@@ -1,10 +1,16 @@
 //! What moving has to look at, and where it is.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use onefold_core::VolumeId;
+use onefold_core::{VolumeId, ZoneId};
 
-use crate::moving::{Found, Why};
+use crate::{
+    format::page::Table,
+    moving::{Found, Why},
+};
 
 /// Leaves that are remembered, because checkpoints changed them. If there are more, all maps are
 /// looked through.
@@ -18,6 +24,33 @@ pub(crate) struct Mover {
     pub(crate) walk: Option<(VolumeId, u64)>,
     /// Blocks that are about to be moved.
     pub(crate) plan: Plan,
+    /// The zones that are being emptied, if there are any.
+    pub(crate) emptying: Option<Emptying>,
+    /// No zones are named before clients have written so many blocks since the store was opened.
+    pub(crate) rests_until: u64,
+    /// The most zones that were free as a whole after a walk since then.
+    pub(crate) reached: u64,
+}
+
+/// Zones that are being emptied.
+pub(crate) struct Emptying {
+    pub(crate) stage: Stage,
+    /// Them, once they are named.
+    pub(crate) zones: BTreeSet<ZoneId>,
+    /// Zones that were free as a whole before.
+    pub(crate) whole: u64,
+}
+
+/// How far emptying has come.
+pub(crate) enum Stage {
+    /// Zones before `next` were looked at; these have most free blocks.
+    Looking { next: u64, best: BTreeSet<(u64, ZoneId)> },
+    /// Pages of a table before this leaf were looked at.
+    Pages(Table, u64),
+    /// Leaves of maps before this one were looked at.
+    Maps(VolumeId, u64),
+    /// All that lives in them has a copy: the checkpoint after this one releases it.
+    Ends { sequence: u64 },
 }
 
 /// Blocks of a map that are about to be moved.
@@ -34,11 +67,28 @@ pub(crate) struct Plan {
 impl Default for Mover {
     /// Of a store that was opened just now: nobody has looked at its maps.
     fn default() -> Mover {
-        Mover { changed: BTreeMap::new(), walk: Some((VolumeId(0), 0)), plan: Plan::default() }
+        Mover {
+            changed: BTreeMap::new(),
+            walk: Some((VolumeId(0), 0)),
+            plan: Plan::default(),
+            emptying: None,
+            rests_until: 0,
+            reached: 0,
+        }
     }
 }
 
 impl Mover {
+    /// Forgets the plan: a checkpoint has changed what it was made by. A leaf of which a part was moved is
+    /// looked at once more.
+    pub(crate) fn drop_plan(&mut self) {
+        let plan = std::mem::take(&mut self.plan);
+        if let (Why::Neighbours, Some((lba, _))) = (plan.why, plan.blocks.first()) {
+            let leaf = lba.0 / Table::Map.per_leaf();
+            self.changed.insert((plan.volume, leaf), Duration::ZERO);
+        }
+    }
+
     /// A checkpoint changed these leaves of maps.
     pub(crate) fn note(&mut self, leaves: &[(VolumeId, u64)], now: Duration) {
         if self.changed.len() + leaves.len() > LEAVES_MAX {

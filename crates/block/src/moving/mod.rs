@@ -14,7 +14,7 @@
 
 mod choice;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
 
@@ -29,6 +29,14 @@ pub(crate) enum Why {
     Neighbours,
     /// A zone becomes free as a whole.
     Emptying,
+}
+
+/// The tree of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Home {
+    Map(VolumeId),
+    References,
+    Fingerprints,
 }
 
 /// A copy of what an address names.
@@ -46,6 +54,8 @@ pub(crate) struct Moves {
     puts: BTreeMap<VolumeId, BTreeMap<Lba, Put>>,
     /// The whole fingerprint of each copy.
     copies: BTreeMap<Pba, Fingerprint>,
+    /// Leaves that are written at new places, whatever is in them.
+    pages: BTreeSet<(Home, u64)>,
     /// Copies that a planted bug writes after the superblock.
     #[cfg(feature = "planted-bugs")]
     pub(crate) late: Vec<(Pba, onefold_core::Block)>,
@@ -53,12 +63,22 @@ pub(crate) struct Moves {
 
 impl Moves {
     pub(crate) fn is_empty(&self) -> bool {
-        self.copies.is_empty()
+        self.copies.is_empty() && self.pages.is_empty()
     }
 
-    /// How many copies there are.
+    /// How many copies there are, and pages that are to move.
     pub(crate) fn len(&self) -> usize {
-        self.copies.len()
+        self.copies.len() + self.pages.len()
+    }
+
+    /// Notes that the page of a leaf is to be written at a new place.
+    pub(crate) fn note_page(&mut self, home: Home, leaf: u64) {
+        self.pages.insert((home, leaf));
+    }
+
+    /// The leaves whose pages are to be written at new places.
+    pub(crate) fn pages(&self, home: Home) -> impl Iterator<Item = u64> {
+        self.pages.range((home, 0)..=(home, u64::MAX)).map(|&(_, leaf)| leaf)
     }
 
     /// Notes that what `from` names at an address was copied, raw, to `copy`.
@@ -82,7 +102,9 @@ impl Moves {
 
     /// The leaves of a map in which there is something to put.
     pub(crate) fn leaves(&self, volume: VolumeId) -> impl Iterator<Item = u64> {
-        self.puts.get(&volume).into_iter().flatten().map(|(lba, _)| lba.0 / Table::Map.per_leaf())
+        let puts = self.puts.get(&volume).into_iter().flatten();
+        let leaves = puts.map(|(lba, _)| lba.0 / Table::Map.per_leaf());
+        leaves.chain(self.pages(Home::Map(volume)))
     }
 
     /// What is to be put into a leaf of a map, by address.
@@ -125,5 +147,10 @@ mod tests {
         assert!(moves.has(VolumeId(3), Lba(2)) && !moves.has(VolumeId(3), Lba(3)));
         assert_eq!(moves.fingerprint(Pba(71)), Some(fingerprint));
         assert_eq!((moves.len(), moves.fingerprint(Pba(5))), (2, None));
+        moves.note_page(Home::Map(VolumeId(3)), 9);
+        moves.note_page(Home::References, 4);
+        assert_eq!(moves.leaves(VolumeId(3)).collect::<Vec<_>>(), [0, 1, 9]);
+        assert_eq!(moves.pages(Home::References).collect::<Vec<_>>(), [4]);
+        assert_eq!(moves.pages(Home::Fingerprints).count(), 0);
     }
 }

@@ -9,6 +9,7 @@
 //! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
 //! read; and what is damaged.
 
+mod emptying;
 mod neighbours;
 
 use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Pba, Result, Run, VolumeId};
@@ -58,10 +59,14 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     }
     let tables = kernel.tables();
     if mover.plan.sequence != tables.state.sequence {
-        mover.plan.blocks.clear();
+        mover.drop_plan();
     }
     if mover.plan.blocks.is_empty() {
-        match neighbours::look(kernel, &tables, mover, moves) {
+        let found = match emptying::look(kernel, scheme, &tables, mover, moves) {
+            Look::Nothing => neighbours::look(kernel, &tables, mover, moves),
+            found => found,
+        };
+        match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
             Look::Nothing => {
@@ -71,7 +76,8 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
             }
         }
     }
-    let some = mover.plan.blocks.len().min(BLOCKS_A_STEP);
+    let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
+    let some = mover.plan.blocks.len().min(most);
     if !has_room(kernel, scheme, moves, some) {
         kernel.coverage.hit(Mark::MovesFull);
         kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
@@ -113,7 +119,10 @@ fn copy_some(
         let (extent, current) = {
             let mut state = kernel.state.lock();
             let zones = kernel.zones(state.releases.zone_table());
-            let extent = state.allocator.place_copies(wanted, run.max(wanted), &zones);
+            let extent = match plan.why {
+                Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
+                Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
+            };
             (extent.map_err(|e| kernel.stop(&e))?, state.overlays.tables().state.sequence)
         };
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");

@@ -14,7 +14,7 @@ use crate::{
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
-    moving::Moves,
+    moving::{Home, Moves},
     overlay::Overlay,
     rules::Rule,
     table_build::TableBuild,
@@ -37,10 +37,11 @@ impl TableBuild<'_> {
         let copies = moves.copies();
         deltas.extend(copies.map(|(copy, of)| Delta::new(copy, Touch::Copy, of.prefix())));
         deltas.sort_unstable_by_key(Delta::pba);
-        let leaves: Vec<u64> = deltas
+        let mut leaves: Vec<u64> = deltas
             .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
             .map(|of_leaf| leaf_of(&of_leaf[0]))
             .collect();
+        with_pages(&mut leaves, moves.pages(Home::References));
         let (kernel, mut live) = (self.kernel, self.live);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
         let root = self.rebuild(
@@ -128,6 +129,7 @@ impl TableBuild<'_> {
         let per_leaf = Table::Fingerprints.per_leaf();
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
+        with_pages(&mut leaves, moves.pages(Home::Fingerprints));
         let kernel = self.kernel;
         self.rebuild(
             Table::Fingerprints,
@@ -150,5 +152,15 @@ impl TableBuild<'_> {
                 Ok(true)
             },
         )
+    }
+}
+
+/// Leaves in their order, those among them whose pages are to move.
+fn with_pages(leaves: &mut Vec<u64>, pages: impl Iterator<Item = u64>) {
+    let before = leaves.len();
+    leaves.extend(pages);
+    if leaves.len() > before {
+        leaves.sort_unstable();
+        leaves.dedup();
     }
 }

@@ -4,9 +4,12 @@
 //! use on the disk from the superblock on that names it. So copies go into zones that were opened
 //! for pages. One such zone is kept for copies, so that pages do not cut their runs.
 
+use std::{cmp::Reverse, collections::BTreeSet};
+
 use onefold_core::{Result, ZoneId};
 
 use super::{ActiveZone, Allocator, Extent, Purpose, ZoneSource};
+use crate::format::zone_bitmap::ZoneBitmap;
 
 impl Allocator {
     /// Takes up to `blocks` blocks in one run, where `run` more or less will follow: nothing where
@@ -30,7 +33,7 @@ impl Allocator {
                 }
             }
             self.copies = None;
-            let longest = self.idle.last().map_or(0, |&(longest, _)| u64::from(longest));
+            let longest = self.best_idle().map_or(0, |(longest, _)| u64::from(longest));
             if longest < least && self.high_water >= self.granted {
                 return Ok(None);
             }
@@ -40,7 +43,65 @@ impl Allocator {
         }
     }
 
-    fn open_for_copies(&mut self, zone: ZoneId, used: crate::format::zone_bitmap::ZoneBitmap) {
+    /// Takes up to `blocks` blocks where free runs are shortest: nothing where there are only zones that
+    /// are being emptied, and whole ones.
+    pub(crate) fn place_in_holes(
+        &mut self,
+        blocks: u64,
+        source: &dyn ZoneSource,
+    ) -> Result<Option<Extent>> {
+        loop {
+            if let Some(zone) = self.holes.filter(|zone| self.tables.contains(zone)) {
+                let placed = self.take_run(zone, blocks, 1);
+                if placed.is_some() {
+                    return Ok(placed);
+                }
+                self.tables.retain(|&other| other != zone);
+            }
+            let mut idle =
+                self.idle.iter().map(|&(longest, Reverse(zone))| (longest, ZoneId(zone)));
+            let whole = self.geometry.zone_blocks as u16;
+            let shortest = idle
+                .find(|(_, zone)| !self.emptied.contains(zone))
+                .filter(|&(longest, _)| longest < whole);
+            self.holes = shortest.map(|(_, zone)| zone);
+            let Some(zone) = self.holes else { return Ok(None) };
+            let Some(used) = self.take_idle(zone, source)? else { return Ok(None) };
+            if used.count() < self.geometry.zone_blocks {
+                self.open_for_copies(zone, used);
+            }
+        }
+    }
+
+    /// The idle zone with the longest free run: one that is being emptied only when there is no other.
+    pub(super) fn best_idle(&self) -> Option<(u16, Reverse<u64>)> {
+        let stays = |&&(_, Reverse(zone)): &&(u16, Reverse<u64>)| {
+            self.emptied.is_empty() || !self.emptied.contains(&ZoneId(zone))
+        };
+        self.idle.iter().rev().find(stays).or(self.idle.last()).copied()
+    }
+
+    /// Zones that are free as a whole, so many at most.
+    pub(crate) fn whole_zones(&self, most: u64) -> u64 {
+        let whole = self.geometry.zone_blocks as u16;
+        let idle = self.idle.range((whole, Reverse(u64::MAX))..).take(most as usize).count();
+        (idle as u64 + self.granted.saturating_sub(self.high_water)).min(most)
+    }
+
+    /// True for a zone that takes no blocks now, and is neither free as a whole nor full.
+    pub(crate) fn may_be_emptied(&self, zone: ZoneId) -> bool {
+        let longest = self.longest.get(zone.0).unwrap_or_default();
+        self.geometry.has_zone(zone)
+            && !self.active.contains_key(&zone)
+            && (1..self.geometry.zone_blocks as u16).contains(&longest)
+    }
+
+    /// These zones, and no others, are being emptied.
+    pub(crate) fn empty(&mut self, zones: BTreeSet<ZoneId>) {
+        self.emptied = zones;
+    }
+
+    fn open_for_copies(&mut self, zone: ZoneId, used: ZoneBitmap) {
         // Its bitmap is as of now: what became free in it is known.
         self.changed.remove(&zone.0);
         self.tables_left += self.clear(&used);
