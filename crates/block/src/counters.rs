@@ -35,8 +35,10 @@ counters! {
     client_blocks,
     /// Blocks that clients read.
     read_blocks,
-    /// Blocks that were moved, or written again, to lie next to their neighbours.
+    /// Blocks that compaction wrote again by records.
     moved_blocks,
+    /// Blocks that were moved to lie next to their neighbours.
+    neighbour_blocks,
     /// Blocks that were moved to make whole zones free.
     emptied_blocks,
     /// Blocks of data written raw.

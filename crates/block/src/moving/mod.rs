@@ -115,6 +115,17 @@ impl Moves {
         puts.flat_map(move |puts| puts.range(within.clone())).map(|(&lba, &put)| (lba, put))
     }
 
+    /// The blocks that were copied.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn replaced(&self) -> BTreeSet<Pba> {
+        let puts = self.puts.values().flat_map(BTreeMap::values);
+        puts.filter_map(|put| match put.from {
+            MapEntry::Block { pba, .. } => Some(pba),
+            _ => None,
+        })
+        .collect()
+    }
+
     /// The copies and their fingerprints.
     pub(crate) fn copies(&self) -> impl Iterator<Item = (Pba, &Fingerprint)> {
         self.copies.iter().map(|(&copy, fingerprint)| (copy, fingerprint))

@@ -4,20 +4,24 @@ use onefold_core::{BlockRef, Class, Result, Run};
 
 use super::release::{make_current, release};
 use crate::{
-    kernel::{Checkpointer, Kernel, Phase, write_superblock},
-    moving::Moves,
+    kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, write_superblock},
     rules::Rule,
     scheme::verbs::Scheme,
 };
 
-/// Breaks rules of moves: copies are written after the superblock that names them. Returns whether what
-/// they replace is to be released with it.
-pub(super) fn of_moves(kernel: &Kernel, moves: &Moves) -> Result<bool> {
-    for (at, block) in &moves.late {
+/// Breaks rules of moves: copies are written after the superblock that names them, or what they replace
+/// is free with it.
+pub(super) fn of_moves(kernel: &Kernel, next: &mut NextCheckpoint) -> Result<()> {
+    for (at, block) in &next.moves.late {
         let blocks = &[BlockRef { block, class: Class::Data }];
         kernel.disk.write(&[Run { at: *at, blocks }]).map_err(|e| kernel.stop(&e))?;
     }
-    Ok(!moves.is_empty() && !kernel.keeps(Rule::MovedBlocksKept))
+    if !kernel.keeps(Rule::MovedBlocksKept) {
+        let moved = next.moves.replaced();
+        let mut state = kernel.state.lock();
+        next.freed.retain(|pba| !(moved.contains(pba) && state.allocator.release_now(*pba)));
+    }
+    Ok(())
 }
 
 /// Breaks `ReleaseAfterSuperblock`: ends a checkpoint whose superblock is not durable yet.

@@ -139,15 +139,15 @@ fn checkpoint_advance(
                 return Ok(CheckpointStep::NeedsFlush);
             }
             write_superblock(kernel, &next.tables, 1).map_err(|e| kernel.stop(&e))?;
-            #[cfg(feature = "planted-bugs")]
-            let early = broken::of_moves(kernel, &next.moves)?;
             let mut next = next;
+            #[cfg(feature = "planted-bugs")]
+            broken::of_moves(kernel, &mut next)?;
             if !kernel.keeps(Rule::ActsToldWhenDurable) {
                 tell_of_acts(&mut kernel.state.lock(), &mut next);
             }
             checkpointer.phase = Phase::Named(next, want_flush(kernel));
             #[cfg(feature = "planted-bugs")]
-            if !kernel.keeps(Rule::ReleaseAfterSuperblock) || early {
+            if !kernel.keeps(Rule::ReleaseAfterSuperblock) {
                 broken::release_early(kernel, scheme, &mut checkpointer);
             }
         }

@@ -207,7 +207,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     let volume = plan.volume;
     add(&kernel.counters.data_blocks, copies.len() as u64);
     let counter = match plan.why {
-        Why::Neighbours => &kernel.counters.moved_blocks,
+        Why::Neighbours => &kernel.counters.neighbour_blocks,
         Why::Emptying => &kernel.counters.emptied_blocks,
     };
     add(counter, copies.len() as u64);
