@@ -185,12 +185,8 @@ fn scattered_blocks_lie_together_again_after_idle_time() {
 
 fn scattered_blocks_lie_together_again(tidying: Tidying) {
     let disk = formatted(512);
-    let settings = Settings {
-        unflushed_blocks: 512,
-        tidying,
-        settled_after: Duration::ZERO,
-        ..small()
-    };
+    let settings =
+        Settings { unflushed_blocks: 512, tidying, settled_after: Duration::ZERO, ..small() };
     let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
     let blocks = 1500;
     let (volume, _) = engine.create_volume("one", blocks).unwrap();

@@ -22,12 +22,18 @@ pub(crate) struct Mover {
     pub(crate) changed: BTreeMap<(VolumeId, u64), Duration>,
     /// Where the walk through all maps goes on, while there is one.
     pub(crate) walk: Option<(VolumeId, u64)>,
+    /// When more leaves had changed than are remembered, for the last time.
+    pub(crate) overflowed: Duration,
     /// Blocks that are about to be moved.
     pub(crate) plan: Plan,
     /// The zones that are being emptied, if there are any.
     pub(crate) emptying: Option<Emptying>,
     /// No zones are named before clients have written so many blocks since the store was opened.
     pub(crate) rests_until: u64,
+    /// Of the last walk: the blocks that had been moved next to their neighbours, which take whole zones.
+    pub(crate) neighbours: u64,
+    /// The checkpoint by whose tables no free run was long enough for neighbours.
+    pub(crate) lacks_run: u64,
     /// The most zones that were free as a whole after a walk since then.
     pub(crate) reached: u64,
 }
@@ -70,30 +76,23 @@ impl Default for Mover {
         Mover {
             changed: BTreeMap::new(),
             walk: Some((VolumeId(0), 0)),
+            overflowed: Duration::ZERO,
             plan: Plan::default(),
             emptying: None,
             rests_until: 0,
+            neighbours: 0,
+            lacks_run: 0,
             reached: 0,
         }
     }
 }
 
 impl Mover {
-    /// Forgets the plan: a checkpoint has changed what it was made by. A leaf of which a part was moved is
-    /// looked at once more.
-    pub(crate) fn drop_plan(&mut self) {
-        let plan = std::mem::take(&mut self.plan);
-        if let (Why::Neighbours, Some((lba, _))) = (plan.why, plan.blocks.first()) {
-            let leaf = lba.0 / Table::Map.per_leaf();
-            self.changed.insert((plan.volume, leaf), Duration::ZERO);
-        }
-    }
-
     /// A checkpoint changed these leaves of maps.
     pub(crate) fn note(&mut self, leaves: &[(VolumeId, u64)], now: Duration) {
         if self.changed.len() + leaves.len() > LEAVES_MAX {
             self.changed.clear();
-            self.walk = Some((VolumeId(0), 0));
+            (self.walk, self.overflowed) = (Some((VolumeId(0), 0)), now);
         } else {
             self.changed.extend(leaves.iter().map(|&leaf| (leaf, now)));
         }

@@ -106,6 +106,10 @@ fn end(kernel: &Kernel, mover: &mut Mover, emptying: &Emptying) {
     let gained = whole.saturating_sub(emptying.whole);
     kernel.coverage.add(Mark::ZonesWhole, gained as usize);
     let named = emptying.zones.len() as u64;
+    let neighbours = kernel.counters.counts().neighbour_blocks;
+    if neighbours > mover.neighbours {
+        (mover.neighbours, mover.reached) = (neighbours, 0);
+    }
     // Each walk reaches more than the one before, or is the last one for now.
     if named > 0 && gained * 4 >= named && whole > mover.reached {
         mover.reached = whole;

@@ -23,7 +23,7 @@ use crate::{
         page::{FANOUT, MapEntry, ReferenceEntry, Table},
         share::Share,
     },
-    kernel::{Checkpointer, Kernel, Phase, Plan, State, Where},
+    kernel::{Checkpointer, Kernel, Mover, Phase, Plan, State, Where},
     moving::{Found, Moves, Why},
     overlay::Tables,
     rules::Rule,
@@ -59,13 +59,16 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     }
     let tables = kernel.tables();
     if mover.plan.sequence != tables.state.sequence {
-        mover.drop_plan();
+        // A checkpoint has changed what it was made by.
+        let rest = renewed(kernel, &tables, &mover.plan, moves);
+        mover.plan.blocks = rest.unwrap_or_default();
+        mover.plan.sequence = tables.state.sequence;
     }
     if mover.plan.blocks.is_empty() {
-        let found = match emptying::look(kernel, scheme, &tables, mover, moves) {
-            Look::Nothing => neighbours::look(kernel, &tables, mover, moves),
-            found => found,
-        };
+        let mut found = emptying::look(kernel, scheme, &tables, mover, moves);
+        if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
+            found = neighbours::look(kernel, &tables, mover, moves);
+        }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
@@ -83,7 +86,7 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
         kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
         return Ok(false);
     }
-    copy_some(kernel, &tables, (&mut mover.plan, some), moves)
+    copy_some(kernel, &tables, (mover, some), moves)
 }
 
 /// True when there is room for so many copies more: few were made so far, and space is left for them and
@@ -101,9 +104,10 @@ fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) ->
 fn copy_some(
     kernel: &Kernel,
     tables: &Tables,
-    (plan, some): (&mut Plan, usize),
+    (mover, some): (&mut Mover, usize),
     moves: &mut Moves,
 ) -> Result<bool> {
+    let plan = &mut mover.plan;
     let Some(domain) = tables.volumes.get(&plan.volume).map(|volume| volume.domain) else {
         plan.blocks.clear();
         return Ok(true);
@@ -127,9 +131,9 @@ fn copy_some(
         };
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
         let Some(extent) = extent else {
-            plan.blocks.clear();
             kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
-            return Ok(false);
+            plan.blocks.clear();
+            return Ok(true);
         };
         let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
         write(kernel, domain, extent, &mut copies, moves)?;
@@ -247,6 +251,23 @@ fn movable(
     };
     blocks.retain(|&(_, entry)| pba(entry).is_some_and(counts_once));
     Ok(blocks)
+}
+
+/// What is left of a plan by newer tables.
+fn renewed(kernel: &Kernel, tables: &Tables, plan: &Plan, moves: &Moves) -> Result<Found> {
+    let nothing = Ok(Vec::new());
+    let Some((first, _)) = plan.blocks.first() else { return nothing };
+    let volume = tables.volumes.get(&plan.volume).filter(|volume| is_movable(kernel, volume));
+    let (Some(volume), leaf) = (volume, first.0 / Table::Map.per_leaf()) else { return nothing };
+    if !is_alone(kernel, tables, volume, leaf)? {
+        return nothing;
+    }
+    let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
+    let Some((_, page)) = found else { return nothing };
+    let mut blocks = plan.blocks.clone();
+    blocks
+        .retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
+    movable(kernel, tables, volume, blocks, moves)
 }
 
 /// True when an address names what the tables say, as far as anybody knows, and has no copy yet.

@@ -1,5 +1,7 @@
 //! Which blocks should be neighbours: those of a leaf that lies in many runs.
 
+use std::time::Duration;
+
 use onefold_core::{Result, VolumeId};
 
 use super::{Look, is_alone, is_movable, movable};
@@ -24,9 +26,14 @@ pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &
         };
         // A page that can't be read is left to `check`.
         let plan = plan(kernel, tables, volume, leaf, moves).unwrap_or_default();
-        if let Some(plan) = plan {
+        let Some(plan) = plan else { continue };
+        if kernel.state.lock().allocator.has_run(plan.blocks.len() as u64) {
             return Look::Chosen(plan);
         }
+        // Its turn comes when emptying has made room.
+        mover.changed.insert((volume, leaf), Duration::ZERO);
+        mover.lacks_run = tables.state.sequence;
+        return Look::Nothing;
     }
     Look::More
 }
@@ -49,7 +56,9 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
         mover.changed.remove(&(volume, leaf));
         return Next::Leaf(volume, leaf);
     }
-    let Some((at, from)) = mover.walk else { return Next::Nothing };
+    let opened = mover.overflowed == Duration::ZERO;
+    let settled = opened || now.saturating_sub(mover.overflowed) >= settled;
+    let Some((at, from)) = mover.walk.filter(|_| settled) else { return Next::Nothing };
     let Some((&id, volume)) = tables.volumes.range(at..).next() else {
         mover.walk = None;
         return Next::Nothing;

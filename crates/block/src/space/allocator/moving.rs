@@ -20,8 +20,8 @@ impl Allocator {
         run: u64,
         source: &dyn ZoneSource,
     ) -> Result<Option<Extent>> {
-        let least = run.max(blocks).min(self.geometry.zone_blocks / 2).max(1);
-        loop {
+        let least = self.run_of(run.max(blocks));
+        for _ in 0..2 {
             if let Some(zone) = self.copies.filter(|zone| self.tables.contains(zone)) {
                 let placed = self.take_run(zone, blocks, least);
                 if placed.is_some() {
@@ -33,14 +33,37 @@ impl Allocator {
                 }
             }
             self.copies = None;
-            let longest = self.best_idle().map_or(0, |(longest, _)| u64::from(longest));
-            if longest < least && self.high_water >= self.granted {
+            if !self.has_run(least) {
                 return Ok(None);
             }
             let Some((zone, used)) = self.take_zone(source)? else { return Ok(None) };
             self.open_for_copies(zone, used);
             self.copies = Some(zone);
         }
+        Ok(None)
+    }
+
+    /// How long a run is at least, when so many blocks belong together.
+    fn run_of(&self, blocks: u64) -> u64 {
+        blocks.min(self.geometry.zone_blocks / 2).max(1)
+    }
+
+    /// True when there is a run for so many blocks, or of half a zone.
+    pub(crate) fn has_run(&self, blocks: u64) -> bool {
+        let (least, end) = (self.run_of(blocks), self.geometry.zone_blocks as usize);
+        let here = self.copies.filter(|zone| self.tables.contains(zone));
+        let here = here.and_then(|zone| self.active.get(&zone)).is_some_and(|active| {
+            let mut at = active.cursor;
+            while let Some((start, length)) = active.used.clear_run(at, end, end) {
+                if length as u64 >= least {
+                    return true;
+                }
+                at = start + length;
+            }
+            false
+        });
+        let longest = self.best_idle().map_or(0, |(longest, _)| u64::from(longest));
+        here || longest >= least || self.high_water < self.granted
     }
 
     /// Takes up to `blocks` blocks where free runs are shortest: nothing where there are only zones that
