@@ -88,7 +88,8 @@ pub(crate) fn build(
     mover.note(&changed, kernel.clock.now());
     let has_moves = !moves.is_empty();
     kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));
-    let moves = std::mem::take(moves);
+    #[cfg_attr(not(feature = "planted-bugs"), allow(unused_variables))]
+    let put = std::mem::take(moves);
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
@@ -153,7 +154,7 @@ pub(crate) fn build(
         superblocks,
         moment: frozen.moment().cloned(),
         #[cfg(feature = "planted-bugs")]
-        moves,
+        moves: put,
     }))
 }
 

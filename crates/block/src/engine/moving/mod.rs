@@ -9,6 +9,8 @@
 //! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
 //! read; and what is damaged.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod emptying;
 mod neighbours;
 
@@ -26,7 +28,6 @@ use crate::{
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan, State, Where},
     moving::{Found, Moves, Why},
     overlay::Tables,
-    rules::Rule,
     scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
     space::Extent,
 };
@@ -136,7 +137,14 @@ fn copy_some(
             return Ok(true);
         };
         let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
-        write(kernel, domain, extent, &mut copies, moves)?;
+        seal(kernel, domain, extent, &mut copies)?;
+        #[cfg(feature = "planted-bugs")]
+        let is_late = broken::writes_late(kernel, extent, &copies, moves);
+        #[cfg(not(feature = "planted-bugs"))]
+        let is_late = false;
+        if !is_late {
+            write(kernel, extent, &copies)?;
+        }
         note(kernel, plan, extent, copies, moves);
     }
     Ok(true)
@@ -179,27 +187,19 @@ fn copies_of(kernel: &Kernel, domain: u32, blocks: &Found) -> Result<Vec<Copied>
     Ok(kept.collect())
 }
 
-/// Writes copies to their places, sealed for them. They are durable with the flush of the checkpoint.
-fn write(
-    kernel: &Kernel,
-    domain: u32,
-    extent: Extent,
-    copies: &mut [Copied],
-    moves: &mut Moves,
-) -> Result<()> {
+/// Seals copies for their places, in a sealed store.
+fn seal(kernel: &Kernel, domain: u32, extent: Extent, copies: &mut [Copied]) -> Result<()> {
     for (n, copy) in (0..).zip(copies.iter_mut()) {
         if let Some(sealing) = &kernel.identity.sealing {
             let (prefix, at) = (copy.fingerprint.prefix(), extent.at.plus(n));
             sealing.seal_raw(domain, prefix, at, &mut copy.block).map_err(|e| kernel.stop(&e))?;
         }
     }
-    #[cfg(feature = "planted-bugs")]
-    if !kernel.keeps(Rule::CopiesBeforeSuperblock) {
-        let late = (0..).zip(&*copies).map(|(n, copy)| (extent.at.plus(n), copy.block.clone()));
-        moves.late.extend(late);
-        return Ok(());
-    }
-    let _ = &moves;
+    Ok(())
+}
+
+/// Writes sealed copies to their places. They are durable with the flush of the checkpoint.
+fn write(kernel: &Kernel, extent: Extent, copies: &[Copied]) -> Result<()> {
     let blocks: Vec<BlockRef<'_>> =
         copies.iter().map(|copy| BlockRef { block: &copy.block, class: Class::Data }).collect();
     let run = Run { at: extent.at, blocks: &blocks };
