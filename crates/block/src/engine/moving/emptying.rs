@@ -27,6 +27,10 @@ const WHOLE_SHARE: u64 = 16;
 /// Of all zones so many are named at once.
 const NAMED_SHARE: u64 = 20;
 
+/// Most zones that should be free as a whole, and most that are named: 16 GiB. A superblock says how many
+/// zones there are, and may be a stranger's.
+const ZONES_MAX: u64 = 4096;
+
 /// A zone is worth it when so much of it is free.
 const FREE_SHARE: u64 = 10;
 
@@ -84,7 +88,7 @@ pub(super) fn look(
 fn wanted(kernel: &Kernel) -> u64 {
     let geometry = kernel.geometry();
     let free = kernel.state.lock().allocator.free();
-    (geometry.zones / WHOLE_SHARE).min(free / 2 / geometry.zone_blocks)
+    (geometry.zones / WHOLE_SHARE).min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
 }
 
 fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {
@@ -126,7 +130,7 @@ fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> R
     let geometry = kernel.geometry();
     let Stage::Looking { next, best } = &mut emptying.stage else { return Ok(Look::Nothing) };
     let (first, end) = (*next, (*next + ZONES_A_STEP).min(geometry.zones));
-    let named = (geometry.zones / NAMED_SHARE).max(1);
+    let named = (geometry.zones / NAMED_SHARE).clamp(1, ZONES_MAX);
     let bitmaps = kernel.zones(tables.state.zones).bitmaps(ZoneId(first), end - first)?;
     {
         let state = kernel.state.lock();
