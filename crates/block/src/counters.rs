@@ -35,8 +35,12 @@ counters! {
     client_blocks,
     /// Blocks that clients read.
     read_blocks,
-    /// Blocks that compaction wrote again.
+    /// Blocks that compaction wrote again by records.
     moved_blocks,
+    /// Blocks that were moved to lie next to their neighbours.
+    neighbour_blocks,
+    /// Blocks that were moved to make whole zones free.
+    emptied_blocks,
     /// Blocks of data written raw.
     data_blocks,
     /// Carriers written, with a client's block or alone.

@@ -77,6 +77,14 @@ branches! {
     MapCounted = "checkpoint: the blocks of a map are counted for a quota",
     BlocksLost = "moment: blocks that a sender could not read are lost",
     RangesCopied = "checkpoint: ranges that wait are copied for a snapshot",
+    BlocksMoved = "moving: blocks copied to new places",
+    ZonesEmptied = "moving: zones are named that are to be free as a whole",
+    ZonesWhole = "moving: zones that became free as a whole",
+    PagesMoved = "moving: pages of tables that a checkpoint writes at new places",
+    MovesFull = "moving: no room for more copies before a checkpoint",
+    MovesPut = "checkpoint: copies of blocks come into the maps",
+    MovePut = "checkpoint: an entry gets the copy of its block",
+    MoveOvertaken = "checkpoint: an entry changed after its block was copied, and stays",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 

@@ -21,6 +21,7 @@ mod idleness;
 mod index;
 mod kernel;
 mod moments;
+mod moving;
 mod overlay;
 mod rules;
 pub mod schedule;
@@ -62,7 +63,7 @@ pub use format::{
 pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
-pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings};
+pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings, Tidying};
 pub use store::{
     BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, SendWhat, Status,
     Store, StoreExports, VolumeStatus, receives,

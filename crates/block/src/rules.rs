@@ -317,12 +317,21 @@ pub enum Rule {
     MappedFollows,
     /// Others leave alone what is missing from a domain's reserve. Otherwise the domain finds no space.
     ReserveKept,
+    /// A copy of a moved block is put only where the map still names what was copied. Otherwise it takes
+    /// the place of what a client wrote since.
+    MovedIfUnchanged,
+    /// Copies of moved blocks are durable before the superblock that names them is written. Otherwise a
+    /// power cut loses what was acknowledged long ago.
+    CopiesBeforeSuperblock,
+    /// Blocks that were moved are released when both superblocks name their copies. Otherwise a crash
+    /// restores a superblock whose blocks were written over.
+    MovedBlocksKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 106] = [
+    pub const BUGS: [(&'static str, Rule); 109] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -429,5 +438,8 @@ impl Rule {
         ("leaving-without-domain", Rule::LeavingKeepsDomain),
         ("reserve-given-away", Rule::ReserveKept),
         ("mapped-not-counted", Rule::MappedFollows),
+        ("moved-over-write", Rule::MovedIfUnchanged),
+        ("copy-unflushed", Rule::CopiesBeforeSuperblock),
+        ("moved-released-early", Rule::MovedBlocksKept),
     ];
 }

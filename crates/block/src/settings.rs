@@ -18,6 +18,19 @@ use crate::{
     rules::Rule,
 };
 
+/// What becomes of blocks of a volume that lie scattered on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tidying {
+    /// Nothing: they stay where they are.
+    Off,
+    /// They are written again, next to each other, as if a client had written them. With leaves in
+    /// place this is the only way.
+    Records,
+    /// They are copied in pauses, and checkpoints put the copies into the maps.
+    #[default]
+    Moves,
+}
+
 /// When a write is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Persistence {
@@ -128,6 +141,16 @@ pub(crate) const WINDOW_BLOCKS_MAX: usize = 256;
 /// OrderMergeDedup's: so long, changes of tables that nobody waits for wait to be merged into
 /// others.
 pub(crate) const DELAY: Duration = Duration::from_secs(30);
+
+/// Blocks of a leaf that a run of it should have, as a mean.
+const BLOCKS_A_RUN: usize = 16;
+
+/// Clients that write a leaf in pieces come back to it within this time: moving it before would be in
+/// vain.
+const SETTLED_AFTER: Duration = Duration::from_secs(30);
+
+/// Most blocks that are copied before a checkpoint puts the copies into the maps: 256 MiB.
+const MOVES_MAX: u64 = 1 << 16;
 
 /// Bytes that an uncommitted record takes in memory at most: 62 in the overlay's table just after
 /// it has doubled; 42 in the set of changed map pages when changes are scattered over a large
@@ -267,6 +290,13 @@ pub struct Settings {
     pub limits: Limits,
     /// Who is asked for the key of a sealed store.
     pub keys: KeySource,
+    /// What becomes of blocks that lie scattered.
+    pub tidying: Tidying,
+    /// Blocks of a leaf of the map that lies in more runs than one for each so many of them are moved
+    /// together.
+    pub blocks_a_run: usize,
+    /// A leaf is moved only when no checkpoint changed it for so long.
+    pub settled_after: Duration,
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with
     /// comparison of bytes.
     #[cfg(feature = "planted-bugs")]
@@ -297,6 +327,9 @@ impl Settings {
             accept_loss: false,
             limits: Limits::default(),
             keys: KeySource::default(),
+            tidying: Tidying::Moves,
+            blocks_a_run: BLOCKS_A_RUN,
+            settled_after: SETTLED_AFTER,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]
@@ -316,6 +349,12 @@ impl Settings {
     /// Blocks of windows that are kept for the next ones.
     pub(crate) fn pool_blocks(&self) -> usize {
         self.unflushed_blocks * POOL as usize / UNFLUSHED as usize
+    }
+
+    /// Most blocks that are copied before a checkpoint. A checkpoint begins at three quarters of the
+    /// records, and copies take less memory than those of the last quarter.
+    pub(crate) fn moves_max(&self) -> usize {
+        (self.records_max / 4).min(MOVES_MAX) as usize
     }
 
     /// The identity of the store whose fixed part this is.

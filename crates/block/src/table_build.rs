@@ -1,6 +1,6 @@
 //! A checkpoint being built: pages that are taken and let go of, and the changes.
 
-use onefold_core::{Pba, Result};
+use onefold_core::{Pba, Result, VolumeId};
 
 use crate::{
     format::{page::Table, record::WindowNumber, superblock::Root},
@@ -51,6 +51,8 @@ pub(crate) struct TableBuild<'a> {
     pub(crate) in_place: Option<u64>,
     pub(crate) mapped: u64,
     pub(crate) live: u64,
+    /// The leaves of maps that clients changed, if anybody wants to know.
+    pub(crate) changed: Vec<(VolumeId, u64)>,
     /// Pages of shared maps could not be read: counts may be too high.
     pub(crate) inexact: bool,
     /// What the domains with limits store.
@@ -71,6 +73,7 @@ impl<'a> TableBuild<'a> {
             in_place: None,
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
+            changed: Vec::new(),
             inexact: old.state.inexact,
             domains: DomainCounts::default(),
         }

@@ -9,12 +9,14 @@ use crate::{
     engine::{
         checkpoint::{checkpoint_running, checkpoint_to_end, spill::spill},
         compact::compact_step,
+        moving::move_step,
     },
     format::page::{self, Pointer, ReferenceEntry, Table},
     idleness::Idleness,
     index::{hash_of, paged},
     kernel::{Kernel, Reason},
     scheme::verbs::Scheme,
+    settings::Tidying,
 };
 
 /// Leaves, of fingerprints or of the index on disk, that one step looks through.
@@ -25,11 +27,24 @@ pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     if index_step(kernel, scheme)?
         || load_free_space(kernel)?
         || scheme.idle(kernel, Idleness::None)?.advanced()
-        || idleness == Idleness::Long && compact_step(kernel, scheme)?
+        || tidy(kernel, scheme, idleness)?
     {
         return Ok(true);
     }
     Ok(idleness >= Idleness::Short && scheme.idle(kernel, idleness)?.advanced())
+}
+
+/// Moves a few scattered blocks together, as the settings say. Returns whether there may be more.
+fn tidy(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
+    match kernel.settings.tidying {
+        Tidying::Off => Ok(false),
+        Tidying::Moves if scheme.begin_moment().is_ok() => {
+            Ok(idleness >= Idleness::Pause && move_step(kernel, scheme)?)
+        }
+        Tidying::Moves | Tidying::Records => {
+            Ok(idleness == Idleness::Long && compact_step(kernel, scheme)?)
+        }
+    }
 }
 
 /// Adds a little to what the index knows, which after opening is nothing. Returns whether there may be

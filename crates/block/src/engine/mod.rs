@@ -41,6 +41,7 @@ mod kept_room;
 pub(crate) mod key_changes;
 pub(crate) mod keys;
 pub(crate) mod lookup;
+pub(crate) mod moving;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;

@@ -28,7 +28,7 @@ use crate::{
         ActTurn, Checkpointer, Domains, Kernel, Leftovers, Reason, State, Volumes,
         replace_superblock,
     },
-    overlay::{Overlays, Tables},
+    overlay::{Overlay, Overlays, Tables},
     rules::Rule,
     scheme::{
         accept_unread_superblock, scheme,
@@ -195,6 +195,7 @@ fn unrecovered(
         moments: (0, 0),
         leftovers,
         orphans: 0,
+        moving: Overlay::default(),
         growth: None,
         growths: (0, 0),
     };

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use onefold_core::{Pba, ZoneId};
 
+use super::Mover;
 use crate::{
-    format::zone_bitmap::ZoneBitmap, index::Filter, moments::Moment, overlay::Tables,
-    sharing::Orphan,
+    format::zone_bitmap::ZoneBitmap, index::Filter, moments::Moment, moving::Moves,
+    overlay::Tables, sharing::Orphan,
 };
 
 /// How far a checkpoint has come.
@@ -44,6 +45,9 @@ pub(crate) struct NextCheckpoint {
     pub(crate) moment: Option<Moment>,
     /// The last change of the limits of domains that it has.
     pub(crate) limits: u64,
+    /// The copies that it put.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) moves: Moves,
 }
 
 /// The state of checkpoints.
@@ -54,6 +58,11 @@ pub(crate) struct Checkpointer {
     pub(crate) deferred: Vec<Pba>,
     /// Pages of maps that nothing counts for, once they are known.
     pub(crate) orphans: Option<Vec<Orphan>>,
+    /// Copies of blocks that the next checkpoint puts into the maps. They are made only while no
+    /// checkpoint is under way.
+    pub(crate) moves: Moves,
+    /// What is to be looked at.
+    pub(crate) mover: Mover,
 }
 
 /// Blocks that a checkpoint reclaims.
@@ -67,7 +76,7 @@ pub(crate) struct Reclaimed {
 impl Checkpointer {
     /// With blocks that recovery found in use: the next checkpoint decides on them.
     pub(crate) fn new(deferred: Vec<Pba>) -> Checkpointer {
-        Checkpointer { phase: Phase::Idle, deferred, orphans: None }
+        Checkpointer { deferred, ..Checkpointer::default() }
     }
 }
 

@@ -9,6 +9,7 @@ mod act_turn;
 mod checkpointer;
 mod compactor;
 mod domains;
+mod mover;
 mod ration;
 mod state;
 mod superblocks;
@@ -21,6 +22,7 @@ pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 pub(crate) use domains::{Domains, kept_for};
+pub(crate) use mover::{Emptying, Mover, Plan, Stage};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
@@ -166,7 +168,7 @@ impl Kernel {
     pub(crate) fn memory(&self) -> u64 {
         let state = self.state.lock();
         let windows = state.windows.memory_blocks();
-        let overlays = state.overlays.memory();
+        let overlays = state.overlays.memory() + state.moving.memory();
         let zones = state.allocator.memory();
         drop(state);
         self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096

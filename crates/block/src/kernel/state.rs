@@ -10,7 +10,7 @@ use crate::{
     flushes::Flushes,
     format::{catalogue::CatalogueChange, geometry::Geometry, page::MapEntry},
     moments::{Act, Moment},
-    overlay::{Overlays, created},
+    overlay::{Overlay, Overlays, created},
     space::{Allocator, Releases},
     window::{Charge, Charged, Found, Window, Windows},
 };
@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) pieces: u64,
     /// Pages that nothing counts for and that wait to be handed over, as far as is known.
     pub(crate) orphans: u64,
+    /// What the next checkpoint changes because blocks were moved, to count its pages.
+    pub(crate) moving: Overlay,
     /// The sizes that the store is about to get.
     pub(crate) growth: Option<Geometry>,
     /// Growths that were asked for, and those that are durable, since the store was opened.

@@ -258,6 +258,13 @@ impl Overlay {
         }
     }
 
+    /// Counts what a moved block changes in a checkpoint: as much as a record. It is no change of its
+    /// address.
+    pub(crate) fn count_move(&mut self, volume: VolumeId, lba: Lba) {
+        self.records += 1;
+        self.touch_block(volume, lba);
+    }
+
     /// Publishes changes of the catalogue, in their order.
     pub(crate) fn change(&mut self, changes: impl IntoIterator<Item = CatalogueChange>) {
         let before = self.catalogue.len();

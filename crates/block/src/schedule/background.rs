@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CHECKPOINT_AFTER, COMPACT_AFTER, IDLE_AFTER, Next, SHARED_FLUSH_WAIT};
+use super::{CHECKPOINT_AFTER, COMPACT_AFTER, IDLE_AFTER, Next, PAUSE_AFTER, SHARED_FLUSH_WAIT};
 use crate::{engine::CheckpointStep, idleness::Idleness};
 
 /// The engine and its clients at this moment.
@@ -115,14 +115,14 @@ impl Background {
         if self.idle_work_done != Some(idleness) {
             return Next::Run(Step::Idle(idleness));
         }
-        let moments =
-            [IDLE_AFTER, CHECKPOINT_AFTER, COMPACT_AFTER].map(|after| self.request + after);
+        let moments = [PAUSE_AFTER, IDLE_AFTER, CHECKPOINT_AFTER, COMPACT_AFTER]
+            .map(|after| self.request + after);
         moments.into_iter().find(|&at| at > now).map_or(Next::WaitForEvent, Next::WaitUntil)
     }
 
     fn next_of_checkpoint(&self, now: Duration, facts: &Facts) -> Next<Step> {
         // Nobody's flush is disturbed, or somebody waits for the room that the checkpoint makes.
-        let alone = facts.pressure || self.idleness(now) > Idleness::None;
+        let alone = facts.pressure || self.idleness(now) >= Idleness::Short;
         match self.waits_for {
             // Only the changes that are gathered now may make room.
             None if facts.pressure
@@ -147,6 +147,7 @@ impl Background {
         match now.saturating_sub(self.request) {
             quiet if quiet >= COMPACT_AFTER => Idleness::Long,
             quiet if quiet >= IDLE_AFTER => Idleness::Short,
+            quiet if quiet >= PAUSE_AFTER => Idleness::Pause,
             _ => Idleness::None,
         }
     }
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(background.next(MS * 100, &short), Next::Run(Step::Checkpoint));
         // A checkpoint that finds nothing to do is not tried again at once.
         background.happened(MS * 100, Event::Checkpoint(CheckpointStep::Idle));
-        assert_eq!(background.next(MS * 100, &short), Next::WaitUntil(MS * 600));
+        assert_eq!(background.next(MS * 100, &short), Next::WaitUntil(MS * 150));
         background.happened(MS * 150, Event::Elapsed);
         assert_eq!(background.next(MS * 150, &short), Next::Run(Step::Flush));
     }
@@ -214,7 +215,9 @@ mod tests {
             );
             background.happened(at, Event::Idle(idleness, false));
         };
-        assert_eq!(background.next(MS * 100, &BUSY), Next::WaitUntil(MS * 600));
+        assert_eq!(background.next(MS * 100, &BUSY), Next::WaitUntil(MS * 150));
+        idle(&mut background, MS * 150, Idleness::Pause);
+        assert_eq!(background.next(MS * 150, &BUSY), Next::WaitUntil(MS * 600));
         idle(&mut background, MS * 600, Idleness::Short);
         assert_eq!(background.next(MS * 600, &BUSY), Next::WaitUntil(MS * 5100));
         assert_eq!(background.next(MS * 5100, &BUSY), Next::Run(Step::Checkpoint));

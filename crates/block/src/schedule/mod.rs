@@ -27,6 +27,9 @@ pub use write_back::{Unflushed, WriteBack};
 /// With weak persistence a change is durable about this long after it was made.
 pub(crate) const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
+/// A pause in the work begins this long after a request.
+const PAUSE_AFTER: Duration = Duration::from_millis(50);
+
 /// The store counts as idle after this long without a request.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 
@@ -34,7 +37,7 @@ const IDLE_AFTER: Duration = Duration::from_millis(500);
 /// quick.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
-/// Scattered blocks are moved together after this long: a pause in the work is not its end.
+/// Scattered blocks are written again by records after this long: a pause in the work is not its end.
 const COMPACT_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a checkpoint waits for a window's flush before it flushes by itself.

@@ -59,8 +59,13 @@ pub(crate) fn pages_ahead(kernel: &Kernel, scheme: &dyn Scheme, state: &State, m
     let moment = state.moment.as_ref().map_or(0, |moment| {
         moment.pages.max(scheme.reserve(kernel, state, &Overlay::default(), 0))
     });
+    let moving = match state.moving.records() {
+        0 => 0,
+        _ => scheme.reserve(kernel, state, &state.moving, 0),
+    };
     scheme.reserve(kernel, state, state.overlays.active(), gathered)
         + frozen
+        + moving
         + sealed
         + moment
         + state.spilling_pages

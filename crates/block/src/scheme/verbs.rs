@@ -15,6 +15,7 @@ use crate::{
     },
     idleness::Idleness,
     kernel::{Kernel, Reclaimed, State},
+    moving::Moves,
     overlay::{Overlay, Tables},
     sharing::Orphan,
     space::Lane,
@@ -250,6 +251,8 @@ pub(crate) struct Job<'a> {
     pub(crate) checkpoint_awaited: bool,
     /// Pages of maps that nothing counts for.
     pub(crate) orphans: Vec<Orphan>,
+    /// Copies of blocks to be put into the maps.
+    pub(crate) moves: &'a Moves,
 }
 
 /// The result of a scheme's part of a checkpoint.

@@ -11,6 +11,7 @@
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
+mod moving;
 
 use std::{
     cmp::Reverse,
@@ -122,6 +123,12 @@ pub(crate) struct Allocator {
     /// Free blocks of all table zones, those before their cursors among them:
     /// [`rewind`](Self::rewind) reaches these.
     tables_left: u64,
+    /// The zone among them that is kept for blocks that are moved.
+    copies: Option<ZoneId>,
+    /// The zone among them whose holes take blocks that are moved.
+    holes: Option<ZoneId>,
+    /// Idle zones that are being emptied: they take nothing as long as there are others.
+    emptied: BTreeSet<ZoneId>,
     /// Zones that take no more blocks, whose carriers the list does not know yet.
     full: Vec<ZoneId>,
     /// The tables hold the windows up to this one.
@@ -166,6 +173,9 @@ impl Allocator {
             ready_left: 0,
             tables: VecDeque::new(),
             tables_left: 0,
+            copies: None,
+            holes: None,
+            emptied: BTreeSet::new(),
             full: Vec::new(),
             committed,
             held: BTreeSet::new(),
@@ -318,25 +328,18 @@ impl Allocator {
     /// Makes the idle zone with the longest free run active; the caller decides its purpose.
     fn take_zone(&mut self, source: &dyn ZoneSource) -> Result<Option<(ZoneId, ZoneBitmap)>> {
         loop {
-            let best = self.idle.last().copied();
+            let best = self.best_idle();
             let whole = self.geometry.zone_blocks as u16;
             let reuse =
                 |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
             if let Some((longest, Reverse(zone))) = best
                 && (reuse(longest) || self.high_water >= self.granted)
             {
-                let zone = ZoneId(zone);
-                let Some(mut used) = source.bitmaps(zone, 1)?.pop() else { return Ok(None) };
-                self.forget_idle(zone);
-                let start = self.geometry.start_of(zone);
-                for &pba in self.held.range(start..start.plus(self.geometry.zone_blocks)) {
-                    used.set(self.geometry.offset_of(pba));
+                match self.take_idle(ZoneId(zone), source)? {
+                    Some(used) if used.count() == self.geometry.zone_blocks => continue,
+                    Some(used) => return Ok(Some((ZoneId(zone), used))),
+                    None => return Ok(None),
                 }
-                if used.count() == self.geometry.zone_blocks {
-                    continue;
-                }
-                self.idle_free = self.idle_free.saturating_sub(self.clear(&used));
-                return Ok(Some((zone, used)));
             }
             if self.high_water < self.granted {
                 let zone = ZoneId(self.high_water);
@@ -354,6 +357,21 @@ impl Allocator {
                 return Ok(None);
             }
         }
+    }
+
+    /// Takes an idle zone out of those that are. Gives its blocks that may not be handed out.
+    fn take_idle(&mut self, zone: ZoneId, source: &dyn ZoneSource) -> Result<Option<ZoneBitmap>> {
+        let Some(mut used) = source.bitmaps(zone, 1)?.pop() else { return Ok(None) };
+        self.forget_idle(zone);
+        self.emptied.remove(&zone);
+        let start = self.geometry.start_of(zone);
+        for &pba in self.held.range(start..start.plus(self.geometry.zone_blocks)) {
+            used.set(self.geometry.offset_of(pba));
+        }
+        if used.count() < self.geometry.zone_blocks {
+            self.idle_free = self.idle_free.saturating_sub(self.clear(&used));
+        }
+        Ok(Some(used))
     }
 
     /// Blocks that [`place`](Self::place) can hand out once the listing of their zones is durable.
@@ -582,6 +600,7 @@ impl Allocator {
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
         let mut rewound = false;
         loop {
+            self.spare_copies(source)?;
             if let Some(&zone) = self.tables.front() {
                 match self.take_from(zone) {
                     Some(pba) => {

@@ -304,8 +304,13 @@ pub(crate) const FIGURES: &[Figure] = &[
         "moved_blocks_total",
         (Counter, Number),
         ByOperator,
-        "Blocks that the store wrote again by itself.",
-        &[number(BLOCK, "/server/writes/moved_blocks").labelled("why", "compaction")],
+        "Blocks that the store wrote again by itself: next to their neighbours, by moves or, with leaves \
+         in place, by records (compaction), or elsewhere to make whole zones free.",
+        &[
+            number(BLOCK, "/server/writes/moved_blocks").labelled("why", "compaction"),
+            number(BLOCK, "/server/writes/neighbour_blocks").labelled("why", "neighbours"),
+            number(BLOCK, "/server/writes/emptied_blocks").labelled("why", "emptying"),
+        ],
     ),
     figure(
         "page_cache_lookups_total",

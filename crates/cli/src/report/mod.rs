@@ -286,6 +286,12 @@ pub(crate) struct Writes {
     pub(crate) checkpoint_blocks: u64,
     pub(crate) super_blocks: u64,
     pub(crate) moved_blocks: u64,
+    /// Blocks that were moved next to their neighbours.
+    #[serde(default)]
+    pub(crate) neighbour_blocks: u64,
+    /// Blocks that were moved to make whole zones free.
+    #[serde(default)]
+    pub(crate) emptied_blocks: u64,
     pub(crate) flushes: u64,
     pub(crate) durable_writes: u64,
     pub(crate) windows: u64,
@@ -460,6 +466,8 @@ impl From<&Counts> for Writes {
             checkpoint_blocks: counts.checkpoint_blocks,
             super_blocks: counts.super_blocks,
             moved_blocks: counts.moved_blocks,
+            neighbour_blocks: counts.neighbour_blocks,
+            emptied_blocks: counts.emptied_blocks,
             flushes: counts.flushes,
             durable_writes: counts.durable_writes,
             windows: counts.windows,

@@ -4,7 +4,7 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Engine, Format, Idleness, Mark, NewVolume, Settings,
+    Engine, Format, Idleness, Mark, NewVolume, Settings, Tidying,
     format::{
         Identity,
         geometry::Geometry,
@@ -270,6 +270,8 @@ fn settings(choice: &Choice) -> Settings {
     let settings = Settings {
         persistence: choice.persistence,
         delay: choice.delay,
+        // The papers know no moves.
+        tidying: Tidying::Records,
         ..Settings::for_memory(choice.memory_bytes)
     };
     Settings { window_blocks: choice.window_blocks.unwrap_or(settings.window_blocks), ..settings }

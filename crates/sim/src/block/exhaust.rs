@@ -234,6 +234,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         domains: 0,
         quotas: false,
         domain_limits: false,
+        moves: None,
         bug: None,
     }
 }

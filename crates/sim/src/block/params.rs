@@ -5,7 +5,7 @@ use std::time::Duration;
 use onefold_core::Algorithm;
 use onefold_testbed::{Fault, Rng, content::Palette};
 
-use crate::block::subject::{Sharing, StoreOptions, Tight};
+use crate::block::subject::{Moving, Sharing, StoreOptions, Tight};
 
 /// The theme of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +178,7 @@ impl Params {
         options.domains = domains(seed, &options, profile);
         options.quotas = quotas(seed, &options, profile);
         options.domain_limits = domain_limits(seed, &options);
+        options.moves = moves(seed, &options);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         if options.snapshots.is_some_and(|sharing| sharing.crowds) {
             options.limits[0] = Some(12);
@@ -220,7 +221,7 @@ impl Params {
             scheduled: false,
             options,
         };
-        drawn.copying().with_quotas().pressed()
+        drawn.copying().with_quotas().pressed().moving()
     }
 
     /// The same, with changes of the catalogue often enough that maps are copied.
@@ -270,6 +271,18 @@ impl Params {
             let at = |op: Op| Op::ALL.iter().position(|&one| one == op).unwrap_or_default();
             self.mix[at(Op::Verb)] = self.mix[at(Op::Verb)].max(8);
             self.ops = self.ops.max(30);
+        }
+        self
+    }
+
+    /// The same, with idle work often enough that blocks are moved.
+    fn moving(mut self) -> Params {
+        if self.options.moves.is_some() {
+            let (tidy, checkpoint) = (6, 5);
+            let usual = self.steps[tidy];
+            self.steps[tidy] = usual.max(3);
+            self.steps[checkpoint] = self.steps[checkpoint].max(1);
+            self.steps_per_op = self.steps_per_op.max(150);
         }
         self
     }
@@ -407,6 +420,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         domains: 0,
         quotas: false,
         domain_limits: false,
+        moves: None,
         bug: None,
     }
 }
@@ -576,6 +590,21 @@ fn domain_limits(seed: u64, options: &StoreOptions) -> bool {
         && options.domains > 0
         && matches!(options.scheme, 0 | 2)
         && !is_kept_before(WITH_DOMAIN_LIMITS, seed)
+}
+
+/// Behind this line of the lists of kept seeds are those whose stores may move blocks.
+const WITH_MOVES: &str = "# With moves";
+
+/// Whether blocks are moved, from a source of its own. In the stores of the seeds that were kept before
+/// they are written again by records, as with leaves in place.
+fn moves(seed: u64, options: &StoreOptions) -> Option<Moving> {
+    let rng = &mut Rng::new(seed ^ 0x6d6f_7665_7300_0085);
+    let wanted = rng.percent(60) && options.scheme != 3;
+    let moving = Moving {
+        blocks_a_run: [2, 2, 4, 16][rng.below(4) as usize],
+        settled_ms: [0, 0, 0, 1_000][rng.below(4) as usize],
+    };
+    (wanted && !is_kept_before(WITH_MOVES, seed)).then_some(moving)
 }
 
 /// True for a seed that was kept, or found a planted bug, before this line was written.

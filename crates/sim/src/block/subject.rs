@@ -16,6 +16,15 @@ use onefold_testbed::{Rng, VirtualDisk};
 
 use crate::block::checks::verifier::Reading;
 
+/// When blocks are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving {
+    /// A leaf is moved when it lies in more runs than one for each so many blocks.
+    pub blocks_a_run: usize,
+    /// And when nobody changed it for so long.
+    pub settled_ms: u64,
+}
+
 /// How a store is made and opened; drawn from the seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreOptions {
@@ -79,6 +88,8 @@ pub struct StoreOptions {
     pub domain_limits: bool,
     /// Volumes get quotas, most of them so small that clients reach them.
     pub quotas: bool,
+    /// Blocks that lie scattered are moved by checkpoints.
+    pub moves: Option<Moving>,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }

@@ -10,6 +10,7 @@ use onefold_core::{Error, Kind, Result, VolumeId};
 
 use crate::{
     counters::add,
+    coverage::Mark,
     engine::quota::wants_counting,
     format::{
         catalogue::{Discard, Volume},
@@ -17,7 +18,7 @@ use crate::{
         superblock::{self, Root},
     },
     kernel::{Checkpointer, Kernel, Leftovers, NextCheckpoint, Reason, State, apply_catalogue},
-    overlay::Tables,
+    overlay::{Overlay, Tables},
     rules::Rule,
     scheme::{
         shadow::{DomainCounts, LimitsAtFreeze, load_orphans},
@@ -36,11 +37,12 @@ pub(crate) fn build(
     reason: Reason,
 ) -> Result<Option<NextCheckpoint>> {
     look_for_leftovers(kernel, checkpointer)?;
-    let Checkpointer { deferred, orphans, .. } = checkpointer;
+    let Checkpointer { deferred, orphans, moves, mover, .. } = checkpointer;
     let (frozen, old, checkpoint_awaited, limits) = {
         let mut state = kernel.state.lock();
         let nothing = state.overlays.nothing_to_freeze()
             && state.leftovers == Leftovers::None
+            && moves.is_empty()
             && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
             && !state.checkpoint_awaited
@@ -73,6 +75,7 @@ pub(crate) fn build(
         deferred: std::mem::take(deferred),
         checkpoint_awaited,
         orphans: orphans.take().unwrap_or_default(),
+        moves: &*moves,
     };
     let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact, sharing } =
         scheme.checkpoint(&mut build, &mut volumes, job)?;
@@ -86,12 +89,18 @@ pub(crate) fn build(
     build.writer.finish()?;
     scheme.release(kernel, &build.space.pages)?;
     add(&kernel.counters.checkpoint_blocks, build.writer.written);
-    let TableBuild { freed, mapped, live, domains, .. } = build;
+    let TableBuild { freed, mapped, live, changed, domains, .. } = build;
     let more_features = domains.features();
     let (domains, limits) = domains.finish();
+    mover.note(&changed, kernel.clock.now());
+    let has_moves = !moves.is_empty();
+    kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));
+    #[cfg_attr(not(feature = "planted-bugs"), allow(unused_variables))]
+    let put = std::mem::take(moves);
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
+    state.moving = Overlay::default();
     let (features, shares) = match sharing {
         Some(NewSharing { shares, orphans: waiting, stuck }) => {
             let has_pages = |volume: &Volume| volume.is_leaving() && volume.map.height > 0;
@@ -154,6 +163,8 @@ pub(crate) fn build(
         superblocks,
         moment: frozen.moment().cloned(),
         limits,
+        #[cfg(feature = "planted-bugs")]
+        moves: put,
     }))
 }
 

@@ -141,6 +141,8 @@ fn checkpoint_advance(
             }
             write_superblock(kernel, &next.tables, 1).map_err(|e| kernel.stop(&e))?;
             let mut next = next;
+            #[cfg(feature = "planted-bugs")]
+            broken::of_moves(kernel, &mut next)?;
             if !kernel.keeps(Rule::ActsToldWhenDurable) {
                 tell_of_acts(&mut kernel.state.lock(), &mut next);
             }

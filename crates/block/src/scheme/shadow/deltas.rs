@@ -39,16 +39,19 @@ pub(crate) enum Touch {
     Examine,
     /// The same; and it is new, raw or in a carrier.
     New { carried: bool },
+    /// The same; and it is a copy of a block that is moved.
+    Copy,
 }
 
 impl Touch {
-    const RAISE: u8 = 3;
+    const RAISE: u8 = 4;
     const LOWER: u8 = Touch::RAISE + DOMAIN_ENTRIES as u8 + 1;
 
     fn encode(self) -> u8 {
         match self {
             Touch::Examine => 0,
             Touch::New { carried } => 1 + u8::from(carried),
+            Touch::Copy => 3,
             Touch::Raise(slot) => Touch::RAISE + slot.0,
             Touch::Lower(slot) => Touch::LOWER + slot.0,
         }
@@ -58,6 +61,7 @@ impl Touch {
         match byte {
             0 => Touch::Examine,
             1 | 2 => Touch::New { carried: byte == 2 },
+            3 => Touch::Copy,
             Touch::RAISE..Touch::LOWER => Touch::Raise(Slot(byte - Touch::RAISE)),
             _ => Touch::Lower(Slot(byte - Touch::LOWER)),
         }
@@ -96,6 +100,8 @@ pub(crate) struct Sum {
     pub(crate) examine: bool,
     /// New, and whether in a carrier.
     pub(crate) new: Option<bool>,
+    /// A copy of a block that is moved.
+    pub(crate) copy: bool,
     /// As far as anybody who touched it knows.
     pub(crate) hash: Option<u64>,
     /// Its domain, as far as anybody who touched it knows.
@@ -112,6 +118,7 @@ impl Sum {
                 Touch::Lower(_) => sum.difference -= 1,
                 Touch::Examine => sum.examine = true,
                 Touch::New { carried } => (sum.examine, sum.new) = (true, Some(carried)),
+                Touch::Copy => (sum.examine, sum.new, sum.copy) = (true, Some(false), true),
             }
             if let Touch::Raise(slot) | Touch::Lower(slot) = touch
                 && slot != Slot::NONE
@@ -139,7 +146,8 @@ mod tests {
     fn a_touch_is_one_byte_and_says_all() {
         let slots = (0..DOMAIN_ENTRIES).map(Slot::of).chain([Slot::NONE]);
         let of_domains = slots.flat_map(|slot| [Touch::Raise(slot), Touch::Lower(slot)]);
-        let others = [Touch::Examine, Touch::New { carried: false }, Touch::New { carried: true }];
+        let news = [false, true].map(|carried| Touch::New { carried });
+        let others = [Touch::Examine, Touch::Copy, news[0], news[1]];
         let all: Vec<Touch> = of_domains.chain(others).collect();
         assert!(all.iter().all(|&touch| Touch::decode(touch.encode()) == touch));
         let mut codes: Vec<u8> = all.iter().map(|touch| touch.encode()).collect();

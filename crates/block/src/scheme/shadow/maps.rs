@@ -18,12 +18,14 @@ use crate::{
         record::WindowNumber,
     },
     kernel::Kernel,
+    moving::Moves,
     overlay::{Entry, Overlay, zeroes},
     rules::Rule,
     scheme::{
         room::{discard_leaves, discard_room},
         verbs::Scheme,
     },
+    settings::Tidying,
     table_build::TableBuild,
     window::ranges::{Ranges, Span},
 };
@@ -33,15 +35,13 @@ impl TableBuild<'_> {
     /// discards cover. Returns the discards that are left.
     pub(super) fn maps(
         &mut self,
-        frozen: &Overlay,
+        changes: &Changes<'_>,
         volumes: &mut BTreeMap<VolumeId, Volume>,
-        discards: &Ranges,
         scheme: &dyn Scheme,
         deltas: &mut Vec<Delta>,
     ) -> Result<Ranges> {
-        let mut choice = Choice::new(self.kernel, frozen, volumes, discards, scheme)?;
+        let mut choice = Choice::new(changes, volumes, scheme)?;
         let lowered = if self.kernel.keeps(Rule::OverwriteLowersOnce) { 1 } else { 2 };
-        let changes = Changes { kernel: self.kernel, frozen, discards };
         for (&id, volume) in volumes.iter_mut() {
             let (mine, leaves) = choice.leaves(volume)?;
             if leaves.is_empty() {
@@ -66,6 +66,7 @@ impl TableBuild<'_> {
                 })?;
             self.mapped = mapped;
         }
+        self.changed = choice.changed;
         Ok(choice.left)
     }
 }
@@ -76,22 +77,24 @@ pub(super) struct Choice<'a> {
     kernel: &'a Kernel,
     frozen: &'a Overlay,
     discards: &'a Ranges,
+    moves: &'a Moves,
     /// When there are many discards: the leaves in which they are applied.
     chosen: Option<Chosen>,
     /// Else: how many more leaves may be changed for them.
     budget: usize,
     /// The discards that are left.
     pub(super) left: Ranges,
+    /// The leaves that clients changed.
+    pub(super) changed: Vec<(VolumeId, u64)>,
 }
 
 impl<'a> Choice<'a> {
     pub(super) fn new(
-        kernel: &'a Kernel,
-        frozen: &'a Overlay,
+        changes: &Changes<'a>,
         volumes: &BTreeMap<VolumeId, Volume>,
-        discards: &'a Ranges,
         scheme: &dyn Scheme,
     ) -> Result<Choice<'a>> {
+        let Changes { kernel, frozen, discards, moves } = *changes;
         let mut left = Ranges::default();
         let budget = discard_leaves(kernel, scheme);
         let limits = kernel.settings.limits;
@@ -103,7 +106,8 @@ impl<'a> Choice<'a> {
         } else {
             None
         };
-        Ok(Choice { kernel, frozen, discards, chosen, budget, left })
+        let changed = Vec::new();
+        Ok(Choice { kernel, frozen, discards, moves, chosen, budget, left, changed })
     }
 
     /// The addresses of a volume that records changed, and the leaves to rewrite. Volumes come in
@@ -115,7 +119,7 @@ impl<'a> Choice<'a> {
             mine.iter().map(|lba| lba.0 / Table::Map.per_leaf()).collect();
         if let Some(chosen) = &mut self.chosen {
             leaves.extend(chosen.remove(&id).unwrap_or_default());
-            return Ok((mine, leaves.into_iter().collect()));
+            return Ok((mine, self.with_moves(id, leaves)));
         }
         for (start, span) in self.discards.meeting(id, 0, u64::MAX) {
             let budget = &mut self.budget;
@@ -129,7 +133,16 @@ impl<'a> Choice<'a> {
                 self.left.insert(id, from, span);
             }
         }
-        Ok((mine, leaves.into_iter().collect()))
+        Ok((mine, self.with_moves(id, leaves)))
+    }
+
+    /// The leaves that clients changed, and those in which copies are put.
+    fn with_moves(&mut self, id: VolumeId, mut leaves: BTreeSet<u64>) -> Vec<u64> {
+        if self.kernel.settings.tidying == Tidying::Moves {
+            self.changed.extend(leaves.iter().map(|&leaf| (id, leaf)));
+        }
+        leaves.extend(self.moves.leaves(id));
+        leaves.into_iter().collect()
     }
 }
 
@@ -141,6 +154,7 @@ pub(super) struct Changes<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) frozen: &'a Overlay,
     pub(super) discards: &'a Ranges,
+    pub(super) moves: &'a Moves,
 }
 
 impl Changes<'_> {
@@ -155,7 +169,7 @@ impl Changes<'_> {
         page: &mut Block,
         note: Note<'_>,
     ) -> Result<bool> {
-        let Changes { kernel, frozen, discards } = *self;
+        let Changes { kernel, frozen, discards, moves } = *self;
         let per_leaf = Table::Map.per_leaf();
         let first = leaf * per_leaf;
         let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
@@ -189,6 +203,16 @@ impl Changes<'_> {
             if !covered {
                 set(page, lba.0 - first, entry)?;
             }
+        }
+        // Copies come last, where nothing else came.
+        for (lba, put) in moves.of_leaf(id, leaf) {
+            let slot = lba.0 - first;
+            let stays = MapEntry::get(page, slot) == Some(put.from);
+            if stays || !kernel.keeps(Rule::MovedIfUnchanged) {
+                set(page, slot, put.to)?;
+            }
+            kernel.coverage.add(Mark::MovePut, usize::from(stays));
+            kernel.coverage.add(Mark::MoveOvertaken, usize::from(!stays));
         }
         Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
     }

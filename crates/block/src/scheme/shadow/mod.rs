@@ -13,6 +13,7 @@ mod shared;
 use std::collections::BTreeMap;
 
 pub(crate) use domain_counts::{DomainCounts, LimitsAtFreeze};
+use maps::Changes;
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 pub(crate) use pages::{count_ahead, leaf_of_map, pages_of, pages_of_changes};
 use shared::Maps;
@@ -46,20 +47,26 @@ pub(crate) fn checkpoint(
         || volumes.values().any(|volume| volume.quota > 0)
         || build.domains.are_named();
     let (pending, sharing) = if shares {
-        let Job { frozen, orphans, .. } = &job;
-        let maps = Maps { frozen, volumes, discards, orphans: orphans.clone() };
+        let Job { frozen, orphans, moves, .. } = &job;
+        let maps = Maps { frozen, volumes, discards, orphans: orphans.clone(), moves };
         let (pending, sharing) = build.shared_maps(maps, scheme, &mut deltas)?;
         (pending, Some(sharing))
     } else {
-        let pending = build.maps(job.frozen, volumes, &discards, scheme, &mut deltas)?;
+        let changes = Changes {
+            kernel: build.kernel,
+            frozen: job.frozen,
+            discards: &discards,
+            moves: job.moves,
+        };
+        let pending = build.maps(&changes, volumes, scheme, &mut deltas)?;
         volumes.retain(|id, volume| {
             !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
         });
         (pending, None)
     };
     build.kernel.coverage.add(Mark::DiscardsLeft, pending.iter().count());
-    let (references, stored) = build.references(job.frozen, job.deferred, deltas)?;
-    let fingerprints = build.fingerprints(&stored)?;
+    let (references, stored) = build.references(job.frozen, job.deferred, job.moves, deltas)?;
+    let fingerprints = build.fingerprints(&stored, job.moves)?;
     Ok(NewRoots {
         references,
         fingerprints,

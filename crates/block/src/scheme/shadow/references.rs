@@ -14,6 +14,7 @@ use crate::{
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
+    moving::{Home, Moves},
     overlay::Overlay,
     rules::Rule,
     table_build::TableBuild,
@@ -26,17 +27,21 @@ impl TableBuild<'_> {
         &mut self,
         frozen: &Overlay,
         deferred: Vec<Pba>,
+        moves: &Moves,
         mut deltas: Vec<Delta>,
     ) -> Result<(Root, Vec<Pba>)> {
         let per_leaf = Table::References.per_leaf();
         // New blocks and those put off: they are free unless something names them now.
         self.examine(frozen.allocated(), &mut deltas);
         self.examine(deferred.into_iter(), &mut deltas);
+        let copies = moves.copies();
+        deltas.extend(copies.map(|(copy, of)| Delta::new(copy, Touch::Copy, of.prefix())));
         deltas.sort_unstable_by_key(Delta::pba);
-        let leaves: Vec<u64> = deltas
+        let mut leaves: Vec<u64> = deltas
             .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
             .map(|of_leaf| leaf_of(&of_leaf[0]))
             .collect();
+        with_pages(&mut leaves, moves.pages(Home::References));
         let (kernel, mut live) = (self.kernel, self.live);
         let mut domains = std::mem::take(&mut self.domains);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
@@ -79,7 +84,8 @@ impl TableBuild<'_> {
                             live += 1;
                             domains.change(sum.domain.unwrap_or(Slot::NONE), true);
                             bits.push((pba, true));
-                            if new.is_none() {
+                            // Nobody was to find a copy before.
+                            if new.is_none() || sum.copy {
                                 sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
                             }
                         }
@@ -98,7 +104,7 @@ impl TableBuild<'_> {
                     }
                     // Also of one that nothing names yet: a record on its way may. One that comes
                     // back is for the index like a new one.
-                    if new.is_some() || before == 0 && entry.references > 0 {
+                    if new.is_some() && !sum.copy || before == 0 && entry.references > 0 {
                         stored.push(pba);
                     }
                     entry.set(page, slot);
@@ -124,10 +130,11 @@ impl TableBuild<'_> {
     }
 
     /// Writes the fingerprints of the blocks that [`references`](Self::references) noted.
-    pub(super) fn fingerprints(&mut self, stored: &[Pba]) -> Result<Root> {
+    pub(super) fn fingerprints(&mut self, stored: &[Pba], moves: &Moves) -> Result<Root> {
         let per_leaf = Table::Fingerprints.per_leaf();
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
+        with_pages(&mut leaves, moves.pages(Home::Fingerprints));
         let kernel = self.kernel;
         self.rebuild(
             Table::Fingerprints,
@@ -138,7 +145,9 @@ impl TableBuild<'_> {
                 let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
-                    if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
+                    let copy = moves.fingerprint(pba).map(|fingerprint| (fingerprint, false));
+                    let known = copy.or_else(|| state.allocator.fresh(pba));
+                    if let Some((mut fingerprint, carried)) = known {
                         if !kernel.keeps(Rule::WholeFingerprintStored) && !carried {
                             fingerprint.0[8..].fill(0);
                         }
@@ -148,5 +157,15 @@ impl TableBuild<'_> {
                 Ok(true)
             },
         )
+    }
+}
+
+/// Leaves in their order, those among them whose pages are to move.
+fn with_pages(leaves: &mut Vec<u64>, pages: impl Iterator<Item = u64>) {
+    let before = leaves.len();
+    leaves.extend(pages);
+    if leaves.len() > before {
+        leaves.sort_unstable();
+        leaves.dedup();
     }
 }

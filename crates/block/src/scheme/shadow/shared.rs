@@ -28,6 +28,7 @@ use crate::{
     },
     kernel::Kernel,
     moments::{Act, Moment, Receive},
+    moving::Moves,
     overlay::Overlay,
     rules::Rule,
     scheme::{
@@ -47,6 +48,8 @@ pub(super) struct Maps<'a> {
     /// Ranges that wait to be applied, those of `frozen` among them.
     pub(super) discards: Ranges,
     pub(super) orphans: Vec<Orphan>,
+    /// Copies of blocks to be put into them.
+    pub(super) moves: &'a Moves,
 }
 
 impl TableBuild<'_> {
@@ -58,7 +61,7 @@ impl TableBuild<'_> {
         scheme: &dyn Scheme,
         deltas: &mut Vec<Delta>,
     ) -> Result<(Ranges, NewSharing)> {
-        let Maps { frozen, volumes, mut discards, orphans } = maps;
+        let Maps { frozen, volumes, mut discards, orphans, moves } = maps;
         let (kernel, shares) = (self.kernel, self.old.state.shares);
         let named = self.domains.are_named();
         deleted_leave(volumes, &mut discards, &self.domains);
@@ -68,12 +71,12 @@ impl TableBuild<'_> {
         let mut sharing = Sharing::new(&mut pages);
         let (orphans, stuck) = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
         kernel.state.lock().pieces = (begun - budget.0) as u64;
-        let changes = Changes { kernel, frozen, discards: &discards };
+        let changes = Changes { kernel, frozen, discards: &discards, moves };
         #[cfg(feature = "planted-bugs")]
         if !kernel.keeps(Rule::RollbackAfterChanges) {
             super::broken::roll_back(frozen.moment(), volumes);
         }
-        let mut choice = Choice::new(kernel, frozen, volumes, &discards, scheme)?;
+        let mut choice = Choice::new(&changes, volumes, scheme)?;
         for (&id, volume) in volumes.iter_mut().filter(|(_, volume)| !volume.is_leaving()) {
             let (mine, leaves) = choice.leaves(volume)?;
             let counted = quota::wants_counting(volume).then(|| quota::count(kernel, volume));
@@ -92,7 +95,7 @@ impl TableBuild<'_> {
             let lost = &mut volume.sharing.lost;
             *lost = lost.saturating_add_signed(rewritten.lost);
         }
-        let mut left = choice.left;
+        let (mut left, changed) = (choice.left, choice.changed);
         if let Some(moment) = frozen.moment() {
             kernel.coverage.hit(Mark::ActsPerformed);
             for act in &moment.acts {
@@ -113,6 +116,7 @@ impl TableBuild<'_> {
         if named {
             forget_families(volumes, &waiting);
         }
+        self.changed = changed;
         let root = self.accounts(&shares, &accounts)?;
         Ok((left, NewSharing { shares: root, orphans: waiting, stuck }))
     }

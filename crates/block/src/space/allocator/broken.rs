@@ -23,6 +23,17 @@ impl Allocator {
         self.count_ready();
     }
 
+    /// Breaks `MovedBlocksKept`: hands a block out again, if its zone offers blocks. Returns whether it is
+    /// free now.
+    pub(crate) fn release_now(&mut self, pba: Pba) -> bool {
+        let is_ready = self.ready.contains(&self.geometry.zone_of(pba));
+        if is_ready {
+            self.forget(pba);
+            self.reuse_early(pba);
+        }
+        is_ready
+    }
+
     /// Breaks `ReuseAfterRelease`: hands a block out again although it may be needed.
     pub(crate) fn reuse_early(&mut self, pba: Pba) {
         let offset = self.geometry.offset_of(pba);

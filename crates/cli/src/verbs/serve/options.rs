@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, ValueEnum};
 use onefold_backend::systemd::Socket;
-use onefold_block::{MEMORY_MIN, Persistence, Settings};
+use onefold_block::{MEMORY_MIN, Persistence, Settings, Tidying};
 use onefold_cluster::Dedup;
 use onefold_console::{
     address::{self, Address, Door},
@@ -84,6 +84,11 @@ pub(crate) struct Options {
     /// makes it durable; strong, when it is durable. The cluster engine is always strong
     #[arg(long, value_enum, default_value = "weak")]
     pub(super) persistence: PersistenceName,
+
+    /// When a block store moves blocks that lie scattered: pauses, when nobody asked for anything for
+    /// 50 ms; off, never
+    #[arg(long, value_enum, default_value = "pauses")]
+    moving: MovingName,
 
     /// Memory for caches, index, uncommitted records, windows and buffers together
     #[arg(long, default_value = "512M", value_name = "SIZE")]
@@ -242,6 +247,14 @@ pub(super) enum PersistenceName {
     Strong,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MovingName {
+    /// In pauses, in steps of a few milliseconds
+    Pauses,
+    /// Never
+    Off,
+}
+
 /// When a server replays in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplayAfter {
@@ -318,7 +331,11 @@ impl Options {
             PersistenceName::Weak => Persistence::Weak,
             PersistenceName::Strong => Persistence::Strong,
         };
-        Ok(Settings { persistence, ..Settings::for_memory(self.memory.0) })
+        let tidying = match self.moving {
+            MovingName::Pauses => Tidying::Moves,
+            MovingName::Off => Tidying::Off,
+        };
+        Ok(Settings { persistence, tidying, ..Settings::for_memory(self.memory.0) })
     }
 
     /// A server for volumes, with what their peers may do.

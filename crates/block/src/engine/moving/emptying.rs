@@ -1,0 +1,277 @@
+//! Zones that become free as a whole, for the long writes of windows.
+//!
+//! When too few zones are free as a whole, those with most free blocks are named. One walk over the
+//! tables finds what lives there, since no block knows who names it: pages of tables get new places
+//! with the next checkpoint, and blocks go into holes of other zones. The zones that are named take
+//! nothing meanwhile, as long as there are others.
+
+use std::collections::BTreeSet;
+
+use onefold_core::{Result, VolumeId, ZoneId};
+
+use super::{Look, has_room, is_alone, is_movable, movable};
+use crate::{
+    coverage::Mark,
+    format::page::{FANOUT, MapEntry, Pointer, Table},
+    kernel::{Emptying, Kernel, Mover, Plan, Stage},
+    moving::{Found, Home, Moves, Why},
+    overlay::Tables,
+    scheme::verbs::Scheme,
+    space::ZoneSource,
+};
+
+/// Zones that are free as a whole should be this share of all, but for no more than half of what is
+/// free.
+const WHOLE_SHARE: u64 = 16;
+
+/// Of all zones so many are named at once.
+const NAMED_SHARE: u64 = 20;
+
+/// Most zones that should be free as a whole, and most that are named: 16 GiB. A superblock says how many
+/// zones there are, and may be a stranger's.
+const ZONES_MAX: u64 = 4096;
+
+/// A zone is worth it when so much of it is free.
+const FREE_SHARE: u64 = 10;
+
+/// After a walk that came to little, clients write this share of the store before the next one.
+const REST_SHARE: u64 = 64;
+
+/// Zones that one step looks at: their bitmaps are in eight pages.
+const ZONES_A_STEP: u64 = 8 * 31;
+
+/// Pointers to pages that one step looks at, those of neighbouring inner pages.
+const POINTERS_A_STEP: u64 = 16 * FANOUT;
+
+/// Leaves of maps that one step looks at.
+const LEAVES_A_STEP: usize = 16;
+
+/// Goes on with emptying zones, or begins if too few are free as a whole.
+pub(super) fn look(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    tables: &Tables,
+    mover: &mut Mover,
+    moves: &mut Moves,
+) -> Look {
+    let Some(mut emptying) = mover.emptying.take().or_else(|| begin(kernel, mover)) else {
+        return Look::Nothing;
+    };
+    let looked = match emptying.stage {
+        Stage::Looking { .. } => look_at_zones(kernel, tables, &mut emptying),
+        Stage::Pages(table, next) => {
+            look_at_pages((kernel, scheme), tables, &mut emptying, (table, next), moves)
+        }
+        Stage::Maps(..) => look_at_maps((kernel, scheme), tables, &mut emptying, moves),
+        Stage::Ends { sequence } => {
+            if tables.state.sequence > sequence {
+                end(kernel, mover, &emptying);
+                return Look::More;
+            }
+            Ok(Look::Nothing)
+        }
+    };
+    match looked {
+        Ok(found) => {
+            mover.emptying = Some(emptying);
+            found
+        }
+        // What can't be read is left to `check`, and so are zones that nobody can empty then.
+        Err(_) => {
+            end(kernel, mover, &emptying);
+            Look::Nothing
+        }
+    }
+}
+
+/// Zones that should be free as a whole.
+fn wanted(kernel: &Kernel) -> u64 {
+    let geometry = kernel.geometry();
+    let free = kernel.state.lock().allocator.free();
+    (geometry.zones / WHOLE_SHARE).min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
+}
+
+fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {
+    if kernel.counters.counts().client_blocks < mover.rests_until {
+        return None;
+    }
+    let wanted = wanted(kernel);
+    let whole = kernel.state.lock().allocator.whole_zones(wanted);
+    let stage = Stage::Looking { next: 0, best: BTreeSet::new() };
+    (whole < wanted).then(|| Emptying { stage, zones: BTreeSet::new(), whole })
+}
+
+/// The zones are as empty as they get.
+fn end(kernel: &Kernel, mover: &mut Mover, emptying: &Emptying) {
+    let mut state = kernel.state.lock();
+    state.allocator.empty(BTreeSet::new());
+    let whole = state.allocator.whole_zones(u64::MAX);
+    drop(state);
+    let gained = whole.saturating_sub(emptying.whole);
+    kernel.coverage.add(Mark::ZonesWhole, gained as usize);
+    let named = emptying.zones.len() as u64;
+    let neighbours = kernel.counters.counts().neighbour_blocks;
+    if neighbours > mover.neighbours {
+        (mover.neighbours, mover.reached) = (neighbours, 0);
+    }
+    // Each walk reaches more than the one before, or is the last one for now.
+    if named > 0 && gained * 4 >= named && whole > mover.reached {
+        mover.reached = whole;
+    } else {
+        mover.reached = 0;
+        let written = kernel.counters.counts().client_blocks;
+        mover.rests_until = written + 1 + kernel.geometry().usable_blocks() / REST_SHARE;
+    }
+    mover.emptying = None;
+}
+
+/// Finds the zones with most free blocks.
+fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> Result<Look> {
+    let geometry = kernel.geometry();
+    let Stage::Looking { next, best } = &mut emptying.stage else { return Ok(Look::Nothing) };
+    let (first, end) = (*next, (*next + ZONES_A_STEP).min(geometry.zones));
+    let named = (geometry.zones / NAMED_SHARE).clamp(1, ZONES_MAX);
+    let bitmaps = kernel.zones(tables.state.zones).bitmaps(ZoneId(first), end - first)?;
+    {
+        let state = kernel.state.lock();
+        for (zone, used) in (first..end).map(ZoneId).zip(bitmaps) {
+            let free = used.clear_from(0, geometry.zone_blocks as usize) as u64;
+            if free * FREE_SHARE >= geometry.zone_blocks && state.allocator.may_be_emptied(zone) {
+                best.insert((free, zone));
+                if best.len() as u64 > named {
+                    best.pop_first();
+                }
+            }
+        }
+    }
+    *next = end;
+    if end < geometry.zones {
+        return Ok(Look::More);
+    }
+    emptying.zones = best.iter().map(|&(_, zone)| zone).collect();
+    emptying.stage = Stage::Pages(Table::References, 0);
+    kernel.coverage.add(Mark::ZonesEmptied, emptying.zones.len());
+    kernel.state.lock().allocator.empty(emptying.zones.clone());
+    if emptying.zones.is_empty() {
+        // Nothing is worth it.
+        emptying.stage = Stage::Ends { sequence: 0 };
+    }
+    Ok(Look::More)
+}
+
+impl Emptying {
+    fn has(&self, kernel: &Kernel, page: &Pointer) -> bool {
+        !page.is_none() && self.zones.contains(&kernel.geometry().zone_of(page.address))
+    }
+}
+
+/// Finds pages of the tables of blocks that live in the zones, and those above them.
+fn look_at_pages(
+    (kernel, scheme): (&Kernel, &dyn Scheme),
+    tables: &Tables,
+    emptying: &mut Emptying,
+    (table, next): (Table, u64),
+    moves: &mut Moves,
+) -> Result<Look> {
+    let (root, home) = match table {
+        Table::References => (tables.state.references, Home::References),
+        _ => (tables.state.fingerprints, Home::Fingerprints),
+    };
+    let leaves = kernel.geometry().blocks().div_ceil(table.per_leaf());
+    let end = (next + POINTERS_A_STEP).min(leaves);
+    let numbers: Vec<u64> = (next..end).collect();
+    let pointers = kernel.pages.leaf_pointers(table, 0, &root, &numbers)?;
+    for (&leaf, pointer) in numbers.iter().zip(&pointers) {
+        let Some(pointer) = pointer.filter(|pointer| !pointer.is_none()) else { continue };
+        let mut lives_there = emptying.has(kernel, &pointer);
+        // A page above is written with its first leaf.
+        if leaf % FANOUT == 0 || leaf == next {
+            for level in 1..root.height {
+                let index = leaf / FANOUT.pow(u32::from(level));
+                let page = kernel.pages.inner_pointer(table, 0, &root, level, index)?;
+                lives_there |= page.is_some_and(|page| emptying.has(kernel, &page));
+            }
+        }
+        if lives_there {
+            note_page((kernel, scheme), moves, home, leaf);
+        }
+    }
+    emptying.stage = match (end < leaves, table) {
+        (true, _) => Stage::Pages(table, end),
+        (false, Table::References) => Stage::Pages(Table::Fingerprints, 0),
+        (false, _) => Stage::Maps(VolumeId(0), 0),
+    };
+    Ok(Look::More)
+}
+
+fn note_page((kernel, scheme): (&Kernel, &dyn Scheme), moves: &mut Moves, home: Home, leaf: u64) {
+    if !has_room(kernel, scheme, moves, 1) {
+        return;
+    }
+    let mut state = kernel.state.lock();
+    kernel.coverage.hit(Mark::PagesMoved);
+    moves.note_page(home, leaf);
+    let (volume, leaf) = match home {
+        Home::Map(volume) => (volume, leaf),
+        // The count of pages covers three of references, and one of fingerprints, for a record.
+        Home::References | Home::Fingerprints => (VolumeId(0), 0),
+    };
+    state.moving.count_move(volume, onefold_core::Lba(leaf * Table::Map.per_leaf()));
+}
+
+/// Finds the blocks of maps that live in the zones.
+fn look_at_maps(
+    (kernel, scheme): (&Kernel, &dyn Scheme),
+    tables: &Tables,
+    emptying: &mut Emptying,
+    moves: &mut Moves,
+) -> Result<Look> {
+    for _ in 0..LEAVES_A_STEP {
+        let Stage::Maps(at, from) = emptying.stage else { return Ok(Look::Nothing) };
+        let Some((&id, volume)) = tables.volumes.range(at..).next() else {
+            let sequence = if moves.is_empty() { 0 } else { tables.state.sequence };
+            emptying.stage = Stage::Ends { sequence };
+            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            return Ok(Look::More);
+        };
+        let from = if id == at { from } else { 0 };
+        let next = match is_movable(kernel, volume) {
+            true => kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from)?,
+            false => None,
+        };
+        let Some(leaf) = next else {
+            emptying.stage = Stage::Maps(VolumeId(id.0.saturating_add(1)), 0);
+            continue;
+        };
+        emptying.stage = Stage::Maps(id, leaf + 1);
+        let Some((pointer, page)) =
+            kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?
+        else {
+            continue;
+        };
+        let zone_of = |pba| kernel.geometry().zone_of(pba);
+        let per_leaf = Table::Map.per_leaf();
+        let found: Found = (0..per_leaf)
+            .filter_map(|slot| Some((slot, MapEntry::get(&page, slot)?)))
+            .filter(|(_, entry)| match entry {
+                MapEntry::Block { pba, .. } => emptying.zones.contains(&zone_of(*pba)),
+                _ => false,
+            })
+            .map(|(slot, entry)| (onefold_core::Lba(leaf * per_leaf + slot), entry))
+            .collect();
+        let lives_there = emptying.has(kernel, &pointer);
+        if found.is_empty() && !lives_there || !is_alone(kernel, tables, volume, leaf)? {
+            continue;
+        }
+        if lives_there {
+            note_page((kernel, scheme), moves, Home::Map(id), leaf);
+        }
+        let mut blocks = movable(kernel, tables, volume, found, moves)?;
+        blocks.reverse();
+        if !blocks.is_empty() {
+            let sequence = tables.state.sequence;
+            return Ok(Look::Chosen(Plan { volume: id, sequence, why: Why::Emptying, blocks }));
+        }
+    }
+    Ok(Look::More)
+}

@@ -1,0 +1,312 @@
+//! Moving in pauses: blocks that belong together are copied next to each other, and a checkpoint puts
+//! the copies into the maps.
+//!
+//! [`moving`](crate::moving) says what a move is. A step copies so few blocks that it ends within
+//! about 2 ms. It holds the lock of checkpoints, and runs between two of them: so what it chose by the
+//! tables is still so when the next checkpoint begins.
+//!
+//! What stays where it is: blocks that more than one entry names, since others want them there; pages
+//! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
+//! read; and what is damaged.
+
+#[cfg(feature = "planted-bugs")]
+mod broken;
+mod emptying;
+mod neighbours;
+
+use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Pba, Result, Run, VolumeId};
+
+use crate::{
+    counters::add,
+    coverage::Mark,
+    engine::read::{Wanted, read_stored},
+    format::{
+        catalogue::{MapKind, Volume},
+        page::{FANOUT, MapEntry, ReferenceEntry, Table},
+        share::Share,
+    },
+    kernel::{Checkpointer, Kernel, Mover, Phase, Plan, State, Where},
+    moving::{Found, Moves, Why},
+    overlay::Tables,
+    scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
+    space::Extent,
+};
+
+/// Blocks that one step copies: as many as a disk with 75,000 reads a second reads in 2 ms, with the
+/// time to write them.
+const BLOCKS_A_STEP: usize = 96;
+
+/// What a look for blocks to move came to.
+enum Look {
+    /// These are to be moved.
+    Chosen(Plan),
+    /// Nothing yet: there is more to look at.
+    More,
+    /// There is nothing to move.
+    Nothing,
+}
+
+/// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
+pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut checkpointer = kernel.checkpointing.lock();
+    let Checkpointer { phase: Phase::Idle, moves, mover, .. } = &mut *checkpointer else {
+        return Ok(false);
+    };
+    {
+        let state = kernel.state.lock();
+        if state.fail_stop.reason().is_some() || state.growth.is_some() {
+            return Ok(false);
+        }
+    }
+    let tables = kernel.tables();
+    if mover.plan.sequence != tables.state.sequence {
+        // A checkpoint has changed what it was made by.
+        let rest = renewed(kernel, &tables, &mover.plan, moves);
+        mover.plan.blocks = rest.unwrap_or_default();
+        mover.plan.sequence = tables.state.sequence;
+    }
+    if mover.plan.blocks.is_empty() {
+        let mut found = emptying::look(kernel, scheme, &tables, mover, moves);
+        if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
+            found = neighbours::look(kernel, &tables, mover, moves);
+        }
+        match found {
+            Look::Chosen(plan) => mover.plan = plan,
+            Look::More => return Ok(true),
+            Look::Nothing => {
+                // What was copied so far becomes true.
+                kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+                return Ok(false);
+            }
+        }
+    }
+    let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
+    let some = mover.plan.blocks.len().min(most);
+    if !has_room(kernel, scheme, moves, some) {
+        kernel.coverage.hit(Mark::MovesFull);
+        kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+        return Ok(false);
+    }
+    copy_some(kernel, &tables, (mover, some), moves)
+}
+
+/// True when there is room for so many copies more: few were made so far, and space is left for them and
+/// for the pages that the next checkpoint writes because of them. Without room those that there are wait
+/// for a checkpoint.
+fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) -> bool {
+    let state = kernel.state.lock();
+    let copies = more as u64;
+    let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
+    moves.len() + more <= kernel.settings.moves_max()
+        && has_spare(kernel, scheme, &state, copies + pages(copies).saturating_sub(pages(0)))
+}
+
+/// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
+fn copy_some(
+    kernel: &Kernel,
+    tables: &Tables,
+    (mover, some): (&mut Mover, usize),
+    moves: &mut Moves,
+) -> Result<bool> {
+    let plan = &mut mover.plan;
+    let Some(domain) = tables.volumes.get(&plan.volume).map(|volume| volume.domain) else {
+        plan.blocks.clear();
+        return Ok(true);
+    };
+    let run = plan.blocks.len() as u64;
+    let rest = plan.blocks.len().saturating_sub(some);
+    let mut next = plan.blocks.split_off(rest);
+    next.reverse();
+    let copied = copies_of(kernel, domain, &next)?;
+    let mut left = copied.into_iter().peekable();
+    while left.peek().is_some() {
+        let wanted = left.len() as u64;
+        let (extent, current) = {
+            let mut state = kernel.state.lock();
+            let zones = kernel.zones(state.releases.zone_table());
+            let extent = match plan.why {
+                Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
+                Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
+            };
+            (extent.map_err(|e| kernel.stop(&e))?, state.overlays.tables().state.sequence)
+        };
+        debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
+        let Some(extent) = extent else {
+            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            plan.blocks.clear();
+            return Ok(true);
+        };
+        let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
+        seal(kernel, domain, extent, &mut copies)?;
+        #[cfg(feature = "planted-bugs")]
+        let is_late = broken::writes_late(kernel, extent, &copies, moves);
+        #[cfg(not(feature = "planted-bugs"))]
+        let is_late = false;
+        if !is_late {
+            write(kernel, extent, &copies)?;
+        }
+        note(kernel, plan, extent, copies, moves);
+    }
+    Ok(true)
+}
+
+/// A block that was read and proved.
+struct Copied {
+    lba: Lba,
+    from: MapEntry,
+    fingerprint: Fingerprint,
+    block: Block,
+}
+
+/// Reads blocks, and proves them by their fingerprints. What can't be read is left out.
+fn copies_of(kernel: &Kernel, domain: u32, blocks: &Found) -> Result<Vec<Copied>> {
+    let wanted: Vec<Option<Wanted>> = blocks
+        .iter()
+        .map(|&(_, entry)| match entry {
+            MapEntry::Block { pba, carried, prefix } => Some(Wanted { pba, carried, prefix }),
+            _ => None,
+        })
+        .collect();
+    let read = read_stored(kernel, domain, &wanted);
+    let found: Vec<(Lba, MapEntry, u64, Block)> = blocks
+        .iter()
+        .zip(read)
+        .filter_map(|(&(lba, entry), block)| match entry {
+            MapEntry::Block { prefix, .. } => block.map(|block| (lba, entry, prefix, block)),
+            _ => None,
+        })
+        .collect();
+    let all: Vec<&Block> = found.iter().map(|(.., block)| block).collect();
+    let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&all);
+    let kept = found.into_iter().zip(fingerprints).filter_map(|(found, of)| {
+        let (lba, from, prefix, block) = found;
+        // One that is not shared is known by the other of the two.
+        let fingerprint = [of, of.unshared()].into_iter().find(|of| of.prefix() == prefix)?;
+        Some(Copied { lba, from, fingerprint, block })
+    });
+    Ok(kept.collect())
+}
+
+/// Seals copies for their places, in a sealed store.
+fn seal(kernel: &Kernel, domain: u32, extent: Extent, copies: &mut [Copied]) -> Result<()> {
+    for (n, copy) in (0..).zip(copies.iter_mut()) {
+        if let Some(sealing) = &kernel.identity.sealing {
+            let (prefix, at) = (copy.fingerprint.prefix(), extent.at.plus(n));
+            sealing.seal_raw(domain, prefix, at, &mut copy.block).map_err(|e| kernel.stop(&e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes sealed copies to their places. They are durable with the flush of the checkpoint.
+fn write(kernel: &Kernel, extent: Extent, copies: &[Copied]) -> Result<()> {
+    let blocks: Vec<BlockRef<'_>> =
+        copies.iter().map(|copy| BlockRef { block: &copy.block, class: Class::Data }).collect();
+    let run = Run { at: extent.at, blocks: &blocks };
+    kernel.disk.write(&[run]).map_err(|e| kernel.stop(&e))
+}
+
+/// The next checkpoint puts these copies into the map.
+fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves: &mut Moves) {
+    let volume = plan.volume;
+    add(&kernel.counters.data_blocks, copies.len() as u64);
+    let counter = match plan.why {
+        Why::Neighbours => &kernel.counters.neighbour_blocks,
+        Why::Emptying => &kernel.counters.emptied_blocks,
+    };
+    add(counter, copies.len() as u64);
+    kernel.coverage.add(Mark::BlocksMoved, copies.len());
+    let mut state = kernel.state.lock();
+    for (n, copy) in (0..).zip(copies) {
+        let at = extent.at.plus(n);
+        moves.note(volume, copy.lba, copy.from, (at, copy.fingerprint));
+        state.moving.count_move(volume, copy.lba);
+    }
+}
+
+/// Of blocks of a leaf those that may be moved: only this entry names them, and no change waits for
+/// their addresses.
+fn movable(
+    kernel: &Kernel,
+    tables: &Tables,
+    volume: &Volume,
+    mut blocks: Found,
+    moves: &Moves,
+) -> Result<Found> {
+    {
+        let state = kernel.state.lock();
+        blocks.retain(|&(lba, _)| is_still_there(&state, tables, volume.id, lba, moves));
+    }
+    let pba = |entry: MapEntry| match entry {
+        MapEntry::Block { pba, .. } => Some(pba),
+        _ => None,
+    };
+    let places = blocks.iter().filter_map(|&(_, entry)| Some(pba(entry)?.0));
+    let references =
+        kernel.pages.holding(Table::References, 0, &tables.state.references, places)?;
+    let counts_once = |pba: Pba| {
+        references
+            .get(pba.0)
+            .is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1)
+    };
+    blocks.retain(|&(_, entry)| pba(entry).is_some_and(counts_once));
+    Ok(blocks)
+}
+
+/// What is left of a plan by newer tables.
+fn renewed(kernel: &Kernel, tables: &Tables, plan: &Plan, moves: &Moves) -> Result<Found> {
+    let nothing = Ok(Vec::new());
+    let Some((first, _)) = plan.blocks.first() else { return nothing };
+    let volume = tables.volumes.get(&plan.volume).filter(|volume| is_movable(kernel, volume));
+    let (Some(volume), leaf) = (volume, first.0 / Table::Map.per_leaf()) else { return nothing };
+    if !is_alone(kernel, tables, volume, leaf)? {
+        return nothing;
+    }
+    let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
+    let Some((_, page)) = found else { return nothing };
+    let mut blocks = plan.blocks.clone();
+    blocks
+        .retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
+    movable(kernel, tables, volume, blocks, moves)
+}
+
+/// True when an address names what the tables say, as far as anybody knows, and has no copy yet.
+fn is_still_there(
+    state: &State,
+    tables: &Tables,
+    volume: VolumeId,
+    lba: Lba,
+    moves: &Moves,
+) -> bool {
+    !state.windows.open().holds(volume, lba)
+        && matches!(state.locate(volume, lba), Where::Tables)
+        && tables.discards.get(volume, lba.0).is_none()
+        && !moves.has(volume, lba)
+}
+
+/// True for a map whose blocks may be moved.
+fn is_movable(kernel: &Kernel, volume: &Volume) -> bool {
+    let kind = volume.sharing.kind;
+    // Blocks that nobody can read stay where they are.
+    matches!(kind, MapKind::Volume | MapKind::Snapshot)
+        && !volume.name.is_empty()
+        && volume.map.height > 0
+        && kernel.identity.has_domain(volume.domain)
+}
+
+/// True when a leaf is its map's alone: no page on the way to it is needed by others, nor borrows.
+fn is_alone(kernel: &Kernel, tables: &Tables, volume: &Volume, leaf: u64) -> Result<bool> {
+    if !tables.state.shares_pages() {
+        return Ok(true);
+    }
+    for level in 0..volume.map.height {
+        let index = leaf / FANOUT.pow(u32::from(level));
+        let page =
+            kernel.pages.inner_pointer(Table::Map, volume.family(), &volume.map, level, index)?;
+        let Some(page) = page else { return Ok(false) };
+        if share_of(kernel, &tables.state.shares, page.address)? != Share::default() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

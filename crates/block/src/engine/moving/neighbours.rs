@@ -1,0 +1,107 @@
+//! Which blocks should be neighbours: those of a leaf that lies in many runs.
+
+use std::time::Duration;
+
+use onefold_core::{Result, VolumeId};
+
+use super::{Look, is_alone, is_movable, movable};
+use crate::{
+    format::page::Table,
+    kernel::{Kernel, Mover, Plan},
+    moving::{Moves, Why, scattered},
+    overlay::Tables,
+};
+
+/// Leaves that one step looks at.
+const LEAVES_A_STEP: usize = 16;
+
+/// Looks at a few leaves for one that lies in many runs: of those that clients changed the ones that
+/// have been left alone for long enough, then those of a walk through all maps.
+pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &Moves) -> Look {
+    for _ in 0..LEAVES_A_STEP {
+        let (volume, leaf) = match next_leaf(kernel, tables, mover) {
+            Next::Leaf(volume, leaf) => (volume, leaf),
+            Next::EndOfMap => continue,
+            Next::Nothing => return Look::Nothing,
+        };
+        // A page that can't be read is left to `check`.
+        let plan = plan(kernel, tables, volume, leaf, moves).unwrap_or_default();
+        let Some(plan) = plan else { continue };
+        if kernel.state.lock().allocator.has_run(plan.blocks.len() as u64) {
+            return Look::Chosen(plan);
+        }
+        // Its turn comes when emptying has made room.
+        mover.changed.insert((volume, leaf), Duration::ZERO);
+        mover.lacks_run = tables.state.sequence;
+        return Look::Nothing;
+    }
+    Look::More
+}
+
+/// What comes next of what is to be looked at.
+enum Next {
+    Leaf(VolumeId, u64),
+    /// A map has no more leaves.
+    EndOfMap,
+    Nothing,
+}
+
+/// The next leaf to look at.
+fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
+    let now = kernel.clock.now();
+    let settled = kernel.settings.settled_after;
+    // Neighbours come one after the other, so that their copies are neighbours.
+    let old = mover.changed.iter().find(|&(_, &at)| now.saturating_sub(at) >= settled);
+    if let Some((&(volume, leaf), _)) = old {
+        mover.changed.remove(&(volume, leaf));
+        return Next::Leaf(volume, leaf);
+    }
+    let opened = mover.overflowed == Duration::ZERO;
+    let settled = opened || now.saturating_sub(mover.overflowed) >= settled;
+    let Some((at, from)) = mover.walk.filter(|_| settled) else { return Next::Nothing };
+    let Some((&id, volume)) = tables.volumes.range(at..).next() else {
+        mover.walk = None;
+        return Next::Nothing;
+    };
+    let from = if id == at { from } else { 0 };
+    let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from);
+    match next.ok().flatten().filter(|_| is_movable(kernel, volume)) {
+        Some(leaf) => {
+            mover.walk = Some((id, leaf + 1));
+            Next::Leaf(id, leaf)
+        }
+        None => {
+            mover.walk = id.0.checked_add(1).map(|next| (VolumeId(next), 0));
+            Next::EndOfMap
+        }
+    }
+}
+
+/// The blocks of a leaf that are to be moved together, if it is worth it.
+fn plan(
+    kernel: &Kernel,
+    tables: &Tables,
+    id: VolumeId,
+    leaf: u64,
+    moves: &Moves,
+) -> Result<Option<Plan>> {
+    let Some(volume) = tables.volumes.get(&id).filter(|volume| is_movable(kernel, volume)) else {
+        return Ok(None);
+    };
+    if !is_alone(kernel, tables, volume, leaf)? {
+        return Ok(None);
+    }
+    let Some((_, page)) = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)? else {
+        return Ok(None);
+    };
+    let short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let all = short.len();
+    let mut blocks = movable(kernel, tables, volume, short, moves)?;
+    // Not worth it when most of them stay.
+    if blocks.len() * 2 <= all {
+        return Ok(None);
+    }
+    blocks.reverse();
+    let sequence = tables.state.sequence;
+    Ok(Some(Plan { volume: id, sequence, why: Why::Neighbours, blocks }))
+}

@@ -1,0 +1,100 @@
+//! What moving has to look at, and where it is.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use onefold_core::{VolumeId, ZoneId};
+
+use crate::{
+    format::page::Table,
+    moving::{Found, Why},
+};
+
+/// Leaves that are remembered, because checkpoints changed them. If there are more, all maps are
+/// looked through.
+const LEAVES_MAX: usize = 1 << 16;
+
+/// What moving has to look at, and where it is.
+pub(crate) struct Mover {
+    /// Leaves that checkpoints changed, and when the last one did.
+    pub(crate) changed: BTreeMap<(VolumeId, u64), Duration>,
+    /// Where the walk through all maps goes on, while there is one.
+    pub(crate) walk: Option<(VolumeId, u64)>,
+    /// When more leaves had changed than are remembered, for the last time.
+    pub(crate) overflowed: Duration,
+    /// Blocks that are about to be moved.
+    pub(crate) plan: Plan,
+    /// The zones that are being emptied, if there are any.
+    pub(crate) emptying: Option<Emptying>,
+    /// No zones are named before clients have written so many blocks since the store was opened.
+    pub(crate) rests_until: u64,
+    /// Of the last walk: the blocks that had been moved next to their neighbours, which take whole zones.
+    pub(crate) neighbours: u64,
+    /// The checkpoint by whose tables no free run was long enough for neighbours.
+    pub(crate) lacks_run: u64,
+    /// The most zones that were free as a whole after a walk since then.
+    pub(crate) reached: u64,
+}
+
+/// Zones that are being emptied.
+pub(crate) struct Emptying {
+    pub(crate) stage: Stage,
+    /// Them, once they are named.
+    pub(crate) zones: BTreeSet<ZoneId>,
+    /// Zones that were free as a whole before.
+    pub(crate) whole: u64,
+}
+
+/// How far emptying has come.
+pub(crate) enum Stage {
+    /// Zones before `next` were looked at; these have most free blocks.
+    Looking { next: u64, best: BTreeSet<(u64, ZoneId)> },
+    /// Pages of a table before this leaf were looked at.
+    Pages(Table, u64),
+    /// Leaves of maps before this one were looked at.
+    Maps(VolumeId, u64),
+    /// All that lives in them has a copy: the checkpoint after this one releases it.
+    Ends { sequence: u64 },
+}
+
+/// Blocks of a map that are about to be moved.
+#[derive(Default)]
+pub(crate) struct Plan {
+    pub(crate) volume: VolumeId,
+    /// The checkpoint by whose tables they were chosen.
+    pub(crate) sequence: u64,
+    pub(crate) why: Why,
+    /// In descending order of addresses.
+    pub(crate) blocks: Found,
+}
+
+impl Default for Mover {
+    /// Of a store that was opened just now: nobody has looked at its maps.
+    fn default() -> Mover {
+        Mover {
+            changed: BTreeMap::new(),
+            walk: Some((VolumeId(0), 0)),
+            overflowed: Duration::ZERO,
+            plan: Plan::default(),
+            emptying: None,
+            rests_until: 0,
+            neighbours: 0,
+            lacks_run: 0,
+            reached: 0,
+        }
+    }
+}
+
+impl Mover {
+    /// A checkpoint changed these leaves of maps.
+    pub(crate) fn note(&mut self, leaves: &[(VolumeId, u64)], now: Duration) {
+        if self.changed.len() + leaves.len() > LEAVES_MAX {
+            self.changed.clear();
+            (self.walk, self.overflowed) = (Some((VolumeId(0), 0)), now);
+        } else {
+            self.changed.extend(leaves.iter().map(|&leaf| (leaf, now)));
+        }
+    }
+}

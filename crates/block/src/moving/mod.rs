@@ -1,0 +1,167 @@
+//! Blocks that are moved: copied to new places, which the next checkpoint puts into the maps.
+//!
+//! Moving is an act of a checkpoint, and no record tells of it. A copy is written like a page of a
+//! table: to a block that is free on the disk, and that the checkpoint's superblock is the first to
+//! name. So recovery knows nothing of moves.
+//!
+//! *Invariants:* moving changes no content; a client's newer change wins, since a copy is put only
+//! where the map still names what it was copied from.
+//!
+//! | crash after | what is found |
+//! |---|---|
+//! | copies are written, flushed or not | the old superblock, and what it names; copies lie in free blocks |
+//! | the superblock | either one; what the old one names is whole until the twin is durable |
+
+mod choice;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
+
+pub(crate) use self::choice::{Found, scattered};
+use crate::format::page::{MapEntry, Table};
+
+/// Why blocks are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Neighbours in a volume become neighbours on the disk.
+    #[default]
+    Neighbours,
+    /// A zone becomes free as a whole.
+    Emptying,
+}
+
+/// The tree of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Home {
+    Map(VolumeId),
+    References,
+    Fingerprints,
+}
+
+/// A copy of what an address names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Put {
+    /// The entry that was copied.
+    pub(crate) from: MapEntry,
+    /// The entry that names the copy.
+    pub(crate) to: MapEntry,
+}
+
+/// The copies that the next checkpoint puts into the maps.
+#[derive(Default)]
+pub(crate) struct Moves {
+    puts: BTreeMap<VolumeId, BTreeMap<Lba, Put>>,
+    /// The whole fingerprint of each copy.
+    copies: BTreeMap<Pba, Fingerprint>,
+    /// Leaves that are written at new places, whatever is in them.
+    pages: BTreeSet<(Home, u64)>,
+    /// Copies that a planted bug writes after the superblock.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) late: Vec<(Pba, onefold_core::Block)>,
+}
+
+impl Moves {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.copies.is_empty() && self.pages.is_empty()
+    }
+
+    /// How many copies there are, and pages that are to move.
+    pub(crate) fn len(&self) -> usize {
+        self.copies.len() + self.pages.len()
+    }
+
+    /// Notes that the page of a leaf is to be written at a new place.
+    pub(crate) fn note_page(&mut self, home: Home, leaf: u64) {
+        self.pages.insert((home, leaf));
+    }
+
+    /// The leaves whose pages are to be written at new places.
+    pub(crate) fn pages(&self, home: Home) -> impl Iterator<Item = u64> {
+        self.pages.range((home, 0)..=(home, u64::MAX)).map(|&(_, leaf)| leaf)
+    }
+
+    /// Notes that what `from` names at an address was copied, raw, to `copy`.
+    pub(crate) fn note(
+        &mut self,
+        volume: VolumeId,
+        lba: Lba,
+        from: MapEntry,
+        (copy, fingerprint): (Pba, Fingerprint),
+    ) {
+        let prefix = fingerprint.prefix();
+        let to = MapEntry::Block { pba: copy, carried: false, prefix };
+        self.puts.entry(volume).or_default().insert(lba, Put { from, to });
+        self.copies.insert(copy, fingerprint);
+    }
+
+    /// True when an address has a copy already.
+    pub(crate) fn has(&self, volume: VolumeId, lba: Lba) -> bool {
+        self.puts.get(&volume).is_some_and(|puts| puts.contains_key(&lba))
+    }
+
+    /// The leaves of a map in which there is something to put.
+    pub(crate) fn leaves(&self, volume: VolumeId) -> impl Iterator<Item = u64> {
+        let puts = self.puts.get(&volume).into_iter().flatten();
+        let leaves = puts.map(|(lba, _)| lba.0 / Table::Map.per_leaf());
+        leaves.chain(self.pages(Home::Map(volume)))
+    }
+
+    /// What is to be put into a leaf of a map, by address.
+    pub(crate) fn of_leaf(&self, volume: VolumeId, leaf: u64) -> impl Iterator<Item = (Lba, Put)> {
+        let per_leaf = Table::Map.per_leaf();
+        let within = Lba(leaf * per_leaf)..Lba((leaf + 1) * per_leaf);
+        let puts = self.puts.get(&volume).into_iter();
+        puts.flat_map(move |puts| puts.range(within.clone())).map(|(&lba, &put)| (lba, put))
+    }
+
+    /// The blocks that were copied.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn replaced(&self) -> BTreeSet<Pba> {
+        let puts = self.puts.values().flat_map(BTreeMap::values);
+        puts.filter_map(|put| match put.from {
+            MapEntry::Block { pba, .. } => Some(pba),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// The copies and their fingerprints.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = (Pba, &Fingerprint)> {
+        self.copies.iter().map(|(&copy, fingerprint)| (copy, fingerprint))
+    }
+
+    /// The fingerprint of a copy.
+    pub(crate) fn fingerprint(&self, copy: Pba) -> Option<Fingerprint> {
+        self.copies.get(&copy).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pba: u64) -> MapEntry {
+        MapEntry::Block { pba: Pba(pba), carried: false, prefix: 0x0909_0909_0909_0909 }
+    }
+
+    #[test]
+    fn a_copy_is_found_by_its_leaf_and_by_its_place() {
+        let fingerprint = Fingerprint([9; 16]);
+        let mut moves = Moves::default();
+        moves.note(VolumeId(3), Lba(288), raw(5), (Pba(70), fingerprint));
+        moves.note(VolumeId(3), Lba(2), raw(6), (Pba(71), fingerprint));
+        assert_eq!(moves.leaves(VolumeId(3)).collect::<Vec<_>>(), [0, 1]);
+        let put = Put { from: raw(5), to: raw(70) };
+        assert_eq!(moves.of_leaf(VolumeId(3), 1).collect::<Vec<_>>(), [(Lba(288), put)]);
+        assert_eq!(moves.of_leaf(VolumeId(4), 1).count(), 0);
+        assert!(moves.has(VolumeId(3), Lba(2)) && !moves.has(VolumeId(3), Lba(3)));
+        assert_eq!(moves.fingerprint(Pba(71)), Some(fingerprint));
+        assert_eq!((moves.len(), moves.fingerprint(Pba(5))), (2, None));
+        moves.note_page(Home::Map(VolumeId(3)), 9);
+        moves.note_page(Home::References, 4);
+        assert_eq!(moves.leaves(VolumeId(3)).collect::<Vec<_>>(), [0, 1, 9]);
+        assert_eq!(moves.pages(Home::References).collect::<Vec<_>>(), [4]);
+        assert_eq!(moves.pages(Home::Fingerprints).count(), 0);
+    }
+}
