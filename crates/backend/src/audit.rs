@@ -677,6 +677,11 @@ mod tests {
         Map::from_iter([("event".to_owned(), n.into())])
     }
 
+    fn set_mode(path: &Path, mode: u32) {
+        let file = File::open(path).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
+    }
+
     /// A log in a journal that nobody reads yet.
     fn journal() -> (tempfile::TempDir, UnixDatagram, AuditLog) {
         let folder = tempfile::tempdir().unwrap();
@@ -797,7 +802,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         fs::write(&path, "").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        set_mode(&path, 0o600);
         let reader = File::open(&path).unwrap();
         flock(&reader, FlockOperation::LockShared).unwrap();
         let log = AuditLog::file(&path).unwrap();
@@ -879,18 +884,18 @@ mod tests {
         let path = folder.path().join("audit");
         fs::write(&path, "").unwrap();
         for mode in [0o622, 0o640, 0o604, 0o660] {
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            set_mode(&path, mode);
             assert_eq!(AuditLog::file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
             assert_eq!(AuditLog::shared_file(&path).map(drop).unwrap_err().kind(), Kind::Denied);
         }
         // Also one that others get the right to read later.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        set_mode(&path, 0o600);
         let log = AuditLog::file(&path).unwrap();
         log.note(event(0)).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        set_mode(&path, 0o640);
         let error = log.note(event(1)).unwrap_err().to_string();
         assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        set_mode(&path, 0o600);
         log.note(event(2)).unwrap();
         drop(log);
         let verified = read(&path).unwrap();
