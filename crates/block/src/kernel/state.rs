@@ -177,6 +177,8 @@ impl State {
             || self.leftovers != Leftovers::None
             || self.domains.wait_for_checkpoint()
             || self.releases.may_follow()
+            // Copies wait for a checkpoint, which frees what they replace.
+            || self.moving.records() > 0
     }
 
     /// True when no checkpoint holds a new size, given before `window`, of a volume that the window

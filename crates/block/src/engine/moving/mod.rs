@@ -19,7 +19,10 @@ use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Pba, Result, Run, V
 use crate::{
     counters::add,
     coverage::Mark,
-    engine::read::{Wanted, read_stored},
+    engine::{
+        domain_room::kept,
+        read::{Wanted, read_stored},
+    },
     format::{
         catalogue::{MapKind, Volume},
         page::{FANOUT, MapEntry, ReferenceEntry, Table},
@@ -97,8 +100,10 @@ fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) ->
     let state = kernel.state.lock();
     let copies = more as u64;
     let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
-    moves.len() + more <= kernel.settings.moves_max()
-        && has_spare(kernel, scheme, &state, copies + pages(copies).saturating_sub(pages(0)))
+    // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
+    let counted = if state.moving.records() == 0 { 0 } else { pages(0) };
+    let wanted = copies + pages(copies).saturating_sub(counted) + kept(kernel, &state, None);
+    moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
 }
 
 /// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
@@ -121,15 +126,17 @@ fn copy_some(
     let mut left = copied.into_iter().peekable();
     while left.peek().is_some() {
         let wanted = left.len() as u64;
-        let (extent, current) = {
+        let (placed, current) = {
             let mut state = kernel.state.lock();
             let zones = kernel.zones(state.releases.zone_table());
-            let extent = match plan.why {
+            let placed = match plan.why {
                 Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
                 Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
             };
-            (extent.map_err(|e| kernel.stop(&e))?, state.overlays.tables().state.sequence)
+            (placed, state.overlays.tables().state.sequence)
         };
+        // Stopping takes the state.
+        let extent = placed.map_err(|e| kernel.stop(&e))?;
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
         let Some(extent) = extent else {
             kernel.state.lock().checkpoint_wanted |= !moves.is_empty();

@@ -141,7 +141,13 @@ impl<'a> Choice<'a> {
         if self.kernel.settings.tidying == Tidying::Moves {
             self.changed.extend(leaves.iter().map(|&leaf| (id, leaf)));
         }
-        leaves.extend(self.moves.leaves(id));
+        // Ranges that wait keep their budget: copies in such leaves are given up.
+        let per_leaf = Table::Map.per_leaf();
+        let waits = |leaf: u64| {
+            let (first, end) = (leaf.saturating_mul(per_leaf), (leaf + 1).saturating_mul(per_leaf));
+            self.discards.meeting(id, first, end).next().is_some()
+        };
+        leaves.extend(self.moves.leaves(id).filter(|&leaf| !waits(leaf)));
         leaves.into_iter().collect()
     }
 }

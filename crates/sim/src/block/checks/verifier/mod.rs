@@ -143,6 +143,9 @@ struct Reader<'a> {
     pages_hidden: bool,
     /// Contents of the blocks that were looked at, and their domains.
     contents: BTreeMap<u64, (Held, u64)>,
+    /// Domains with limits: the number, the blocks that the superblock says, and those that its
+    /// families name.
+    domains: Vec<(u64, u64, u64)>,
 }
 
 #[derive(Clone, Debug)]
@@ -168,6 +171,7 @@ impl<'a> Reader<'a> {
             superblock,
             sealed,
             problems: Vec::new(),
+            domains: Vec::new(),
             hidden: BTreeSet::new(),
             pages: BTreeMap::new(),
             links: BTreeMap::new(),

@@ -251,6 +251,7 @@ impl Reader<'_> {
     /// Counts are exact, no block has two uses, and used and free agree.
     pub(super) fn compare(&mut self, usage: &Usage, listed: &BTreeMap<u64, Listed>) {
         let in_place = self.superblock.scheme == IN_PLACE;
+        self.judge_domains(usage);
         for (at, link) in self.links.clone() {
             if let Some(page) = self.pages.get(&at).cloned() {
                 self.problem(format!("block {at} holds data and {page}"));
@@ -276,11 +277,30 @@ impl Reader<'_> {
 
     /// Blocks that maps name, and those that once had many references and are never freed.
     fn referenced(&self, usage: &Usage) -> u64 {
+        self.links.len() as u64 + self.never_freed(usage)
+    }
+
+    /// Blocks that once had many references, and that no map names.
+    fn never_freed(&self, usage: &Usage) -> u64 {
         let many = usage
             .counts
             .iter()
             .filter(|&(at, entry)| entry & MANY == MANY && !self.links.contains_key(at));
-        (self.links.len() + many.count()) as u64
+        many.count() as u64
+    }
+
+    /// The superblock says how many blocks a domain with limits stores: those that its families name, and
+    /// some of those that are never freed, of which nobody knows the domain.
+    fn judge_domains(&mut self, usage: &Usage) {
+        for (domain, stored, found) in self.domains.clone() {
+            let more = stored.checked_sub(found);
+            let held = |more| self.superblock.inexact || more <= self.never_freed(usage);
+            if more.is_none_or(|more| more > 0 && !held(more)) {
+                self.problem(format!(
+                    "domain {domain} stores {found} blocks, and the superblock says {stored}"
+                ));
+            }
+        }
     }
 
     fn count(&mut self, usage: &Usage, at: u64, link: &Link) {
