@@ -165,16 +165,16 @@ fn rule_05_who_renames_inside_the_destination_gets_nothing() {
     let target = street.home("target", STRANGER);
     for n in 0..25 {
         let (out, done) = (street.home(&format!("out{n}"), STRANGER), AtomicBool::new(false));
+        // Theirs from the beginning: a directory that root makes could be the restore's own.
+        let other = street.home(&format!("other{n}"), STRANGER);
+        (0..40).for_each(|n| fs::create_dir(other.join(format!("{n:03}"))).unwrap());
         let mut found = 0;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (theirs, ours) = (out.join("d"), out.join("away"));
                 while !done.load(Relaxed) {
                     if theirs.is_dir() && fs::rename(&theirs, &ours).is_ok() {
-                        fs::create_dir(&theirs).unwrap();
-                        (0..40)
-                            .for_each(|n| fs::create_dir(theirs.join(format!("{n:03}"))).unwrap());
-                        std::os::unix::fs::chown(&theirs, Some(STRANGER), Some(STRANGER)).unwrap();
+                        fs::rename(&other, &theirs).unwrap();
                         symlink(&target, out.join("e")).unwrap();
                         break;
                     }
