@@ -653,6 +653,12 @@ impl Tiles<'_> {
     }
 }
 
+/// The number of the domain in the header of a sealed container. Nothing proves it yet.
+pub(crate) fn domain_said(meta: &[u8]) -> Option<u32> {
+    let at = SALT_AT + SALT_BYTES + KEY_PROOF_BYTES;
+    meta.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
 /// The metadata of a sealed container, opened, and what opens its groups.
 fn open_metadata(
     sealing: &Sealing,

@@ -105,6 +105,11 @@ impl Archive {
                 format!("{what}; nothing was changed: do it in smaller parts"),
             ));
         }
+        if notes.is_some() && !Record::fit_put(&records, payload.len()) {
+            let why =
+                "a put key changes so much in several steps only: back up fewer files at once";
+            return Err(Error::new(Kind::InvalidInput, format!("{why}; nothing was changed")));
+        }
         fits(position.end, payload.len() + FRAME_SEALED_MAX)?;
         let (bytes, checksum) = frame::encode_behind(
             &self.identity,

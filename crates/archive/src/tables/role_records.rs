@@ -204,9 +204,8 @@ impl Judging<'_> {
                 Ok(())
             }
             Record::Unfinished { containers, .. } => self.containers(containers),
-            Record::Abandoned { containers } => {
-                containers.iter().try_for_each(|id| self.own_unfinished(*id))
-            }
+            // Others may have taken its chunks since manage has proven it: `gc` removes what nobody uses.
+            Record::Abandoned { .. } => Err("it gives up containers that others may use"),
             Record::SnapshotMade { snapshot, containers, finished } => {
                 self.snapshot(snapshot)?;
                 finished.iter().try_for_each(|id| self.own_unfinished(*id))?;
