@@ -617,3 +617,90 @@ fn rule_45_a_frame_of_a_put_key_costs_readers_little() {
     store(&desk.by(&db), "db", 1, &content(1)).unwrap();
     assert_eq!(restored(&desk.manage(), 1).unwrap(), content(1));
 }
+
+#[test]
+fn rule_45_a_put_key_lists_nothing_in_segments_that_it_did_not_take() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    store(&desk.by(&db), "db", 2, &content(2)).unwrap();
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    let tables = desk.manage().tables();
+    let one = tables.containers.iter().next().unwrap().unwrap().stored;
+    let class = tables.class(&one.place);
+    let next = tables.next_id;
+    // Behind all that is listed there, where the next containers of the other one come.
+    let mut at: Vec<Place> = tables
+        .segments
+        .iter()
+        .map(|(&segment, known)| Place { segment, at: known.end, ..one.place })
+        .collect();
+    assert_eq!(at.len(), 3, "each key takes segments of its own");
+    let own = at.pop().unwrap();
+    let attacker = || desk.hostile(&web);
+    append_records(&attacker(), |_| {
+        let (owner, first, segment) = (Owner::Ingest, ContainerId(next), None);
+        vec![Record::Reserved { owner, first, count: 10, segment, class }]
+    })
+    .unwrap();
+    let list = |n: u64, place: Place| {
+        let stored = Stored { id: ContainerId(next + n), place, ..one };
+        let _ = append_records(&attacker(), |_| {
+            vec![Record::Unfinished { containers: vec![stored], at: 1_000 }]
+        });
+        desk.manage().tables().containers.contains_key(&stored.id).unwrap()
+    };
+    for place in at {
+        assert!(!list(1, place), "{place:?}");
+    }
+    // Nor one so long that what others write behind it would go with it.
+    assert!(!list(1, Place { bytes: u32::MAX, ..own }));
+    assert!(list(2, own));
+    store(&desk.manage(), "vault", 4, &content(4)).unwrap();
+    store(&desk.by(&db), "db", 5, &content(5)).unwrap();
+    store(&desk.by(&web), "web", 6, &content(6)).unwrap();
+    for _ in 0..3 {
+        desk.collect();
+    }
+    desk.is_well();
+    for (number, seed) in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)] {
+        assert_eq!(restored(&desk.manage(), number).unwrap(), content(seed));
+    }
+}
+
+#[test]
+fn rule_45_manage_begins_a_log_anew_that_somebody_filled() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    for bytes in [60 << 20, 60 << 20, 60 << 20, 60 << 20, 15 << 20, 900 << 10] {
+        let junk = "j".repeat(bytes);
+        append_records(&desk.hostile(&web), |_| vec![Record::Removed { name: junk }]).unwrap();
+    }
+    // Not one frame more fits in.
+    let mut left = 64 << 10;
+    while left > 16 {
+        let junk = "j".repeat(left);
+        let done = append_records(&desk.hostile(&web), |_| vec![Record::Removed { name: junk }]);
+        left = if done.is_err() { left / 2 } else { left };
+    }
+    store(&desk.manage(), "vault", 2, &content(2)).unwrap();
+    desk.collect();
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    assert_eq!(names(&desk.manage()), [1, 2, 3]);
+    desk.is_well();
+}
+
+#[test]
+fn rule_45_a_frame_that_nobody_signed_says_nothing_of_a_key() {
+    let desk = Desk::new();
+    let (web, mail) = (desk.grant("web"), desk.grant("mail"));
+    // A key of the same number, of nobody.
+    let Role::Put(number) = desk.by(&web).role().unwrap() else { panic!("a put key") };
+    let mut forged = mail.again();
+    let onefold_seal::RoleSecret::Put(of, _) = &mut forged.secret else { panic!("a put key") };
+    *of = number;
+    append_records(&desk.hostile(&forged), |_| vec![Record::EpochAdvanced]).unwrap();
+    let roles = desk.manage().tables().roles.clone().unwrap();
+    assert_eq!((roles.refused, roles.keys.get(&number).unwrap().refused), (1, 0));
+}

@@ -53,6 +53,10 @@ const KEY_PROOF_BYTES: usize = 16;
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
 pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
 
+/// Bytes of a container at most. Chunks that do not become smaller are stored as they are, each group with
+/// a tag.
+pub(crate) const CONTAINER_BYTES_MAX: u32 = (META_BYTES_MAX + 2 * RAW_BYTES_MAX) as u32;
+
 const MAGIC: &[u8; 8] = b"ONEFCONT";
 
 /// The kind of content in a container.

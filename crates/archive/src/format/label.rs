@@ -526,7 +526,10 @@ pub(crate) fn look_for_proven(
             )));
         }
     }
-    if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed) {
+    // Whoever has a put key can write a label. Where keys have roles, the frames of manage say the number.
+    if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed)
+        && sealing.roles().is_none()
+    {
         sealing.saw_keys(keys);
     }
     Ok((label, is_damaged))
