@@ -514,3 +514,193 @@ fn rule_45_what_a_put_key_stored_is_never_read_by_it_and_its_role_is_told() {
     store(&archive, "web", 1, &content(1)).unwrap();
     assert_eq!(restored(&archive, 1).unwrap_err().kind(), Kind::Denied);
 }
+
+/// A backup that ends before its snapshot, with containers that are listed as unfinished.
+fn store_half(desk: &Desk, key: &RoleKey, set: &str, bytes: &[u8]) -> Vec<ContainerId> {
+    let opener = KeySource::new(Arc::new(Has(Some(key.again()))));
+    let settings = Settings { opener, sync_bytes: 1 << 16, ..Settings::default() };
+    let archive = Archive::open(Arc::new(desk.0.clone()), true, settings).map(Arc::new).unwrap();
+    let request = BackupRequest {
+        id: SnapshotId([77; 16]),
+        set: set.into(),
+        host: set.into(),
+        now: 1_000,
+        ..BackupRequest::default()
+    };
+    let made = backup(&archive, &request, true, &Gauge::default(), |feeder| {
+        let root = entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+        feeder.bytes(bytes)?;
+        let file = entry("file", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, Stat::default(), None))?;
+        Err(onefold_core::Error::new(Kind::Stopped, "it ends here"))
+    });
+    assert!(made.is_err());
+    desk.manage().tables().unfinished.keys().copied().collect()
+}
+
+#[test]
+fn rule_45_what_others_use_of_a_put_key_is_not_given_up_by_it() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    let mut needed = vec![0; 20 << 20];
+    Rng::new(7).fill(&mut needed);
+    let listed = store_half(&desk, &web, "web", &needed);
+    assert!(!listed.is_empty());
+    // Its own end gives nothing up, and manage finds all of it true.
+    let options = CollectionOptions {
+        now: 2_000,
+        keep_partial: 1 << 20,
+        wait: false,
+        trash: 0,
+        reserve_bytes: 0,
+        encode_all: false,
+    };
+    let keeping = Collection::begin(&desk.manage(), options).unwrap();
+    let done = keeping.run(&mut |_| {}).unwrap();
+    assert!(done.proven > 0 && done.untrue == 0, "{done:?}");
+    assert!(store(&desk.by(&db), "db", 1, &needed).unwrap() < needed.len() as u64);
+    let _ = append_records(&desk.hostile(&web), |_| {
+        vec![Record::Abandoned { containers: listed.clone() }]
+    });
+    let now = desk.manage().tables();
+    assert!(listed.iter().all(|id| now.containers.contains_key(id).unwrap()));
+    assert_eq!(now.roles.as_ref().unwrap().keys.get(&1).unwrap().refused, 1);
+    for _ in 0..3 {
+        desk.collect();
+    }
+    desk.is_well();
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), needed);
+}
+
+#[test]
+fn rule_45_a_container_whose_header_names_another_domain_is_untrue_and_stops_nobody() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.by(&web), "web", 1, &content(1)).unwrap();
+    let tables = desk.manage().tables();
+    for container in tables.containers.iter() {
+        let place = container.unwrap().stored.place;
+        let file = desk.0.open(&format!("segment-{:08}", place.segment)).unwrap();
+        file.write_at(place.at + 104, &7u32.to_le_bytes()).unwrap();
+    }
+    store(&desk.by(&db), "db", 2, &content(1)).unwrap();
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(!report.problems.is_empty());
+    let mut collection = desk.collection();
+    collection.drop_untrue();
+    while collection.step().unwrap() {}
+    assert!(collection.done.untrue > 0);
+    drop(collection);
+    assert_eq!(names(&desk.manage()), [2]);
+    assert_eq!(restored(&desk.manage(), 2).unwrap(), content(1));
+}
+
+#[test]
+fn rule_45_a_frame_of_a_put_key_costs_readers_little() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    // One byte each, and of the smallest kind that a put key may sign.
+    let records = [
+        vec![Record::EpochAdvanced; 1 << 20],
+        vec![Record::Unfinished { containers: Vec::new(), at: 1 }; 100_000],
+    ];
+    for records in records {
+        let _ = append_records(&desk.hostile(&web), |_| records);
+    }
+    for _ in 0..2 {
+        let opener = KeySource::new(Arc::new(Has(None)));
+        let settings = Settings { opener, memory: 64 << 20, ..Settings::default() };
+        let bounded = Archive::open(Arc::new(desk.0.clone()), false, settings).unwrap();
+        assert_eq!(bounded.tables().roles.as_ref().unwrap().keys.get(&1).unwrap().refused, 2);
+    }
+    store(&desk.by(&db), "db", 1, &content(1)).unwrap();
+    assert_eq!(restored(&desk.manage(), 1).unwrap(), content(1));
+}
+
+#[test]
+fn rule_45_a_put_key_lists_nothing_in_segments_that_it_did_not_take() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web"), desk.grant("db"));
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    store(&desk.by(&db), "db", 2, &content(2)).unwrap();
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    let tables = desk.manage().tables();
+    let one = tables.containers.iter().next().unwrap().unwrap().stored;
+    let class = tables.class(&one.place);
+    let next = tables.next_id;
+    // Behind all that is listed there, where the next containers of the other one come.
+    let mut at: Vec<Place> = tables
+        .segments
+        .iter()
+        .map(|(&segment, known)| Place { segment, at: known.end, ..one.place })
+        .collect();
+    assert_eq!(at.len(), 3, "each key takes segments of its own");
+    let own = at.pop().unwrap();
+    let attacker = || desk.hostile(&web);
+    append_records(&attacker(), |_| {
+        let (owner, first, segment) = (Owner::Ingest, ContainerId(next), None);
+        vec![Record::Reserved { owner, first, count: 10, segment, class }]
+    })
+    .unwrap();
+    let list = |n: u64, place: Place| {
+        let stored = Stored { id: ContainerId(next + n), place, ..one };
+        let _ = append_records(&attacker(), |_| {
+            vec![Record::Unfinished { containers: vec![stored], at: 1_000 }]
+        });
+        desk.manage().tables().containers.contains_key(&stored.id).unwrap()
+    };
+    for place in at {
+        assert!(!list(1, place), "{place:?}");
+    }
+    // Nor one so long that what others write behind it would go with it.
+    assert!(!list(1, Place { bytes: u32::MAX, ..own }));
+    assert!(list(2, own));
+    store(&desk.manage(), "vault", 4, &content(4)).unwrap();
+    store(&desk.by(&db), "db", 5, &content(5)).unwrap();
+    store(&desk.by(&web), "web", 6, &content(6)).unwrap();
+    for _ in 0..3 {
+        desk.collect();
+    }
+    desk.is_well();
+    for (number, seed) in [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)] {
+        assert_eq!(restored(&desk.manage(), number).unwrap(), content(seed));
+    }
+}
+
+#[test]
+fn rule_45_manage_begins_a_log_anew_that_somebody_filled() {
+    let desk = Desk::new();
+    let web = desk.grant("web");
+    store(&desk.manage(), "vault", 1, &content(1)).unwrap();
+    for bytes in [60 << 20, 60 << 20, 60 << 20, 60 << 20, 15 << 20, 900 << 10] {
+        let junk = "j".repeat(bytes);
+        append_records(&desk.hostile(&web), |_| vec![Record::Removed { name: junk }]).unwrap();
+    }
+    // Not one frame more fits in.
+    let mut left = 64 << 10;
+    while left > 16 {
+        let junk = "j".repeat(left);
+        let done = append_records(&desk.hostile(&web), |_| vec![Record::Removed { name: junk }]);
+        left = if done.is_err() { left / 2 } else { left };
+    }
+    store(&desk.manage(), "vault", 2, &content(2)).unwrap();
+    desk.collect();
+    store(&desk.by(&web), "web", 3, &content(3)).unwrap();
+    assert_eq!(names(&desk.manage()), [1, 2, 3]);
+    desk.is_well();
+}
+
+#[test]
+fn rule_45_a_frame_that_nobody_signed_says_nothing_of_a_key() {
+    let desk = Desk::new();
+    let (web, mail) = (desk.grant("web"), desk.grant("mail"));
+    // A key of the same number, of nobody.
+    let Role::Put(number) = desk.by(&web).role().unwrap() else { panic!("a put key") };
+    let mut forged = mail.again();
+    let onefold_seal::RoleSecret::Put(of, _) = &mut forged.secret else { panic!("a put key") };
+    *of = number;
+    append_records(&desk.hostile(&forged), |_| vec![Record::EpochAdvanced]).unwrap();
+    let roles = desk.manage().tables().roles.clone().unwrap();
+    assert_eq!((roles.refused, roles.keys.get(&number).unwrap().refused), (1, 0));
+}

@@ -195,7 +195,7 @@ impl Appender {
         self.archive.commit(owner == Owner::Collector, |tables| {
             // The last one goes on when a process begins, and only then: this process has filled
             // it. Not where a node of it is absent.
-            chosen = last_segment(tables, owner, class)
+            chosen = last_segment(&self.archive, tables, owner, class)
                 .filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
             if let Some((number, _)) = chosen
                 && !self.archive.files.is_whole(&segment_name(number))?

@@ -9,9 +9,9 @@ use super::pace::Pace;
 use crate::{
     format::{
         Identity,
-        container::{Group, META_BYTES_MAX, Metadata},
+        container::{Group, META_BYTES_MAX, Metadata, domain_said},
         names::segment_name,
-        record::Place,
+        record::{Place, Stored},
     },
     operations_log::{Archive, domain_of, is_erased, is_put},
     rules::Rule,
@@ -93,6 +93,14 @@ impl ContainerReader {
         self.pace.ask(u64::from(stored.place.meta_bytes))?;
         let mut bytes = vec![0; stored.place.meta_bytes as usize];
         let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
+        // The log proves the number of the domain. Another one in the header is damage, also where
+        // this process has no key of it.
+        if self.archive.identity.sealing().is_some()
+            && let Some(found) = domain_said(&bytes[..n])
+            && found != stored.domain
+        {
+            return Err(in_another(stored, found));
+        }
         let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
         if metadata.chunks.len() as u64 != u64::from(stored.chunks)
             || metadata.bytes != stored.place.bytes
@@ -103,11 +111,7 @@ impl ContainerReader {
             ));
         }
         if metadata.domain() != stored.domain {
-            let (found, said) = (metadata.domain(), stored.domain);
-            return Err(Error::new(
-                Kind::Corrupt,
-                format!("container {} is of domain {found}, and the log says {said}", stored.id),
-            ));
+            return Err(in_another(stored, metadata.domain()));
         }
         Ok(metadata)
     }
@@ -173,4 +177,13 @@ impl ContainerReader {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The error of a container whose header names another domain than the log.
+fn in_another(stored: &Stored, found: u32) -> Error {
+    let said = stored.domain;
+    Error::new(
+        Kind::Corrupt,
+        format!("container {} is of domain {found}, and the log says {said}", stored.id),
+    )
 }

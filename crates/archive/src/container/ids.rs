@@ -53,7 +53,7 @@ impl Ids {
             // The first range brings the first segment along; on several nodes one is used by
             // whoever reserved it only.
             let room = several
-                || last_segment(tables, owner, Class::Plain)
+                || last_segment(&self.archive, tables, owner, Class::Plain)
                     .is_some_and(|(_, end)| end < segment_bytes);
             let segment = (!room).then_some(tables.next_segment);
             Ok(vec![Record::Reserved {
@@ -69,12 +69,19 @@ impl Ids {
     }
 }
 
-/// The segment of a class that this owner appends to, and where.
-pub(crate) fn last_segment(tables: &Tables, owner: Owner, class: Class) -> Option<(u32, u64)> {
+/// The segment of a class that this owner appends to, and where. `None` also when the last one was taken by
+/// another key than this process has.
+pub(crate) fn last_segment(
+    archive: &Archive,
+    tables: &Tables,
+    owner: Owner,
+    class: Class,
+) -> Option<(u32, u64)> {
     tables
         .segments
         .iter()
         .rev()
         .find(|(_, segment)| segment.owner == owner && segment.class == class)
+        .filter(|(n, _)| archive.took(tables, **n))
         .map(|(&n, segment)| (n, segment.end))
 }

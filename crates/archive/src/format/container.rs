@@ -53,6 +53,10 @@ const KEY_PROOF_BYTES: usize = 16;
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
 pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
 
+/// Bytes of a container at most. Chunks that do not become smaller are stored as they are, each group with
+/// a tag.
+pub(crate) const CONTAINER_BYTES_MAX: u32 = (META_BYTES_MAX + 2 * RAW_BYTES_MAX) as u32;
+
 const MAGIC: &[u8; 8] = b"ONEFCONT";
 
 /// The kind of content in a container.
@@ -651,6 +655,12 @@ impl Tiles<'_> {
         let all: u64 = self.groups.iter().map(|group| u64::from(group.raw)).sum();
         self.is_full() && self.group + 1 >= self.groups.len() && all <= RAW_BYTES_MAX as u64
     }
+}
+
+/// The number of the domain in the header of a sealed container. Nothing proves it yet.
+pub(crate) fn domain_said(meta: &[u8]) -> Option<u32> {
+    let at = SALT_AT + SALT_BYTES + KEY_PROOF_BYTES;
+    meta.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 /// The metadata of a sealed container, opened, and what opens its groups.

@@ -10,7 +10,7 @@ use super::{
     damage::is_damage,
     names::LABEL,
     parameters::{Chunking, Compression},
-    sealing::What,
+    sealing::{Role, Sealing, What},
 };
 use crate::format::Identity;
 
@@ -526,7 +526,13 @@ pub(crate) fn look_for_proven(
             )));
         }
     }
-    if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed) {
+    // Whoever has a put key can write a label. Manage signs no number that it has from there: its key area
+    // and its frames say it. A put key carries the number on where it writes the label again.
+    let is_manage =
+        |sealing: &Sealing| sealing.roles().is_some_and(|roles| roles.role() == Role::Manage);
+    if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed)
+        && !is_manage(sealing)
+    {
         sealing.saw_keys(keys);
     }
     Ok((label, is_damaged))

@@ -1,6 +1,6 @@
 //! Records: what changed, as the operations log says it (dedupv1 3.6).
 
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 
 use super::{
     backup::{Snapshot, SnapshotId},
@@ -24,6 +24,19 @@ pub(crate) const ENTRY_MEMORY: usize = 112;
 
 /// Memory that a container takes in tables.
 pub(crate) const CONTAINER_MEMORY: usize = 256;
+
+/// Records of a frame of a put key at most. The engine writes three.
+pub(crate) const PUT_RECORDS_MAX: usize = 64;
+
+/// Bytes of the records of a frame of a put key at most: the numbers of two million containers that a
+/// snapshot finishes.
+pub(crate) const PUT_PAYLOAD_MAX: usize = 16 << 20;
+
+/// New containers that a frame of a put key lists at most: more than there are numbers that it may keep.
+pub(crate) const PUT_CONTAINERS_MAX: usize = 16 << 10;
+
+/// The kinds of records that put keys sign: `Reserved`, `Unfinished` and `SnapshotMade`.
+const PUT_KINDS: [u8; 3] = [1, 2, 25];
 
 /// The part of the program that fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -394,6 +407,10 @@ pub struct Remapped {
     pub new: Option<Address>,
 }
 
+fn beyond() -> Error {
+    corrupt("the frame of a put key has more, or other records, than a put key may sign")
+}
+
 /// An address as one number; 0 is none.
 pub(crate) fn packed(address: Option<Address>) -> u64 {
     address.map_or(0, |address| (address.container.0 << 16 | u64::from(address.slot)) + 1)
@@ -667,6 +684,48 @@ impl Record {
             records.push(Record::decode(&mut r)?);
         }
         Ok(records)
+    }
+
+    /// Reads the records of a put key, and no further than to the first that a put key may not sign.
+    ///
+    /// # Errors
+    /// `Corrupt` for those, and for a frame beyond the limits of put keys; `Memory`.
+    pub(crate) fn decode_put(payload: &[u8], drawn: &Drawn) -> Result<Vec<Record>> {
+        if payload.len() > PUT_PAYLOAD_MAX {
+            return Err(beyond());
+        }
+        let mut r = Reader(payload, Some(drawn));
+        let (mut records, mut containers) = (Vec::new(), 0);
+        while let Some(kind) = r.0.first() {
+            if !PUT_KINDS.contains(kind) || records.len() == PUT_RECORDS_MAX {
+                return Err(beyond());
+            }
+            drawn.more(size_of::<Record>() as u64)?;
+            let record = Record::decode(&mut r)?;
+            containers += record.lists();
+            if containers > PUT_CONTAINERS_MAX {
+                return Err(beyond());
+            }
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// True when a put key may sign so many records of so many bytes in one frame.
+    pub(crate) fn fit_put(records: &[Record], payload: usize) -> bool {
+        records.len() <= PUT_RECORDS_MAX
+            && payload <= PUT_PAYLOAD_MAX
+            && records.iter().map(Record::lists).sum::<usize>() <= PUT_CONTAINERS_MAX
+    }
+
+    /// New containers that it lists.
+    fn lists(&self) -> usize {
+        match self {
+            Record::Unfinished { containers, .. } | Record::SnapshotMade { containers, .. } => {
+                containers.len()
+            }
+            _ => 0,
+        }
     }
 
     fn encode(&self, w: &mut Writer) {

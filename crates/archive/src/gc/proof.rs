@@ -16,7 +16,6 @@ use crate::{
         Address, ContainerId,
         backup::{Snapshot, SnapshotId},
         container::ContainerKind,
-        damage::is_damage,
         domain::FIRST_DOMAIN,
         record::Record,
         tree_node::{Named, TreeNode, TreeNodeRef},
@@ -39,14 +38,19 @@ impl Collection {
         let (upto, mut untrue, mut read) = (tables.sequence, Vec::new(), 0);
         for id in roles.unread() {
             let container = match tables.containers.get(&id) {
-                Err(error) if is_damage(&error) => continue,
+                // Nobody can read it, so nobody says that it is true.
+                Err(error) if is_untrue(&error) => {
+                    untrue.push(id);
+                    continue;
+                }
                 found => found?,
             };
             let Some(container) = container.filter(|found| found.logged > roles.proven) else {
                 continue;
             };
-            read += 1;
-            if !self.is_true(&mut reader, &tables, &container)? {
+            if self.is_true(&mut reader, &tables, &container)? {
+                read += 1;
+            } else {
                 untrue.push(id);
             }
         }
@@ -58,9 +62,9 @@ impl Collection {
                 Some(why) => others.push((*id, why)),
             }
         }
-        self.done.proven += read - untrue.len() as u64;
+        self.done.proven += read;
         self.done.untrue += untrue.len() as u64;
-        if read > 0 || !whole.is_empty() {
+        if read > 0 || !untrue.is_empty() || !whole.is_empty() {
             self.archive
                 .commit(true, |_| Ok(vec![Record::Proven { upto, untrue, snapshots: whole }]))?;
             self.import_proven()?;
@@ -131,7 +135,7 @@ impl Collection {
             Ok(is_true)
         });
         match judged {
-            Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
+            Err(error) if is_untrue(&error) => Ok(false),
             judged => judged,
         }
     }
@@ -150,7 +154,7 @@ impl Collection {
         while let Some(node) = wanted.pop() {
             let mut children = Vec::new();
             match self.look_at_node(reader, tables, &node, &mut children) {
-                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => {
+                Err(error) if is_untrue(&error) => {
                     return Ok(Some(error));
                 }
                 looked => looked?,
@@ -200,6 +204,12 @@ impl Collection {
         }
         Ok(())
     }
+}
+
+/// True for the errors of bytes that somebody wrote so. A disk that fails to read now may read later: its
+/// error is no verdict.
+fn is_untrue(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Denied | Kind::Unsupported)
 }
 
 fn missing(at: Address) -> Error {

@@ -59,6 +59,7 @@ impl Archive {
             {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
+            self.begin_anew_if_left_full(&mut position, may_use_reserve)?;
             self.append(&mut position, records, may_use_reserve)?;
             // Leaves that were written ahead stay in memory too.
             let held = position.tables.held_leaves();
@@ -67,6 +68,21 @@ impl Archive {
             }
         }
         Ok(position.tables.clone())
+    }
+
+    /// Begins a new log where put keys left one that is long: they begin none, and may have filled it so
+    /// that not one frame more fits in.
+    fn begin_anew_if_left_full(
+        &self,
+        position: &mut LogPosition,
+        may_use_reserve: bool,
+    ) -> Result<()> {
+        let is_long = position.end >= self.settings.log_bytes
+            || position.hashes.len() as u64 >= heads::KEPT / 2;
+        if self.role() == Some(Role::Manage) && is_long {
+            self.snapshot(position, may_use_reserve)?;
+        }
+        Ok(())
     }
 
     fn append(
@@ -91,6 +107,9 @@ impl Archive {
             }
             _ => None,
         };
+        if self.role() == Some(Role::Manage) {
+            tables.judge_manage(&records)?;
+        }
         let mut next = Tables::clone(tables);
         let payload = Record::encode_all(&records);
         if payload.len() > self.settings.frame_bytes {
@@ -104,6 +123,11 @@ impl Archive {
                 Kind::InvalidInput,
                 format!("{what}; nothing was changed: do it in smaller parts"),
             ));
+        }
+        if notes.is_some() && !Record::fit_put(&records, payload.len()) {
+            let why =
+                "a put key changes so much in several steps only: back up fewer files at once";
+            return Err(Error::new(Kind::InvalidInput, format!("{why}; nothing was changed")));
         }
         fits(position.end, payload.len() + FRAME_SEALED_MAX)?;
         let (bytes, checksum) = frame::encode_behind(
@@ -393,6 +417,7 @@ pub(super) fn append_behind(
     does()?;
     // An erasure gives space back.
     let may_use_reserve = !records.is_empty();
+    archive.begin_anew_if_left_full(&mut position, may_use_reserve)?;
     archive.append(&mut position, records, may_use_reserve)
 }
 

@@ -24,7 +24,7 @@ use crate::{
     memory::Drawn,
     rules::Rule,
     settings::Settings,
-    tables::Tables,
+    tables::{MANAGE, Tables},
 };
 
 /// The tables, as far as a log was followed.
@@ -87,7 +87,7 @@ pub(crate) fn replay(
                 tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
             }
             SignedBy::Put(number) => apply_put(to.tables.to_mut(), number, &frame, drawn)?,
-            SignedBy::Nobody(number) => to.tables.to_mut().pass_over(sequence, number),
+            SignedBy::Nobody => to.tables.to_mut().pass_over(sequence, MANAGE),
         }
         let tables = to.tables.to_mut();
         tables.chain = checksum;

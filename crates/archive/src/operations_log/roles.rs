@@ -39,6 +39,15 @@ impl Archive {
         role(self)
     }
 
+    /// True when a segment was taken by the key that this process has: nobody else appends to it.
+    pub(crate) fn took(&self, tables: &Tables, segment: u32) -> bool {
+        let roles = self.identity.sealing().and_then(|sealing| sealing.roles());
+        match (roles, &tables.roles) {
+            (Some(own), Some(known)) => own.number() == known.owner_of_segment(segment),
+            _ => true,
+        }
+    }
+
     /// True when this process may take the chunks of a container for duplicates of its own: it listed the
     /// container itself, or manage did, or manage has proven it.
     pub(crate) fn may_share(&self, tables: &Tables, container: ContainerId, logged: u64) -> bool {

@@ -22,8 +22,8 @@ pub(super) enum SignedBy {
     Manage,
     /// The put key of this number.
     Put(u32),
-    /// Somebody who says that they are this number, and is not.
-    Nobody(u32),
+    /// Nobody who is known, whatever number the frame names: it says nothing of the key of that number.
+    Nobody,
 }
 
 /// Finds out who signed a frame that follows these tables. The number of the key area counts when manage
@@ -39,12 +39,12 @@ pub(super) fn signed_by(
         sealing.saw_keys(frame.keys.into());
         return SignedBy::Anybody;
     };
-    let Some((number, signature)) = &frame.signed else { return SignedBy::Nobody(u32::MAX) };
+    let Some((number, signature)) = &frame.signed else { return SignedBy::Nobody };
     let of = (*number, frame.sequence, frame.epoch, frame.keys);
     let message = signed_message(identity, of, &tables.head, &frame.payload);
     if *number == MANAGE {
         if !roles.is_of_manage(&message, signature) {
-            return SignedBy::Nobody(*number);
+            return SignedBy::Nobody;
         }
         sealing.saw_keys(frame.keys.into());
         return SignedBy::Manage;
@@ -53,7 +53,7 @@ pub(super) fn signed_by(
     match key.is_some_and(|key| onefold_seal::is_signed(&key.public, &message, signature)) {
         true if !settings.keeps(Rule::RoleCompared) => SignedBy::Manage,
         true => SignedBy::Put(*number),
-        false => SignedBy::Nobody(*number),
+        false => SignedBy::Nobody,
     }
 }
 
@@ -65,7 +65,9 @@ pub(super) fn apply_put(
     drawn: &Drawn,
 ) -> Result<()> {
     let sequence = frame.sequence;
-    let judged = Record::decode_within(&frame.payload, drawn).and_then(|records| {
+    // The limits are the same for all readers, and small: nobody who takes part finds another history, and
+    // nobody's memory ends.
+    let judged = Record::decode_put(&frame.payload, drawn).and_then(|records| {
         let notes = tables.judge_put(number, &records).map_err(refused)?;
         let mut next = Tables::clone(tables);
         next.apply(sequence, records)?;

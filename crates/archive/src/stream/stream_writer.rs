@@ -242,7 +242,8 @@ impl StreamWriter {
         let listed: Vec<ContainerId> =
             pending.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
         pending.listed.retain(|(of, _)| *of != self.session);
-        if listed.is_empty() {
+        if listed.is_empty() || is_put(archive) {
+            // Others may use what a put key listed: a collection frees the rest.
             return Ok(());
         }
         let mut places = Vec::new();
@@ -257,10 +258,6 @@ impl StreamWriter {
             }
             Ok(vec![Record::Abandoned { containers }])
         })?;
-        if is_put(archive) {
-            // The next collection frees them.
-            return Ok(());
-        }
         let container_reader = ContainerReader::new(archive.clone());
         places.iter().try_for_each(|place| container_reader.free(place))?;
         archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())

@@ -395,7 +395,7 @@ fn advance_epoch(tables: &mut Tables) -> Result<()> {
 
 /// A segment that holds nothing, and to which nobody appends any more, is gone.
 fn drop_empty_segments(tables: &mut Tables) {
-    let Tables { segments, derived, .. } = tables;
+    let Tables { segments, derived, roles, .. } = tables;
     let is_newest =
         |n: u32, segment: &Segment| derived.newest.get(&(segment.owner, segment.class)) == Some(&n);
     let empty = derived.empty.keys().copied();
@@ -404,6 +404,9 @@ fn drop_empty_segments(tables: &mut Tables) {
     for n in gone {
         segments.remove(&n);
         derived.empty.remove(&n);
+        if let Some(roles) = roles {
+            roles.segments.remove(&n);
+        }
     }
 }
 

@@ -4,11 +4,13 @@
 //! passed over by everybody: its place in the order of changes is taken, and nothing in it counts. So a put
 //! key that somebody else got hold of makes no archive unreadable for others.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Error, Kind, Result};
 
 use super::{
     persistent::List,
-    roles::{NOBODY, PutKey, RANGES_KEPT, Roles, SETS_MAX},
+    roles::{MANAGE, NOBODY, PutKey, RANGES_KEPT, Roles, SETS_MAX},
     snapshots::roots,
     state::{PLACE_ALIGN, Tables},
 };
@@ -18,6 +20,7 @@ use crate::{
         backup::{Completeness, Snapshot, SnapshotId, TEXTS_IN_ALL},
         bytes::corrupt,
         class::Class,
+        container::CONTAINER_BYTES_MAX,
         domain::FIRST_DOMAIN,
         record::{Owner, Record, Stored},
     },
@@ -32,6 +35,7 @@ pub(crate) type Refusal = &'static str;
 pub(crate) struct Notes {
     ranges: Vec<(u64, u64)>,
     listed: Vec<ContainerId>,
+    segments: Vec<u32>,
     snapshots: Vec<SnapshotId>,
 }
 
@@ -75,11 +79,46 @@ impl Tables {
         Ok(judge.notes)
     }
 
+    /// Errors when records of manage list a container where others lie, or in a segment that a put key took.
+    /// Manage looks before it appends: somebody else's writes to its segment must not be freed as its own.
+    pub(crate) fn judge_manage(&self, records: &[Record]) -> Result<()> {
+        let Some(roles) = &self.roles else { return Ok(()) };
+        let (mut places, mut taken) = (Vec::new(), BTreeSet::new());
+        for record in records {
+            let listed = match record {
+                Record::Unfinished { containers, .. } | Record::SnapshotMade { containers, .. } => {
+                    containers.as_slice()
+                }
+                Record::Merged { to, .. } => std::slice::from_ref(to),
+                Record::Reserved { segment: Some(segment), .. } => {
+                    taken.insert(*segment);
+                    &[]
+                }
+                _ => &[],
+            };
+            places.extend(listed.iter().map(|stored| {
+                let place = &stored.place;
+                (place.segment, place.at, place.at.saturating_add(self.taken(place)))
+            }));
+        }
+        let from = |segment| match self.segments.get(&segment) {
+            Some(known) => (roles.owner_of_segment(segment) == MANAGE).then_some(known.end),
+            None => taken.contains(&segment).then_some(0),
+        };
+        lie_apart(&mut places, &from).map_err(|why| {
+            let why = format!("{why}; nothing was changed: another process wrote there, try again");
+            Error::new(Kind::Stopped, why)
+        })
+    }
+
     /// Notes what a put key did by records that were applied.
     pub(crate) fn note_put(&mut self, number: u32, notes: Notes) {
         let Some(roles) = &mut self.roles else { return };
         for id in notes.listed {
             roles.listed.insert(id, number);
+        }
+        for segment in notes.segments {
+            roles.segments.insert(segment, number);
         }
         for id in notes.snapshots {
             roles.unproven.insert(id, number);
@@ -197,6 +236,7 @@ impl Judging<'_> {
                         return Err("it takes a segment that is not the next one");
                     }
                     self.next_segment = segment.saturating_add(1);
+                    self.notes.segments.push(*segment);
                 }
                 if *count > 0 {
                     self.notes.ranges.push((first.0, self.next_id));
@@ -204,9 +244,8 @@ impl Judging<'_> {
                 Ok(())
             }
             Record::Unfinished { containers, .. } => self.containers(containers),
-            Record::Abandoned { containers } => {
-                containers.iter().try_for_each(|id| self.own_unfinished(*id))
-            }
+            // Others may have taken its chunks since manage has proven it: `gc` removes what nobody uses.
+            Record::Abandoned { .. } => Err("it gives up containers that others may use"),
             Record::SnapshotMade { snapshot, containers, finished } => {
                 self.snapshot(snapshot)?;
                 finished.iter().try_for_each(|id| self.own_unfinished(*id))?;
@@ -232,7 +271,8 @@ impl Judging<'_> {
             return Err("it lists a container of another domain");
         }
         let place = &stored.place;
-        if !place.at.is_multiple_of(PLACE_ALIGN) || place.bytes == 0 {
+        let lies = 1..=CONTAINER_BYTES_MAX;
+        if !place.at.is_multiple_of(PLACE_ALIGN) || !lies.contains(&place.bytes) {
             return Err("it lists a container that lies nowhere");
         }
         let end = place.at.saturating_add(self.tables.taken(place));
@@ -241,25 +281,17 @@ impl Judging<'_> {
         Ok(())
     }
 
-    /// The containers of the frame lie behind all others of their segments, and none over another one.
-    /// Otherwise its place would be freed one day, with what others have there.
+    /// The containers of the frame lie in segments that this key took, behind all others, and none over
+    /// another one. Otherwise its place would be freed one day, with what others have there.
     fn places(&mut self) -> std::result::Result<(), Refusal> {
-        self.places.sort_unstable();
-        let mut last = None;
-        for &(segment, at, end) in &self.places {
-            let from = match (last, self.tables.segments.get(&segment)) {
-                (Some((same, end)), _) if same == segment => end,
-                (_, Some(known)) if known.owner == Owner::Ingest => known.end,
-                // One that this frame takes.
-                (_, None) if (self.tables.next_segment..self.next_segment).contains(&segment) => 0,
-                _ => return Err("it lists a container in a segment of somebody else"),
-            };
-            if at < from {
-                return Err("it lists a container where others lie");
-            }
-            last = Some((segment, end));
-        }
-        Ok(())
+        let is_own = |segment| self.roles.segments.get(&segment) == Some(&self.number);
+        let from = |segment| match self.tables.segments.get(&segment) {
+            Some(known) if known.owner == Owner::Ingest && is_own(segment) => Some(known.end),
+            // One that this frame takes.
+            None if self.notes.segments.contains(&segment) => Some(0),
+            _ => None,
+        };
+        lie_apart(&mut self.places, &from)
     }
 
     fn own_unfinished(&self, id: ContainerId) -> std::result::Result<(), Refusal> {
@@ -289,6 +321,28 @@ impl Judging<'_> {
         }
         Ok(())
     }
+}
+
+/// Judges places of new containers, each a segment with the first byte and the end: they lie where `from`
+/// lets them begin, and none over another one.
+fn lie_apart(
+    places: &mut [(u32, u64, u64)],
+    from: &dyn Fn(u32) -> Option<u64>,
+) -> std::result::Result<(), Refusal> {
+    places.sort_unstable();
+    let mut last = None;
+    for &(segment, at, end) in &*places {
+        let begin = match last {
+            Some((same, end)) if same == segment => Some(end),
+            _ => from(segment),
+        };
+        match begin {
+            None => return Err("it lists a container in a segment of somebody else"),
+            Some(begin) if at < begin => return Err("it lists a container where others lie"),
+            Some(_) => last = Some((segment, end)),
+        }
+    }
+    Ok(())
 }
 
 /// The error of a put key that is refused.

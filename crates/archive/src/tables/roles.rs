@@ -54,6 +54,8 @@ pub struct Roles {
     pub proven: u64,
     /// Who listed containers that are not proven, or that no snapshot names yet.
     pub(super) listed: Map<ContainerId, u32>,
+    /// Which put key took a segment. All others are manage's.
+    pub(super) segments: Map<u32, u32>,
     /// Snapshots that manage has not looked through, and who made them.
     pub unproven: Map<SnapshotId, u32>,
 }
@@ -87,6 +89,11 @@ impl Roles {
         }
     }
 
+    /// Who takes a segment further: the put key that took it, or manage.
+    pub(crate) fn owner_of_segment(&self, segment: u32) -> u32 {
+        self.segments.get(&segment).copied().unwrap_or(MANAGE)
+    }
+
     /// The containers of put keys that manage has not read, with the frames that listed them unknown.
     pub(crate) fn unread(&self) -> impl Iterator<Item = ContainerId> {
         self.listed.iter().filter(|(_, owner)| **owner != NOBODY).map(|(&id, _)| id)
@@ -109,6 +116,10 @@ impl Roles {
         for (id, owner) in &self.listed {
             w.u64(id.0).u32(*owner);
         }
+        w.u32(self.segments.len() as u32);
+        for (segment, owner) in &self.segments {
+            w.u32(*segment).u32(*owner);
+        }
         w.u32(self.unproven.len() as u32);
         for (id, owner) in &self.unproven {
             w.raw(&id.0).u32(*owner);
@@ -130,6 +141,9 @@ impl Roles {
         }
         for _ in 0..r.count(12, ID_MEMORY)? {
             roles.listed.insert(id(r)?, r.u32()?);
+        }
+        for _ in 0..r.count(8, ID_MEMORY)? {
+            roles.segments.insert(r.u32()?, r.u32()?);
         }
         for _ in 0..r.count(20, ID_MEMORY)? {
             roles.unproven.insert(SnapshotId(r.array()?), r.u32()?);
@@ -155,6 +169,7 @@ mod tests {
         let mut roles = Roles { refused: 3, proven: 99, ..Roles::default() };
         roles.keys.extend([(1, key(1)), (2, key(2))]);
         roles.listed.extend([(ContainerId(5), 1), (ContainerId(9), NOBODY)]);
+        roles.segments.extend([(4, 1), (7, 2)]);
         roles.unproven.extend([(SnapshotId([4; 16]), 1)]);
         let mut w = Writer::default();
         roles.encode(&mut w);
