@@ -16,29 +16,30 @@
 
 mod accounts;
 mod among;
+mod lines;
 
 use std::{
     collections::VecDeque,
     ffi::OsString,
     fs::{File, Metadata, OpenOptions},
-    io::{BufRead, Read, Seek, SeekFrom, Write},
+    io::{BufRead, Read, Write},
     os::unix::{
         fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
         net::UnixDatagram,
     },
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
-use onefold_core::{Error, Kind, Result, hex_digits};
+use onefold_core::{Error, Kind, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
 use accounts::Accounts;
 use among::{Among, note_alone};
+use lines::{BEFORE, NOTHING, PATIENCE, hash, last_line, not_locked, whole};
 
 pub use accounts::{LINES, LINES_A_SECOND};
 
@@ -48,20 +49,8 @@ const LINE_MAX: usize = 16 << 10;
 /// The socket of the journal.
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
-/// Bytes from the end of a file in which its last whole line is looked for.
-const TAIL_MAX: u64 = 1 << 20;
-
 /// Longest time of a line, as text.
 const TIME_MAX: usize = 40;
-
-/// The field of a line with the hash of the line before it.
-const BEFORE: &str = "before";
-
-/// The hash before the first line.
-const NOTHING: &str = "0000000000000000000000000000000000000000000000000000000000000000";
-
-/// How long a thread waits until its line is written.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Lines that wait to be written at most. No server has so many threads with something to tell at one time.
 const WAITING: usize = 1024;
@@ -458,10 +447,6 @@ impl State {
     }
 }
 
-fn hash(line: &[u8]) -> String {
-    hex_digits(Sha256::digest(line))
-}
-
 /// Opens a log to add to it.
 fn open(path: &Path) -> Result<File> {
     let failed = |e| Error::from_io(path.display(), e);
@@ -508,16 +493,6 @@ fn lock(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn not_locked(path: &Path, errno: rustix::io::Errno) -> Error {
-    let why = "another process writes this audit log: each server has its own";
-    match errno {
-        rustix::io::Errno::WOULDBLOCK => {
-            Error::new(Kind::Busy, format!("{}: {why}", path.display()))
-        }
-        errno => Error::from_io(path.display(), errno.into()),
-    }
-}
-
 /// Opens the lock of a log: a file beside it that is this user's alone.
 fn open_lock(path: &Path) -> Result<File> {
     let mut name = OsString::from(".");
@@ -538,38 +513,6 @@ fn open_lock(path: &Path) -> Result<File> {
         return Err(wrong(Kind::Denied, why));
     }
     Ok(file)
-}
-
-/// The hash of the last whole line of a log, and whether the file ends within a line.
-fn last_line(path: &Path, mut file: &File) -> Result<(String, bool)> {
-    let failed = |e| Error::from_io(path.display(), e);
-    let bytes = file.metadata().map_err(failed)?.len();
-    let tail_bytes = bytes.min(TAIL_MAX);
-    file.seek(SeekFrom::Start(bytes - tail_bytes)).map_err(failed)?;
-    let mut tail = Vec::with_capacity(tail_bytes as usize);
-    file.take(tail_bytes).read_to_end(&mut tail).map_err(failed)?;
-    let torn = tail.last().is_some_and(|last| *last != b'\n');
-    let mut lines = tail.split(|byte| *byte == b'\n');
-    if tail_bytes < bytes {
-        // The first piece is the end of a line that begins before the tail.
-        lines.next();
-    }
-    match lines.rfind(|line| whole(line).is_some()) {
-        Some(line) => Ok((hash(line), torn)),
-        None if tail_bytes == bytes => Ok((NOTHING.to_owned(), torn)),
-        None => {
-            let why = "it does not end as an audit log does";
-            Err(Error::new(Kind::InvalidInput, format!("{}: {why}", path.display())))
-        }
-    }
-}
-
-/// The fields of a line that was written whole.
-fn whole(line: &[u8]) -> Option<Map<String, Value>> {
-    match serde_json::from_slice(line) {
-        Ok(Value::Object(fields)) if fields.get(BEFORE)?.is_string() => Some(fields),
-        _ => None,
-    }
 }
 
 /// The findings of reading a log.
@@ -670,6 +613,8 @@ impl Verified {
 #[cfg(test)]
 mod tests {
     use std::{fs, os::unix::fs::PermissionsExt};
+
+    use std::time::Duration;
 
     use super::*;
 

@@ -17,7 +17,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{NOTHING, PATIENCE, accounts::Accounts, last_line, not_locked};
+use super::{
+    accounts::Accounts,
+    lines::{NOTHING, PATIENCE, last_line, not_locked},
+};
 
 /// Bytes of accounts that are read at most.
 const ACCOUNTS_MAX: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Result, VolumeId, ZoneId};
 
-use super::{Look, has_room, is_alone, is_movable, movable};
+use super::looking::{Look, has_room, is_alone, is_movable, movable};
 use crate::{
     coverage::Mark,
     format::page::{FANOUT, MapEntry, Pointer, Table},

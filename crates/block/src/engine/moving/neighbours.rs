@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onefold_core::{Result, VolumeId};
 
-use super::{Look, is_alone, is_movable, movable};
+use super::looking::{Look, is_alone, is_movable, movable};
 use crate::{
     format::page::Table,
     kernel::{Kernel, Mover, Plan},

@@ -1,0 +1,114 @@
+//! What may be moved, and whether there is room for copies.
+
+use onefold_core::{Lba, Pba, Result, VolumeId};
+
+use crate::{
+    engine::domain_room::kept,
+    format::{
+        catalogue::{MapKind, Volume},
+        page::{FANOUT, MapEntry, ReferenceEntry, Table},
+        share::Share,
+    },
+    kernel::{Kernel, Plan, State, Where},
+    moving::{Found, Moves},
+    overlay::Tables,
+    scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
+};
+
+/// What a look for blocks to move came to.
+pub(super) enum Look {
+    /// These are to be moved.
+    Chosen(Plan),
+    /// Nothing yet: there is more to look at.
+    More,
+    /// There is nothing to move.
+    Nothing,
+}
+
+/// True when there is room for so many copies more: few were made so far, and space is left for them and
+/// for the pages that the next checkpoint writes because of them. Without room those that there are wait
+/// for a checkpoint.
+pub(super) fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) -> bool {
+    let state = kernel.state.lock();
+    let copies = more as u64;
+    let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
+    // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
+    let counted = if state.moving.records() == 0 { 0 } else { pages(0) };
+    let wanted = copies + pages(copies).saturating_sub(counted) + kept(kernel, &state, None);
+    moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
+}
+
+/// Of blocks of a leaf those that may be moved: only this entry names them, and no change waits for
+/// their addresses.
+pub(super) fn movable(
+    kernel: &Kernel,
+    tables: &Tables,
+    volume: &Volume,
+    mut blocks: Found,
+    moves: &Moves,
+) -> Result<Found> {
+    {
+        let state = kernel.state.lock();
+        blocks.retain(|&(lba, _)| is_still_there(&state, tables, volume.id, lba, moves));
+    }
+    let pba = |entry: MapEntry| match entry {
+        MapEntry::Block { pba, .. } => Some(pba),
+        _ => None,
+    };
+    let places = blocks.iter().filter_map(|&(_, entry)| Some(pba(entry)?.0));
+    let references =
+        kernel.pages.holding(Table::References, 0, &tables.state.references, places)?;
+    let counts_once = |pba: Pba| {
+        references
+            .get(pba.0)
+            .is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references == 1)
+    };
+    blocks.retain(|&(_, entry)| pba(entry).is_some_and(counts_once));
+    Ok(blocks)
+}
+
+/// True when an address names what the tables say, as far as anybody knows, and has no copy yet.
+fn is_still_there(
+    state: &State,
+    tables: &Tables,
+    volume: VolumeId,
+    lba: Lba,
+    moves: &Moves,
+) -> bool {
+    !state.windows.open().holds(volume, lba)
+        && matches!(state.locate(volume, lba), Where::Tables)
+        && tables.discards.get(volume, lba.0).is_none()
+        && !moves.has(volume, lba)
+}
+
+/// True for a map whose blocks may be moved.
+pub(super) fn is_movable(kernel: &Kernel, volume: &Volume) -> bool {
+    let kind = volume.sharing.kind;
+    // Blocks that nobody can read stay where they are.
+    matches!(kind, MapKind::Volume | MapKind::Snapshot)
+        && !volume.name.is_empty()
+        && volume.map.height > 0
+        && kernel.identity.has_domain(volume.domain)
+}
+
+/// True when a leaf is its map's alone: no page on the way to it is needed by others, nor borrows.
+pub(super) fn is_alone(
+    kernel: &Kernel,
+    tables: &Tables,
+    volume: &Volume,
+    leaf: u64,
+) -> Result<bool> {
+    if !tables.state.shares_pages() {
+        return Ok(true);
+    }
+    for level in 0..volume.map.height {
+        let index = leaf / FANOUT.pow(u32::from(level));
+        let page =
+            kernel.pages.inner_pointer(Table::Map, volume.family(), &volume.map, level, index)?;
+        let Some(page) = page else { return Ok(false) };
+        if share_of(kernel, &tables.state.shares, page.address)? != Share::default() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
