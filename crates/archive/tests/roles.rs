@@ -11,14 +11,14 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, BackupReport, BackupRequest, Collection, Content, Event, FileMap, Format, Gauge,
-    KeySource, Known, Role, Settings, SnapshotId, Stat, TreeReader, TreeWhat, Verify, add_put_key,
-    backup, check, create_sealed, forget, read_key, remove_put_key,
+    Archive, Collection, Event, FileMap, Format, Gauge, KeySource, Known, Role, Settings,
+    SnapshotId, Stat, TreeWhat, add_put_key, backup, check, create_sealed, forget, read_key,
+    remove_put_key,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
-use support::{By, Counter, entry, noise, options, put, secret};
+use support::{By, Counter, entry, names, noise, options, put, request, restored, secret, store};
 
 struct Desk(tempfile::TempDir);
 
@@ -98,51 +98,6 @@ impl Desk {
     fn collect(&self) -> onefold_archive::Collected {
         Collection::begin(&self.manage(), options(9_000)).unwrap().run(&mut |_| {}).unwrap()
     }
-}
-
-fn request(set: &str, number: u8) -> BackupRequest {
-    BackupRequest {
-        id: SnapshotId([number; 16]),
-        set: set.into(),
-        host: "host".into(),
-        now: 1_000 + u64::from(number),
-        ..BackupRequest::default()
-    }
-}
-
-/// Backs up one file.
-fn store(archive: &Arc<Archive>, set: &str, number: u8, bytes: &[u8]) -> Result<BackupReport> {
-    backup(archive, &request(set, number), true, &Gauge::default(), |feeder| {
-        let root = entry("", TreeWhat::Directory(None));
-        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
-        feeder.bytes(bytes)?;
-        let file = entry("file", TreeWhat::File(0, FileMap::default()));
-        feeder.event(Event::File(file, Stat::default(), None))?;
-        feeder.event(Event::End(0))
-    })
-}
-
-/// The file of a snapshot, every chunk verified.
-fn restored(archive: &Arc<Archive>, number: u8) -> Result<Vec<u8>> {
-    let mut reader = TreeReader::new(archive)?;
-    let tables = reader.tables().clone();
-    let snapshot = tables.snapshots.get(SnapshotId([number; 16]))?;
-    let TreeWhat::File(bytes, map) = reader.find(snapshot, b"file")?.what else {
-        panic!("no file")
-    };
-    let mut content = Vec::new();
-    reader.read(bytes, &map, Verify::Chunks, &mut |part| {
-        match part {
-            Content::Bytes(part) => content.extend_from_slice(part),
-            Content::Zeroes(n) | Content::Hole(n) => content.resize(content.len() + n as usize, 0),
-        }
-        Ok(())
-    })?;
-    Ok(content)
-}
-
-fn names(archive: &Arc<Archive>) -> Vec<u8> {
-    archive.refresh().unwrap().snapshots.listed().map(|snapshot| snapshot.id.0[0]).collect()
 }
 
 #[test]

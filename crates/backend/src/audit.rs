@@ -463,15 +463,14 @@ fn open(path: &Path) -> Result<File> {
             &format!("an audit log is a file, and this is {what}"),
         ));
     }
-    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
-        let why = "this audit log belongs to another user, or others may write to it";
-        return Err(wrong(Kind::Denied, why));
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(wrong(Kind::Denied, "this audit log belongs to another user"));
     }
     is_private(path, &metadata).map(|()| file)
 }
 
-/// Makes sure that nobody but its user may read a log, also by a list of rights, whose mask is the group's part
-/// of the mode.
+/// Makes sure that nobody but its user may read a log or write to it, also by a list of rights, whose mask is
+/// the group's part of the mode.
 fn is_private(path: &Path, metadata: &Metadata) -> Result<()> {
     if metadata.mode() & 0o077 == 0 {
         return Ok(());

@@ -7,6 +7,7 @@
 mod acts;
 #[doc(hidden)]
 pub mod bench_parts;
+mod block_set;
 pub mod check;
 pub mod claim;
 mod counters;

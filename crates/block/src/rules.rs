@@ -303,7 +303,7 @@ pub enum Rule {
     /// A write is refused by a domain's quota only when a checkpoint has counted. Otherwise a domain with
     /// room refuses writes.
     DomainCountedFirst,
-    /// What a recovery brought back counts against the quotas of domains. Otherwise a domain passes its
+    /// Changes that a recovery brought back count against the quotas of domains. Otherwise a domain passes its
     /// quota after each crash.
     DomainRecovered,
     /// A domain that gets its first limits is counted. Otherwise it passes its quota at once.
@@ -312,7 +312,7 @@ pub enum Rule {
     DomainFallsOnFree,
     /// A map that is leaving keeps its domain. Otherwise what was deleted counts for ever.
     LeavingKeepsDomain,
-    /// What a checkpoint maps and unmaps goes into the map's count. Otherwise a volume with room refuses
+    /// The addresses that a checkpoint maps and unmaps go into the map's count. Otherwise a volume with room refuses
     /// writes, or passes its quota.
     MappedFollows,
     /// Others leave alone what is missing from a domain's reserve. Otherwise the domain finds no space.

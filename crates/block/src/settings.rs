@@ -18,15 +18,15 @@ use crate::{
     rules::Rule,
 };
 
-/// What becomes of blocks of a volume that lie scattered on the disk.
+/// Whether, and how, blocks of a volume that lie scattered on the disk are moved together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tidying {
     /// Nothing: they stay where they are.
     Off,
-    /// They are written again, next to each other, as if a client had written them. With leaves in
+    /// The engine writes them again, next to each other, as if a client had written them. With leaves in
     /// place this is the only way.
     Records,
-    /// They are copied in pauses, and checkpoints put the copies into the maps.
+    /// The engine copies them in pauses, and checkpoints put the copies into the maps.
     #[default]
     Moves,
 }
@@ -290,7 +290,7 @@ pub struct Settings {
     pub limits: Limits,
     /// Who is asked for the key of a sealed store.
     pub keys: KeySource,
-    /// What becomes of blocks that lie scattered.
+    /// Whether, and how, scattered blocks are moved together.
     pub tidying: Tidying,
     /// Blocks of a leaf of the map that lies in more runs than one for each so many of them are moved
     /// together.

@@ -55,7 +55,7 @@ pub(crate) struct TableBuild<'a> {
     pub(crate) changed: Vec<(VolumeId, u64)>,
     /// Pages of shared maps could not be read: counts may be too high.
     pub(crate) inexact: bool,
-    /// What the domains with limits store.
+    /// The blocks that each domain with limits stores.
     pub(crate) domains: DomainCounts,
 }
 

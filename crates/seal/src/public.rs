@@ -5,7 +5,7 @@ use aws_lc_rs::{
     signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey},
 };
 use onefold_core::{Error, Kind, Result};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::Secret;
 
@@ -106,8 +106,8 @@ impl AgreementKey {
         Ok(public)
     }
 
-    /// What this key and the other one's owner know alone; `None` when the other key is one that agrees with
-    /// all keys on the same.
+    /// The secret that only the owners of this key and of the other one know; `None` for a key that agrees
+    /// with all keys on the same secret.
     #[must_use]
     pub fn agree(&self, other: &[u8; PUBLIC_BYTES]) -> Option<Secret> {
         agree(&self.0, Peer::new(&X25519, other), (), |shared| {
@@ -119,7 +119,6 @@ impl AgreementKey {
             // Some versions of the library give zeroes for such a key, and no error.
             let is_any = bytes.iter().fold(0, |all, byte| all | byte) != 0;
             let secret = Secret::take(&mut bytes);
-            bytes.zeroize();
             is_any.then_some(secret).ok_or(())
         })
         .ok()

@@ -22,7 +22,7 @@ pub(crate) const ROLE_NAME_MAX: usize = 64;
 /// What the text of a role key begins with.
 const WORDS: &str = "onefold-role-key-1 ";
 
-/// What is hashed with the bytes of a role key, to tell slips from keys.
+/// The bytes that are hashed before those of a role key, for the sum by which a slip is noticed.
 const SUM: &[u8] = b"onefold 2026-11-29 sum of a role key, 1";
 
 const SUM_BYTES: usize = 8;
@@ -35,9 +35,9 @@ pub struct Shared {
     pub store: Secret,
     /// In place of the key of the first domain.
     pub domain: Secret,
-    /// Who manages the store signs by this key.
+    /// The public key that verifies what manage signed.
     pub managing: [u8; PUBLIC_BYTES],
-    /// Content is sealed for the owner of this one.
+    /// The public key for whose owner all writers seal content.
     pub reading: [u8; PUBLIC_BYTES],
 }
 
@@ -47,7 +47,7 @@ impl Shared {
     }
 }
 
-/// What a role key has beside that.
+/// The secret of one role key alone.
 pub enum RoleSecret {
     /// The seed of its own signing key, and the number under which the store knows its public half.
     Put(u32, Secret),
@@ -57,16 +57,16 @@ pub enum RoleSecret {
 
 /// A role key, as it lies in a file of its own.
 pub struct RoleKey {
-    /// What people call it; of a put key, the name that the store knows.
+    /// The name that manage gave it, for people. The store knows that of a put key, and none of a read key.
     pub name: String,
-    /// What all roles have.
+    /// The keys that all roles have.
     pub shared: Shared,
-    /// What this one has.
+    /// The secret of this key alone.
     pub secret: RoleSecret,
 }
 
 impl Keys {
-    /// What all roles of this store have.
+    /// The keys that all roles of this store have.
     ///
     /// # Errors
     /// `Denied`: the first domain was erased. `Io`: the library of ciphers refuses.
@@ -191,8 +191,14 @@ impl RoleKey {
         let value = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
         let (pairs, rest) = digits.as_chunks::<2>();
         let byte = |pair: &[u8; 2]| Some(value(pair[0])? << 4 | value(pair[1])?);
-        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-        let bytes = Zeroizing::new(bytes.filter(|_| rest.is_empty()).ok_or_else(damaged)?);
+        // All of its room at once: a vector that grows leaves copies of secrets behind.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(pairs.len()));
+        for pair in pairs {
+            bytes.push(byte(pair).ok_or_else(damaged)?);
+        }
+        if !rest.is_empty() {
+            return Err(damaged());
+        }
         let (all, told) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(damaged)?;
         let (fixed, name) = all.split_first_chunk::<FIXED>().ok_or_else(damaged)?;
         if sum(all) != *told {
@@ -200,28 +206,27 @@ impl RoleKey {
         }
         let name = std::str::from_utf8(name).map_err(|_| damaged())?;
         valid_role_name(name)?;
-        let key = |n: usize| {
-            let mut key = Zeroizing::new([0; 32]);
-            key.copy_from_slice(&fixed[21 + n * 32..21 + (n + 1) * 32]);
-            key
+        let part = |n: usize, into: &mut [u8; 32]| {
+            into.copy_from_slice(&fixed[21 + n * 32..21 + (n + 1) * 32]);
+        };
+        let secret = |n: usize| {
+            let mut bytes = Zeroizing::new([0_u8; 32]);
+            part(n, &mut bytes);
+            Secret::take(&mut bytes)
         };
         let mut id = [0; 16];
         id.copy_from_slice(&fixed[5..21]);
         let number = u32::from_le_bytes([fixed[1], fixed[2], fixed[3], fixed[4]]);
-        let secret = Secret::take(&mut key(4));
-        let secret = match (fixed[0], number) {
-            (1, 1..) => RoleSecret::Put(number, secret),
-            (2, 0) => RoleSecret::Read(secret),
+        let own = match (fixed[0], number) {
+            (1, 1..) => RoleSecret::Put(number, secret(4)),
+            (2, 0) => RoleSecret::Read(secret(4)),
             _ => return Err(damaged()),
         };
-        let shared = Shared {
-            id,
-            store: Secret::take(&mut key(0)),
-            domain: Secret::take(&mut key(1)),
-            managing: *key(2),
-            reading: *key(3),
-        };
-        Ok(Some(RoleKey { name: name.to_owned(), shared, secret }))
+        let [mut managing, mut reading] = [[0; PUBLIC_BYTES]; 2];
+        part(2, &mut managing);
+        part(3, &mut reading);
+        let shared = Shared { id, store: secret(0), domain: secret(1), managing, reading };
+        Ok(Some(RoleKey { name: name.to_owned(), shared, secret: own }))
     }
 }
 

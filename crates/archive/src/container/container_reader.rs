@@ -66,8 +66,9 @@ impl ContainerReader {
         self.archive.keeps(rule)
     }
 
-    /// False for a container that somebody else listed and that nobody has proven, where this process must
-    /// not take chunks of such ones for duplicates. Who imports all of them into the chunk index may.
+    /// True when this process may load the chunks of a container into its memory as duplicates. A put key may
+    /// not where somebody else listed the container and nobody has proven it. Other processes load all, since
+    /// the chunk index gets all, and ask [`Archive::may_share`] for each chunk that they find.
     pub(crate) fn may_share(&self, tables: &Tables, container: &Container) -> bool {
         !is_put(&self.archive)
             || self.archive.may_share(tables, container.stored.id, container.logged)

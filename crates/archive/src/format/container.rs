@@ -373,7 +373,7 @@ fn seal_groups(
         &checksums,
     ];
     let salt = sealing.salt(&domain, &content)?;
-    let seal = domain.new_container(archive, id.0, kind.code(), salt)?;
+    let seal = domain.new_container(archive, id.0, kind.code(), &salt)?;
     let mut sealed = Vec::with_capacity(packed.len() + groups.len() * TAG_BYTES + STEP_BYTES);
     let first = groups.first().map_or(0, |group| group.at);
     let mut from = 0;

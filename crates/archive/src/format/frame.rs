@@ -31,7 +31,7 @@ pub(crate) const FRAME_SEALED_MAX: usize = 4 + SIGNED_BYTES + FRAME_ALIGN as usi
 /// Bytes behind the records where keys have roles: who signed, and the signature.
 const SIGNED_BYTES: usize = 4 + SIGNATURE_BYTES;
 
-/// What the message begins with that is signed.
+/// The first bytes of the message of a frame, which its writer signs.
 const SIGNED: &[u8; 32] = b"onefold archive, a signed frame\n";
 
 const MAGIC: u32 = 0x4c_46_4e_4f;
@@ -49,7 +49,8 @@ pub struct Frame<'a> {
     pub payload: Cow<'a, [u8]>,
     /// The number of the key area as of this frame; 0 in a plain archive.
     pub keys: u32,
-    /// Who signed it, and the signature, where keys have roles; nothing is proven of them yet.
+    /// Where keys have roles: the number of the key that signed, as the frame says it, and the signature.
+    /// [`decode`] does not verify them.
     pub signed: Option<(u32, [u8; SIGNATURE_BYTES])>,
     /// Bytes with header and padding.
     pub bytes: u64,
@@ -69,7 +70,7 @@ pub fn encode(
     encode_behind(identity, (sequence, epoch), (before, &[0; 32]), payload)
 }
 
-/// The message that is signed of a frame: all that it says, and the head of all changes before it.
+/// The message of a frame that its writer signs: all that the frame says, and the head of all changes before.
 pub(crate) fn signed_message(
     identity: &Identity,
     (number, sequence, epoch, keys): (u32, u64, u32, u32),
@@ -82,8 +83,8 @@ pub(crate) fn signed_message(
     w.0
 }
 
-/// The same behind these changes: the checksum of the last one, and the head of all, which is signed where
-/// keys have roles.
+/// The bytes of a frame behind these changes, the checksum of the last one and the head of all, and its own
+/// checksum. Where keys have roles, this process signs the frame behind that head.
 pub(crate) fn encode_behind(
     identity: &Identity,
     (sequence, epoch): (u64, u32),

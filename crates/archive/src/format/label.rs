@@ -10,7 +10,7 @@ use super::{
     damage::is_damage,
     names::LABEL,
     parameters::{Chunking, Compression},
-    sealing::{Role, Sealing, What},
+    sealing::{Role, What},
 };
 use crate::format::Identity;
 
@@ -528,10 +528,8 @@ pub(crate) fn look_for_proven(
     }
     // Whoever has a put key can write a label. Manage signs no number that it has from there: its key area
     // and its frames say it. A put key carries the number on where it writes the label again.
-    let is_manage =
-        |sealing: &Sealing| sealing.roles().is_some_and(|roles| roles.role() == Role::Manage);
     if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed)
-        && !is_manage(sealing)
+        && sealing.role() != Some(Role::Manage)
     {
         sealing.saw_keys(keys);
     }

@@ -366,9 +366,9 @@ pub enum Record {
     PutKeyAdded {
         /// Its number, which is never given twice.
         number: u32,
-        /// The key by which its signatures are told.
+        /// The public key that verifies its signatures.
         public: [u8; 32],
-        /// What people call it.
+        /// The name that manage gave it, for people.
         name: String,
         /// The sets that it may add snapshots to.
         sets: Vec<String>,
@@ -718,7 +718,7 @@ impl Record {
             && records.iter().map(Record::lists).sum::<usize>() <= PUT_CONTAINERS_MAX
     }
 
-    /// New containers that it lists.
+    /// How many new containers this record of a put key lists.
     fn lists(&self) -> usize {
         match self {
             Record::Unfinished { containers, .. } | Record::SnapshotMade { containers, .. } => {

@@ -108,11 +108,11 @@ pub(crate) struct Flaws {
     pub(crate) one_fingerprint_key: bool,
     /// Tags don't prove the number of the domain.
     pub(crate) number_unproven: bool,
-    /// What only manage may seal is sealed by what all roles have.
+    /// Manage seals what is its own by the key that all roles have.
     pub(crate) own_by_shared: bool,
 }
 
-/// Who this process is, in an archive whose keys have roles.
+/// The role of the key by which a process opened an archive whose keys have roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Opened by a slot: it does everything.
@@ -123,22 +123,18 @@ pub enum Role {
     Read,
 }
 
-/// What a process has where keys have roles.
+/// The role of a process, and the keys for it, in an archive whose keys have roles.
 pub(crate) struct Roles {
     role: Role,
-    /// Who manages the archive signs by this key.
+    /// The public key that verifies what manage signed.
     managing: [u8; PUBLIC_BYTES],
-    /// Containers are sealed for the owner of this one.
+    /// The public key for whose owner all writers seal containers.
     reading: [u8; PUBLIC_BYTES],
     signing: Option<SigningKey>,
     opens: Option<AgreementKey>,
 }
 
 impl Roles {
-    pub(crate) fn role(&self) -> Role {
-        self.role
-    }
-
     /// The number by which this process signs.
     pub(crate) fn number(&self) -> u32 {
         match self.role {
@@ -165,7 +161,8 @@ impl Roles {
 /// The working keys of an archive.
 pub(crate) struct Sealing {
     archive: SivKey,
-    /// What only manage writes and reads, where keys have roles.
+    /// The key of metadata that only manage writes and reads; `None` for other roles, and where there are
+    /// none.
     own: Option<SivKey>,
     roles: Option<Arc<Roles>>,
     first: Arc<DomainSealing>,
@@ -237,7 +234,7 @@ impl Sealing {
         })
     }
 
-    /// Of an archive whose keys have roles, by all of its keys.
+    /// The working keys of manage, in an archive whose keys have roles, by all of its keys.
     pub(crate) fn managing(keys: &Keys, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
         let shared = keys.shared()?;
         let roles = Roles {
@@ -253,7 +250,7 @@ impl Sealing {
         Ok(Sealing { own: Some(own), ..sealing })
     }
 
-    /// The same by a role key.
+    /// The working keys of a process that has a role key.
     pub(crate) fn of_role(key: &RoleKey, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
         let (role, signing, opens) = match &key.secret {
             RoleSecret::Put(number, seed) => {
@@ -287,9 +284,14 @@ impl Sealing {
         })
     }
 
-    /// What this process has where keys have roles.
+    /// The role of this process with its keys; `None` where keys have no roles.
     pub(crate) fn roles(&self) -> Option<&Roles> {
         self.roles.as_deref()
+    }
+
+    /// The role of this process; `None` where keys have no roles.
+    pub(crate) fn role(&self) -> Option<Role> {
+        Some(self.roles()?.role)
     }
 
     /// The working keys of a domain.
@@ -352,13 +354,14 @@ impl Sealing {
     }
 
     /// A new salt for a container of a domain, from chance and from all that tells it from others: where
-    /// chance repeats itself, another content still has another salt.
-    pub(crate) fn salt(&self, domain: &DomainSealing, of: &[&[u8]]) -> Result<[u8; SALT_BYTES]> {
-        let mut chance = [0; SALT_BYTES];
-        self.random.fill(&mut chance)?;
+    /// chance repeats itself, another content still has another salt. Where keys have roles, the salt opens
+    /// the container, and nobody else may learn it.
+    pub(crate) fn salt(&self, domain: &DomainSealing, of: &[&[u8]]) -> Result<Secret> {
+        let chance = Secret::drawn(&*self.random)?;
         let of = if self.flaws.salt_by_chance { &[] } else { of };
-        let parts: Vec<&[u8]> = std::iter::once(&chance[..]).chain(of.iter().copied()).collect();
-        Ok(digest(&domain.salts, &parts))
+        let chance = std::iter::once(&chance.expose()[..]);
+        let parts: Vec<&[u8]> = chance.chain(of.iter().copied()).collect();
+        Ok(Secret::take(&mut digest(&domain.salts, &parts)))
     }
 
     /// The seed of checksums.
@@ -464,18 +467,20 @@ impl DomainSealing {
         self.borders
     }
 
-    /// What seals the groups of a new container with this salt. Where keys have roles, the salt is the
-    /// secret half of a key of this container alone, whose public half stands in the header in its place: the
-    /// container's key comes from what it and the key of readers agree on.
+    /// The seal of a new container with this salt. Where keys have roles, the salt is the secret half of a key
+    /// of this container alone. The public half stands in the header in the salt's place, and the container's
+    /// key comes from what the secret half and the key of readers agree on.
     pub(crate) fn new_container(
         &self,
         archive: [u8; 16],
         id: u64,
         kind: u8,
-        mut salt: [u8; SALT_BYTES],
+        salt: &Secret,
     ) -> Result<ContainerSeal> {
-        let Some(roles) = &self.roles else { return self.container(archive, id, kind, salt) };
-        let own = AgreementKey::new(&Secret::take(&mut salt))?;
+        let Some(roles) = &self.roles else {
+            return self.container(archive, id, kind, *salt.expose());
+        };
+        let own = AgreementKey::new(salt)?;
         let public = own.public()?;
         let agreed = own.agree(&roles.reading).ok_or_else(|| {
             Error::new(Kind::Denied, "the key of readers is none that anything can be sealed for")
@@ -484,14 +489,15 @@ impl DomainSealing {
         self.container_by(Some(&key), archive, id, kind, public)
     }
 
-    /// The key of a container, from what two keys agree on, both of them, and a key of the domain.
+    /// The key of a container: a hash by a key of the domain of what the container's key and the readers' key
+    /// agree on, and of the public halves of both.
     fn agreed(&self, agreed: &Secret, public: &[u8; PUBLIC_BYTES], roles: &Roles) -> Secret {
         let own = self.containers.derive(Use::ROLES_CONTAINERS);
         Secret::take(&mut digest(&own, &[agreed.expose(), public, &roles.reading]))
     }
 
-    /// What opens the groups of the container whose header has this salt. Of the first domain the place has
-    /// no number: archives from before domains have none.
+    /// The seal of the container whose header has this salt, or in its place this public half. In a process
+    /// with a put key the seal has no key.
     pub(crate) fn container(
         &self,
         archive: [u8; 16],
@@ -512,6 +518,8 @@ impl DomainSealing {
         self.container_by(key.as_ref(), archive, id, kind, salt)
     }
 
+    /// The seal of a container by its key. The place has no number of the first domain: archives from before
+    /// domains have none.
     fn container_by(
         &self,
         key: Option<&Secret>,
@@ -572,9 +580,9 @@ impl DomainSealing {
     }
 }
 
-/// What seals the groups of a container.
+/// The key of the groups of a container, and all that tags of groups prove of it.
 pub(crate) struct ContainerSeal {
-    /// None for who may not open it.
+    /// `None` in a process that may not open the container.
     key: Option<GcmKey>,
     salt: [u8; SALT_BYTES],
     proof: [u8; 16],
@@ -594,7 +602,7 @@ impl ContainerSeal {
         &self.salt
     }
 
-    /// False for who may not open it: a put key.
+    /// False in a process with a put key, for a container that it did not make just now.
     pub(crate) fn may_open(&self) -> bool {
         self.key.is_some()
     }
@@ -748,7 +756,7 @@ mod tests {
     fn rule_29_no_two_containers_have_one_salt_though_chance_repeats_itself() {
         let salt = |of: &[&[u8]]| {
             let sealing = sealing();
-            sealing.salt(&sealing.domain(FIRST_DOMAIN).unwrap(), of).unwrap()
+            *sealing.salt(&sealing.domain(FIRST_DOMAIN).unwrap(), of).unwrap().expose()
         };
         assert_eq!(salt(&[b"one", b"content"]), salt(&[b"one", b"content"]));
         assert_ne!(salt(&[b"one", b"content"]), salt(&[b"another", b"content"]));
@@ -756,7 +764,8 @@ mod tests {
         let sealing = sealing();
         let domain = sealing.domain(FIRST_DOMAIN).unwrap();
         let one = sealing.salt(&domain, &[b"one"]).unwrap();
-        assert_ne!(one, sealing.salt(&domain, &[b"one"]).unwrap(), "chance has its part, too");
+        let other = sealing.salt(&domain, &[b"one"]).unwrap();
+        assert!(!one.equals(other.expose()), "chance has its part, too");
     }
 
     /// Two domains that have one key, as a mistake would give them.

@@ -40,6 +40,16 @@ pub struct Options {
     pub encode_all: bool,
 }
 
+impl Options {
+    /// True when these options spare a container that was listed as unfinished at `at`, by the clock of the
+    /// process that listed it. A time that is further ahead than `keep_partial` counts as long past: a clock
+    /// was wrong, or a put key says so to keep its containers for ever.
+    pub(super) fn spare_unfinished(&self, at: u64) -> bool {
+        at.saturating_add(self.keep_partial) > self.now
+            && at <= self.now.saturating_add(self.keep_partial)
+    }
+}
+
 /// Counts of a collection's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
@@ -81,7 +91,7 @@ pub struct Collected {
     pub damaged: u64,
     /// Containers of put keys that were read, and are what they say.
     pub proven: u64,
-    /// Those that are not: no other key takes their chunks for duplicates.
+    /// Containers of put keys that are not what they say: no process takes their chunks for duplicates.
     pub untrue: u64,
     /// Snapshots of put keys that were dropped, as they name what is not there.
     pub untrue_snapshots: u64,

@@ -46,7 +46,7 @@ impl Collection {
             else {
                 continue;
             };
-            if at.saturating_add(self.options.keep_partial) <= self.options.now {
+            if !self.options.spare_unfinished(*at) {
                 let chunks = container.stored.chunks;
                 dead.entry(*id)
                     .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));

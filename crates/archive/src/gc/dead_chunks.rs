@@ -47,11 +47,8 @@ impl DeadChunks<'_> {
         }
         for home in self.tables.places(id) {
             let home = home?;
-            let spared =
-                self.tables.unfinished.get(&home.stored.id).is_some_and(|at| {
-                    at.saturating_add(self.options.keep_partial) > self.options.now
-                });
-            if spared {
+            let at = self.tables.unfinished.get(&home.stored.id);
+            if at.is_some_and(|at| self.options.spare_unfinished(*at)) {
                 continue;
             }
             let unused = self.unused(&home, id, counts)?;

@@ -67,7 +67,7 @@ pub fn survey(archive: &Arc<Archive>, options: Options) -> Result<Survey> {
     let mut found = count(archive, &tables, options)?;
     found.waiting_bytes = tables.waiting_to_be_freed.keys().map(|place| tables.taken(place)).sum();
     for (id, at) in &tables.unfinished {
-        if at.saturating_add(options.keep_partial) > options.now
+        if options.spare_unfinished(*at)
             && let Some(container) = tables.containers.get(id)?
         {
             found.unfinished_bytes += tables.taken(&container.stored.place);

@@ -412,11 +412,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         files.begin(true)?;
     }
     let mut settings = settings.clone();
-    if identity
-        .sealing()
-        .and_then(|sealing| sealing.roles())
-        .is_some_and(|roles| matches!(roles.role(), Role::Put(_)))
-    {
+    if matches!(identity.sealing().and_then(|sealing| sealing.role()), Some(Role::Put(_))) {
         // It can't read bytes to compare them, and takes away nothing, not even a checkpoint.
         settings.filters.retain(|filter| *filter != FilterName::ByteCompare);
         settings.append_only = true;

@@ -118,9 +118,9 @@ pub(super) fn judged(
     Ok(judged)
 }
 
-/// What seals the archive that has this label, by the key that its opener is asked for, and the number
-/// of its key area, where that was opened; `None` of a plain one. Whoever `writes` ends an erasure that a crash cut off; nothing
-/// else is written.
+/// The working keys of the archive that has this label, by the key that its opener is asked for, and the
+/// number of its key area, if that was opened; `None` of a plain archive. With `writes` an erasure that a
+/// crash cut off is brought to its end; nothing else is written.
 pub(super) fn unlock(
     files: &dyn Files,
     label: &Label,
@@ -182,7 +182,7 @@ pub(super) fn unlock(
     Ok(Some((sealing, Some(judged.area.sequence()))))
 }
 
-/// The same by a role key, which needs nothing of the key area.
+/// The working keys by a role key, and no number: a role key needs nothing of the key area.
 fn by_role(
     key: &RoleKey,
     label: &Label,

@@ -21,22 +21,16 @@ use crate::{
     tables::{PUT_KEYS_MAX, SETS_MAX, Tables},
 };
 
-/// The role of the key that this process has; `None` in an archive whose keys have none.
-pub(crate) fn role(archive: &Archive) -> Option<Role> {
-    let roles = archive.identity.sealing()?.roles()?;
-    Some(roles.role())
-}
-
 /// True for a process that has a put key.
 pub(crate) fn is_put(archive: &Archive) -> bool {
-    matches!(role(archive), Some(Role::Put(_)))
+    matches!(archive.role(), Some(Role::Put(_)))
 }
 
 impl Archive {
     /// The role of the key that it was opened by; `None` where keys have none.
     #[must_use]
     pub fn role(&self) -> Option<Role> {
-        role(self)
+        self.identity.sealing()?.role()
     }
 
     /// True when a segment was taken by the key that this process has: nobody else appends to it.
@@ -51,11 +45,8 @@ impl Archive {
     /// True when this process may take the chunks of a container for duplicates of its own: it listed the
     /// container itself, or manage did, or manage has proven it.
     pub(crate) fn may_share(&self, tables: &Tables, container: ContainerId, logged: u64) -> bool {
-        let (Some(roles), Some(known)) =
-            (self.identity.sealing().and_then(|sealing| sealing.roles()), &tables.roles)
-        else {
-            return true;
-        };
+        let roles = self.identity.sealing().and_then(|sealing| sealing.roles());
+        let (Some(roles), Some(known)) = (roles, &tables.roles) else { return true };
         !self.keeps(Rule::DuplicatesProven) || known.may_share(roles.number(), container, logged)
     }
 }
@@ -98,7 +89,7 @@ pub(super) fn fit_roles(archive: &Archive, records: &[Record]) -> Result<()> {
 }
 
 fn needs_roles(archive: &Archive) -> Result<()> {
-    match role(archive) {
+    match archive.role() {
         Some(Role::Manage) => Ok(()),
         Some(_) => Err(Error::new(
             Kind::Denied,

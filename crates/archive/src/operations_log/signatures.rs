@@ -1,4 +1,4 @@
-//! Who signed a frame, and what that counts for.
+//! Readers find out who signed a frame, and apply what the signer may do.
 
 use onefold_core::{Kind, Result};
 

@@ -24,7 +24,7 @@ use crate::{
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
 
-/// What the message begins with that is signed.
+/// The first bytes of the message of the tables, which manage signs.
 const SIGNED: &[u8; 32] = b"onefold archive, signed tables.\n";
 
 const WRITE_COST_MAGIC: &[u8; 8] = b"ONEFWORK";

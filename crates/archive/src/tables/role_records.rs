@@ -30,7 +30,7 @@ use crate::{
 /// Why a frame of a put key counts for nothing.
 pub(crate) type Refusal = &'static str;
 
-/// What the records of a put key leave to be noted, once they are applied.
+/// Facts about the records of a put key, which are noted once the records are applied.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     ranges: Vec<(u64, u64)>,
@@ -40,21 +40,6 @@ pub(crate) struct Notes {
 }
 
 impl Tables {
-    /// The kinds of these tables as one number, which is signed with them.
-    pub(crate) fn kind_bits(&self) -> u64 {
-        let all = [
-            self.late,
-            self.trees,
-            self.leaves,
-            self.on_demand,
-            self.clones,
-            self.has_domains,
-            self.heads,
-            self.roles.is_some(),
-        ];
-        all.into_iter().rev().fold(0, |bits, is| bits << 1 | u64::from(is))
-    }
-
     /// Judges the records of a put key: says what is to be noted of them, or why none of them counts. What
     /// is left to the tables is whether they fit together.
     pub(crate) fn judge_put(
@@ -185,8 +170,8 @@ impl Tables {
         Ok(())
     }
 
-    /// True when a snapshot that is gone was counted, so that its references are to be taken away. One that
-    /// nobody had looked through was not: what is to be counted for it goes with it.
+    /// True when a snapshot that is gone was counted, so that its references are to be taken away. A snapshot
+    /// that manage had not looked through was not: what is to be counted for it is removed here.
     pub(super) fn was_counted(&mut self, gone: &Snapshot) -> bool {
         let Some(roles) = &mut self.roles else { return true };
         if roles.unproven.remove(&gone.id).is_none() {
@@ -226,11 +211,13 @@ impl Judging<'_> {
     fn record(&mut self, record: &Record) -> std::result::Result<(), Refusal> {
         match record {
             Record::Reserved { owner: Owner::Ingest, first, count, segment, class } => {
-                // Not more than others do, and where everybody goes on.
-                if class.0 != Class::Plain || first.0 != self.next_id || *count > ID_RANGE {
+                // Not more in a frame than others take at once, and where everybody goes on.
+                let end = first.0.saturating_add(*count);
+                let most = self.tables.next_id.saturating_add(ID_RANGE);
+                if class.0 != Class::Plain || first.0 != self.next_id || end > most {
                     return Err("it takes numbers that are not the next ones");
                 }
-                self.next_id = first.0.saturating_add(*count);
+                self.next_id = end;
                 if let Some(segment) = segment {
                     if *segment != self.next_segment {
                         return Err("it takes a segment that is not the next one");

@@ -28,17 +28,18 @@ pub(crate) const PUT_KEYS_MAX: usize = 4096;
 /// A put key, as the archive knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutKey {
-    /// The key by which its signatures are told.
+    /// The public key that verifies its signatures.
     pub public: [u8; 32],
-    /// What people call it.
+    /// The name that manage gave it, for people.
     pub name: String,
     /// The sets that it may add snapshots to.
     pub sets: Vec<String>,
-    /// Nothing that it signs counts any more.
+    /// True once manage removed the key: nothing that it signs counts any more.
     pub is_removed: bool,
-    /// Frames that it signed and that did more than it may, or what can't be.
+    /// Frames with its signature that readers passed over: they do more than the key may, or do not fit the
+    /// tables.
     pub refused: u64,
-    /// The newest ranges of container numbers that it took: the first one, and the end.
+    /// The newest ranges of container numbers that the key took: the first number of each, and the end.
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
@@ -47,9 +48,9 @@ pub struct PutKey {
 pub struct Roles {
     /// The put keys by their numbers, from 1 on. A number never comes again.
     pub keys: Map<u32, PutKey>,
-    /// Frames of nobody who is known.
+    /// Frames that nobody signed who is known.
     pub refused: u64,
-    /// All containers that were listed up to here were read by manage. Those that were found untrue are in
+    /// Manage has read all containers that frames up to this one list. Those that it found untrue are in
     /// `listed`, as nobody's.
     pub proven: u64,
     /// Who listed containers that are not proven, or that no snapshot names yet.
@@ -72,13 +73,6 @@ impl Roles {
         self.keys.get(&number).filter(|key| !key.is_removed)
     }
 
-    /// Who listed a container that is not proven or not finished; `None` of all others, which are manage's
-    /// or proven.
-    #[cfg(test)]
-    pub(crate) fn owner(&self, container: ContainerId) -> Option<u32> {
-        self.listed.get(&container).copied()
-    }
-
     /// True when whoever has this number may take chunks of a container for its own: it listed the container
     /// itself, or manage did, or manage has proven it.
     pub(crate) fn may_share(&self, number: u32, container: ContainerId, logged: u64) -> bool {
@@ -89,12 +83,13 @@ impl Roles {
         }
     }
 
-    /// Who takes a segment further: the put key that took it, or manage.
+    /// The number of the only key that appends to a segment: of the put key that took it, or manage's.
     pub(crate) fn owner_of_segment(&self, segment: u32) -> u32 {
         self.segments.get(&segment).copied().unwrap_or(MANAGE)
     }
 
-    /// The containers of put keys that manage has not read, with the frames that listed them unknown.
+    /// The containers of put keys that manage has not read, and those that it has read and that no snapshot
+    /// names yet: only the container table says which frame listed each.
     pub(crate) fn unread(&self) -> impl Iterator<Item = ContainerId> {
         self.listed.iter().filter(|(_, owner)| **owner != NOBODY).map(|(&id, _)| id)
     }
@@ -192,6 +187,5 @@ mod tests {
         assert!(shares(2, 1, 10) && shares(MANAGE, 1, 10));
         assert!(!shares(1, 3, 5) && !shares(MANAGE, 3, 5), "what is untrue is nobody's");
         assert!(shares(1, 4, 99), "manage's own");
-        assert_eq!(roles.owner(ContainerId(2)), Some(2));
     }
 }

@@ -277,6 +277,21 @@ impl Tables {
         Ok(())
     }
 
+    /// The kinds of these tables as one number, which manage signs with them.
+    pub(crate) fn kind_bits(&self) -> u64 {
+        let all = [
+            self.late,
+            self.trees,
+            self.leaves,
+            self.on_demand,
+            self.clones,
+            self.has_domains,
+            self.heads,
+            self.roles.is_some(),
+        ];
+        all.into_iter().rev().fold(0, |bits, is| bits << 1 | u64::from(is))
+    }
+
     /// Derives what follows from the other tables. `found` are the containers that were listed since the
     /// last import, and the sums over containers, where a snapshot says them.
     pub(super) fn derive(&mut self, found: Option<(Map<(u64, ContainerId), ()>, ByClass)>) {

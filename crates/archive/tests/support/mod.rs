@@ -11,8 +11,9 @@ use std::sync::{
 };
 
 use onefold_archive::{
-    Archive, Attributes, CollectionOptions, Content, Gauge, PutReport as Report,
-    PutRequest as Request, Reader, Shape, TreeEntry, TreeWhat, Verify,
+    Archive, Attributes, BackupReport, BackupRequest, CollectionOptions, Content, Event, FileMap,
+    Gauge, Known, PutReport as Report, PutRequest as Request, Reader, Shape, SnapshotId, Stat,
+    TreeEntry, TreeFeeder, TreeReader, TreeWhat, Verify, backup,
 };
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use onefold_seal::{KeyArea, Opener, Random, Secret, SlotSecret};
@@ -95,6 +96,63 @@ pub(crate) fn entry(name: &str, what: TreeWhat) -> TreeEntry {
         is_in_part: false,
         attributes: Attributes::default(),
     }
+}
+
+/// A backup of a set.
+pub(crate) fn request(set: &str, number: u8) -> BackupRequest {
+    BackupRequest {
+        id: SnapshotId([number; 16]),
+        set: set.into(),
+        host: "host".into(),
+        now: 1_000 + u64::from(number),
+        ..BackupRequest::default()
+    }
+}
+
+/// Feeds a directory with one file, but for its end.
+pub(crate) fn feed_file(feeder: &mut TreeFeeder<'_>, bytes: &[u8]) -> Result<()> {
+    let root = entry("", TreeWhat::Directory(None));
+    feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+    feeder.bytes(bytes)?;
+    let file = entry("file", TreeWhat::File(0, FileMap::default()));
+    feeder.event(Event::File(file, Stat::default(), None))
+}
+
+/// Backs up one file.
+pub(crate) fn store(
+    archive: &Arc<Archive>,
+    set: &str,
+    number: u8,
+    bytes: &[u8],
+) -> Result<BackupReport> {
+    backup(archive, &request(set, number), true, &Gauge::default(), |feeder| {
+        feed_file(feeder, bytes)?;
+        feeder.event(Event::End(0))
+    })
+}
+
+/// The file of a snapshot that [`store`] made, every chunk verified.
+pub(crate) fn restored(archive: &Arc<Archive>, number: u8) -> Result<Vec<u8>> {
+    let mut reader = TreeReader::new(archive)?;
+    let tables = reader.tables().clone();
+    let snapshot = tables.snapshots.get(SnapshotId([number; 16]))?;
+    let TreeWhat::File(bytes, map) = reader.find(snapshot, b"file")?.what else {
+        panic!("no file")
+    };
+    let mut content = Vec::new();
+    reader.read(bytes, &map, Verify::Chunks, &mut |part| {
+        match part {
+            Content::Bytes(part) => content.extend_from_slice(part),
+            Content::Zeroes(n) | Content::Hole(n) => content.resize(content.len() + n as usize, 0),
+        }
+        Ok(())
+    })?;
+    Ok(content)
+}
+
+/// The numbers of the snapshots that are there.
+pub(crate) fn names(archive: &Arc<Archive>) -> Vec<u8> {
+    archive.refresh().unwrap().snapshots.listed().map(|snapshot| snapshot.id.0[0]).collect()
 }
 
 /// Reads a stream, every chunk verified.

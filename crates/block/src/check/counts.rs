@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Pba, VolumeId};
 
-use super::{per_leaf::PerLeaf, usage::BlockSet};
+use super::per_leaf::PerLeaf;
+use crate::block_set::BlockSet;
 use crate::format::{
     catalogue::Volume,
     geometry::Geometry,
@@ -17,7 +18,7 @@ use crate::format::{
 
 /// What was found in the maps.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(super) struct Counts {
     pub(super) mapped: PerLeaf,
     /// Blocks of each domain with limits.
     stored: BTreeMap<u32, BlockSet>,

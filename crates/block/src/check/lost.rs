@@ -3,8 +3,7 @@
 //! The count is there so that nobody has to walk a map for it. Programs that do not know of it write
 //! zero, and a repair adds what it loses, so a difference is a note and no problem.
 //!
-//! *Memory:* that of [`PerLeaf`]. Of a
-//! store without lost addresses no page is read, and nothing is held.
+//! *Memory:* that of [`PerLeaf`]. Of a store without lost addresses no page is read, and nothing is held.
 
 use onefold_core::Pba;
 

@@ -52,8 +52,8 @@ pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open, scrub_with};
 pub use scrub_map::{Lost, MapScrub, scrub_map, scrub_only, scrub_only_with};
 use tables::Checker;
-use usage::BlockSet;
 
+use crate::block_set::BlockSet;
 use crate::{engine::keys::unlock_to_look, format::sealing::Sealing, settings::KeySource};
 
 /// Memory that a check takes to compare blocks: enough for 64 GiB of data in one pass over the

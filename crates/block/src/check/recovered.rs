@@ -21,9 +21,9 @@ use super::{
     report::{Phase, Place, Progress, Report},
     rot,
     tables::Checker,
-    usage::BlockSet,
 };
 use crate::{
+    block_set::BlockSet,
     engine::Engine,
     format::{
         Identity,

@@ -19,9 +19,10 @@ use super::{
     per_leaf::Sums,
     report::Place,
     tables::Checker,
-    usage::{BlockSet, Usage},
+    usage::Usage,
     walk::{Visit, children},
 };
+use crate::block_set::BlockSet;
 use crate::format::{
     catalogue::Volume,
     domain_entry::DomainEntry,
@@ -211,14 +212,14 @@ impl Checker<'_> {
 
 impl Checker<'_> {
     /// Notes what a leaf of a map of a domain names.
-    pub(super) fn count_leaf(&mut self, domain: u32, at: &Pointer, page: &Block) {
+    fn count_leaf(&mut self, domain: u32, at: &Pointer, page: &Block) {
         let mut counts = std::mem::take(&mut self.counts);
         counts.leaf(domain, at.address, page, |pba| self.may_hold(pba));
         self.counts = counts;
     }
 
     /// Compares the counts with what the maps name, all of which could be walked.
-    pub(super) fn judge_counts(&mut self) {
+    fn judge_counts(&mut self) {
         let mut sums = Sums::new();
         let mut wrong = BTreeMap::new();
         for volume in self.volumes.iter().filter(|volume| !volume.is_leaving()) {

@@ -20,10 +20,11 @@ use super::{
     counts::Counts,
     lost::Lost,
     report::{Phase, Place, Progress, Report},
-    usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
+    usage::{Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
 };
 use crate::{
+    block_set::BlockSet,
     format::{
         Identity,
         catalogue::{MapKind, Volume},

@@ -19,16 +19,17 @@ use crate::{
         domain_limits,
         domain_room::kept,
         gather::make_room,
+        moving::is_alone,
         read::read,
     },
     format::{
         catalogue::{MapKind, Volume},
-        page::{FANOUT, MapEntry, ReferenceEntry, Table},
-        share::Share,
+        page::{MapEntry, ReferenceEntry, Table},
     },
     kernel::{Compactor, Kernel, Where},
+    moving::scattered,
     overlay::Tables,
-    scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
+    scheme::{room::has_spare, verbs::Scheme},
 };
 
 /// A leaf is compacted when its blocks lie in more runs than one for each this many blocks.
@@ -62,12 +63,15 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
         // Blocks that nobody can read stay where they are.
         let is_volume =
             volume.sharing.kind == MapKind::Volume && kernel.identity.has_domain(volume.domain);
-        let Some(leaf) = next.ok().flatten().filter(|_| is_volume) else {
+        // A stranger's map may have leaves far beyond the end of its volume.
+        let leaves = volume.blocks.div_ceil(Table::Map.per_leaf());
+        let next = next.ok().flatten().filter(|&leaf| is_volume && leaf < leaves);
+        let Some(leaf) = next else {
             (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
             continue;
         };
         compactor.leaf = leaf + 1;
-        let movable = scattered(kernel, scheme, &tables, volume, leaf).unwrap_or_default();
+        let movable = movable(kernel, scheme, &tables, volume, leaf).unwrap_or_default();
         if !movable.is_empty() {
             return move_together(kernel, scheme, &tables, id, &movable);
         }
@@ -89,37 +93,26 @@ fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
 
 /// The addresses of a leaf that should be written again: none unless its blocks lie in many
 /// runs.
-fn scattered(
+fn movable(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     tables: &Tables,
     volume: &Volume,
     leaf: u64,
 ) -> Result<Vec<Lba>> {
-    let per_leaf = Table::Map.per_leaf();
-    if tables.state.shares_pages() && !is_alone(kernel, tables, volume, leaf)? {
+    if !is_alone(kernel, tables, volume, leaf)? {
         return Ok(Vec::new());
     }
     let Some((_, page)) = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)? else {
         return Ok(Vec::new());
     };
-    let mut runs: Vec<Vec<(Lba, Pba)>> = Vec::new();
-    for slot in 0..per_leaf {
-        let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) else { continue };
-        let lba = Lba(leaf * per_leaf + slot);
-        match runs.last_mut() {
-            Some(run) if run.last() == Some(&(Lba(lba.0 - 1), Pba(pba.0.wrapping_sub(1)))) => {
-                run.push((lba, pba))
-            }
-            _ => runs.push(vec![(lba, pba)]),
-        }
-    }
-    let mapped: usize = runs.iter().map(Vec::len).sum();
-    if runs.len() * BLOCKS_A_RUN <= mapped || mapped < BLOCKS_A_RUN {
-        return Ok(Vec::new());
-    }
-    let blocks: Vec<(Lba, Pba)> =
-        runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
+    let blocks: Vec<(Lba, Pba)> = scattered(leaf, &page, BLOCKS_A_RUN)
+        .into_iter()
+        .filter_map(|(lba, entry)| match entry {
+            MapEntry::Block { pba, .. } => Some((lba, pba)),
+            _ => None,
+        })
+        .collect();
     // Shared blocks stay where they are: others want them there.
     let pbas = blocks.iter().map(|(_, pba)| pba.0);
     let references = kernel.pages.holding(Table::References, 0, &tables.state.references, pbas)?;
@@ -133,22 +126,6 @@ fn scattered(
         blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
     // Not worth it when most of the runs stay.
     Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
-}
-
-/// True when a leaf is its map's alone: blocks of one that others need would stay where they are, and
-/// be stored twice.
-fn is_alone(kernel: &Kernel, tables: &Tables, volume: &Volume, leaf: u64) -> Result<bool> {
-    for level in 0..volume.map.height {
-        let index = leaf / FANOUT.pow(u32::from(level));
-        let page =
-            kernel.pages.inner_pointer(Table::Map, volume.family(), &volume.map, level, index)?;
-        let Some(page) = page else { return Ok(false) };
-        let share = share_of(kernel, &tables.state.shares, page.address)?;
-        if share != Share::default() {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Reads blocks and gathers them again, those whose mapping is still as in the tables. False when

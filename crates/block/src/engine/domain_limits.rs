@@ -37,7 +37,7 @@ use crate::{
     window::{Charge, Charged, Placed},
 };
 
-/// What is left of a quota.
+/// The rest of the quota of a domain.
 pub(super) struct Left {
     domain: u32,
     quota: u64,
@@ -46,7 +46,7 @@ pub(super) struct Left {
     stored: Stored,
 }
 
-/// What is left of the quota of a volume's domain; `None` when it has none.
+/// The rest of the quota of a volume's domain; `None` when the domain has none.
 pub(super) fn left(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Result<Option<Left>> {
     if state.domains.are_unlimited() {
         return Ok(None);
@@ -134,7 +134,7 @@ impl Left {
         self.reached(kernel)
     }
 
-    /// The sentence for who is refused.
+    /// The error that a refused client gets.
     pub(super) fn reached(&self, kernel: &Kernel) -> Error {
         let Left { domain, quota, stored, .. } = self;
         let name = kernel.domain_name(*domain).unwrap_or_default();
@@ -179,7 +179,7 @@ pub(super) fn charge(kernel: &Kernel, state: &mut State, volume: VolumeId) {
     }
 }
 
-/// Charges one block that a client's edit makes.
+/// Looks whether the quota of a volume's domain has room for the block that a client's edit makes.
 ///
 /// # Errors
 /// `NoSpace`; `Busy` when a checkpoint must count first.
@@ -202,7 +202,7 @@ fn charge_before(state: &mut State, domain: u32) {
     state.domains.charge_before(domain, state.windows.last_closed(), blocks);
 }
 
-/// What a recovery brought back is charged.
+/// Charges the domains that have limits with the changes that a recovery brought back.
 pub(super) fn charge_recovered(kernel: &Kernel, state: &mut State) {
     if state.domains.are_unlimited() || !kernel.keeps(Rule::DomainRecovered) {
         return;

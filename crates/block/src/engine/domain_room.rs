@@ -1,4 +1,4 @@
-//! What domains have stored, and what is kept for their reserves, as admission sees it.
+//! The blocks that domains have stored, and those that are kept for their reserves, as admission sees them.
 
 use crate::{
     format::domain_entry::DomainEntry,

@@ -111,10 +111,10 @@ pub(super) enum Verdict {
     LookUp(domain_limits::Left),
 }
 
-/// What is known of a write that was asked about before.
+/// The answers to questions that a write raised before.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// What the tables said.
+    /// The answer of the tables.
     pub(super) mapped: Option<Asked>,
     /// Where the first block is stored, and what had been released then.
     pub(super) stored: Option<(Placed, u64)>,

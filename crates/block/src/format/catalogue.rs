@@ -241,8 +241,7 @@ impl Volume {
     }
 
     /// The same, of a domain, if the store's leaving maps name theirs.
-    #[must_use]
-    pub fn of_domain(self, domain: Option<u32>) -> Volume {
+    pub(crate) fn of_domain(self, domain: Option<u32>) -> Volume {
         Volume { domain: domain.unwrap_or(self.domain), ..self }
     }
 
@@ -277,6 +276,11 @@ impl Volume {
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.sharing.kind == MapKind::Leaving
+    }
+
+    /// True for the map of what was deleted, as long as it has pages.
+    pub(crate) fn has_pages_to_leave(&self) -> bool {
+        self.is_leaving() && self.map.height > 0
     }
 
     /// The number of the top page of its map on its level.

@@ -61,7 +61,7 @@ pub(crate) struct Checkpointer {
     /// Copies of blocks that the next checkpoint puts into the maps. They are made only while no
     /// checkpoint is under way.
     pub(crate) moves: Moves,
-    /// What is to be looked at.
+    /// The leaves and zones at which moving has to look.
     pub(crate) mover: Mover,
 }
 

@@ -24,12 +24,12 @@ pub(crate) struct Domains {
     durable: u64,
     /// Of domains that got limits: blocks that were written before, and the last window with some.
     before: BTreeMap<u32, (WindowNumber, u64)>,
-    /// What is withheld near a quota while tenants are kept apart.
+    /// Draws of the blocks that are withheld near a quota while tenants are kept apart.
     rations: BTreeMap<u32, Ration>,
 }
 
 impl Domains {
-    /// Those of a checkpoint, of domains that were not erased since.
+    /// The limits that a checkpoint has, of domains that were not erased since.
     pub(crate) fn of(entries: &[DomainEntry], living: &[u32]) -> Domains {
         let living = entries.iter().filter(|entry| living.contains(&entry.number));
         let limits = living.map(|entry| (entry.number, entry.limits)).collect();
@@ -46,7 +46,7 @@ impl Domains {
         self.limits.get(&domain).copied().unwrap_or_default()
     }
 
-    /// Those that have limits.
+    /// The domains that have limits.
     pub(crate) fn all(&self) -> &BTreeMap<u32, DomainLimits> {
         &self.limits
     }
@@ -66,7 +66,7 @@ impl Domains {
         self.before.insert(domain, (window, blocks));
     }
 
-    /// What windows that no checkpoint up to `committed` holds may add to a domain, from before it had
+    /// The blocks that windows which no checkpoint up to `committed` holds may add to a domain, from before it had
     /// limits.
     pub(crate) fn charge_of(&self, domain: u32, committed: WindowNumber) -> Charge {
         match self.before.get(&domain) {

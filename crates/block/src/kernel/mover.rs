@@ -1,4 +1,4 @@
-//! What moving has to look at, and where it is.
+//! The leaves and zones that moving still has to look at, and how far it has come.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
 /// looked through.
 const LEAVES_MAX: usize = 1 << 16;
 
-/// What moving has to look at, and where it is.
+/// The leaves and zones that moving still has to look at, and how far it has come.
 pub(crate) struct Mover {
     /// Leaves that checkpoints changed, and when the last one did.
     pub(crate) changed: BTreeMap<(VolumeId, u64), Duration>,
@@ -41,7 +41,7 @@ pub(crate) struct Mover {
 /// Zones that are being emptied.
 pub(crate) struct Emptying {
     pub(crate) stage: Stage,
-    /// Them, once they are named.
+    /// These zones, once they are named.
     pub(crate) zones: BTreeSet<ZoneId>,
     /// Zones that were free as a whole before.
     pub(crate) whole: u64,

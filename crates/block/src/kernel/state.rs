@@ -46,7 +46,7 @@ pub(crate) struct State {
     pub(crate) pieces: u64,
     /// Pages that nothing counts for and that wait to be handed over, as far as is known.
     pub(crate) orphans: u64,
-    /// What the next checkpoint changes because blocks were moved, to count its pages.
+    /// The changes that the next checkpoint makes because blocks were moved, to count its pages.
     pub(crate) moving: Overlay,
     /// The sizes that the store is about to get.
     pub(crate) growth: Option<Geometry>,
@@ -122,7 +122,7 @@ impl State {
         self.windows.put(volume, lba, moved, kept)
     }
 
-    /// What was written since the last checkpoint adds to a volume or a domain with a quota.
+    /// The charge for all that was written since the last checkpoint, of a volume or a domain with a quota.
     pub(crate) fn charge_of(&self, charged: impl Into<Charged>) -> Charge {
         let charged = charged.into();
         let windows = self.windows.all().map(|window| window.charges().of(charged));
@@ -157,7 +157,7 @@ impl State {
         self.overlays.active_mut().touch_range(volume, start, end);
     }
 
-    /// What a domain stores may fall with the checkpoint of the open window.
+    /// Notes that a domain may store less from the checkpoint of the open window on.
     pub(crate) fn lets_go(&mut self, domain: u32) {
         if !self.domains.limits(domain).are_none() {
             self.windows.charge(Charged::Domain(domain), Charge::at_most(0));

@@ -107,7 +107,7 @@ impl Moves {
         leaves.chain(self.pages(Home::Map(volume)))
     }
 
-    /// What is to be put into a leaf of a map, by address.
+    /// The copies that are to be put into a leaf of a map, by address.
     pub(crate) fn of_leaf(&self, volume: VolumeId, leaf: u64) -> impl Iterator<Item = (Lba, Put)> {
         let per_leaf = Table::Map.per_leaf();
         let within = Lba(leaf * per_leaf)..Lba((leaf + 1) * per_leaf);

@@ -792,6 +792,7 @@ impl Allocator {
         self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16)
             + self.longest.memory()
             + self.idle.len() as u64 * 32
+            + (self.changed.len() + self.emptied.len() + self.held.len()) as u64 * 16
     }
 }
 

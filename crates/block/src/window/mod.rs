@@ -108,7 +108,7 @@ impl Window {
         }
     }
 
-    /// Charges for the blocks that this window adds to volumes with a quota.
+    /// Charges for the blocks that this window adds to volumes and domains with a quota.
     pub(crate) fn charges(&self) -> &Charges {
         &self.charges
     }

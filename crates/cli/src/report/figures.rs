@@ -71,7 +71,7 @@ pub(crate) enum Read {
     Length,
     /// The number in this field of each volume of a list, by its name.
     OfVolumes(&'static str),
-    /// The same of each domain.
+    /// The number in this field of each domain of a list, by its name.
     OfDomains(&'static str),
     /// The same of each snapshot; of more than have labels there is nothing, as sums would mean
     /// nothing.

@@ -4,7 +4,7 @@ use onefold_core::{Block, Pba, Result};
 
 use super::room::Room;
 use crate::{
-    check::usage::BlockSet,
+    block_set::BlockSet,
     format::{
         Identity,
         in_place::{self, Version},

@@ -50,9 +50,10 @@ use onefold_core::{Clock, Disk, Result};
 pub use self::outcome::{LOST_MAX, Repaired};
 use super::{
     MEMORY, Phase, Progress, Report, check_by, leftover::rotten_pages, places,
-    recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
+    recovered::rotten_carriers, tables::Checker, walk::Walker,
 };
 use crate::{
+    block_set::BlockSet,
     engine::{
         Engine,
         durable_states::durable_state,

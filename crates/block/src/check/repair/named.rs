@@ -11,10 +11,11 @@ use onefold_core::{Disk, Error, Fingerprint, Kind, Lba, Pba, Result};
 
 use super::once::each_map_leaf;
 use crate::{
+    block_set::BlockSet,
     check::{
         batch::read_one,
         tables::Checker,
-        usage::{BlockSet, Named as Verdict, Usage},
+        usage::{Named as Verdict, Usage},
     },
     format::{
         Identity,

@@ -6,9 +6,9 @@ use onefold_core::{Block, Pba, Result};
 
 use super::build::Builder;
 use crate::{
+    block_set::BlockSet,
     check::{
         tables::Checker,
-        usage::BlockSet,
         walk::{Visit, leaves_below},
     },
     format::{

@@ -11,11 +11,12 @@ use super::{
     once::{PageNames, each_map_leaf},
 };
 use crate::{
+    block_set::BlockSet,
     check::{
         counts::Counts,
         report::{Phase, Progress},
         tables::Checker,
-        usage::{BlockSet, Named, Usage},
+        usage::{Named, Usage},
     },
     format::{
         domain_entry::DomainEntry,

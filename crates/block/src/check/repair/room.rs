@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use onefold_core::{Disk, Error, Kind, Pba, Result, ZoneId};
 
 use crate::{
-    check::{batch::read_each, places, usage::BlockSet},
+    block_set::BlockSet,
+    check::{batch::read_each, places},
     format::{Identity, carrier::Carrier, record::Change, superblock::Superblock},
 };
 

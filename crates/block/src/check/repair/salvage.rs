@@ -16,10 +16,10 @@ use onefold_core::{Block, Pba, Result, ZoneId};
 
 use super::named::Named;
 use crate::{
+    block_set::BlockSet,
     check::{
         batch::read_each,
         tables::Checker,
-        usage::BlockSet,
         walk::{Visit, children},
     },
     format::{

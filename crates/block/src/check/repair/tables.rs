@@ -9,7 +9,8 @@ use super::{
     room::Room, salvage::Salvage, zones,
 };
 use crate::{
-    check::{counts::mended, tables::Checker, usage::BlockSet, walk::Visit},
+    block_set::BlockSet,
+    check::{counts::mended, tables::Checker, walk::Visit},
     format::{
         geometry::SUPERBLOCKS,
         page::{PageId, Pointer, Table, ZoneEntry},

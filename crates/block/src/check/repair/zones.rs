@@ -4,7 +4,7 @@ use onefold_core::{Block, Error, Kind, Result};
 
 use super::build::{Builder, pages_over};
 use crate::{
-    check::usage::BlockSet,
+    block_set::BlockSet,
     format::{
         page::{PageId, Table, ZoneEntry},
         record::WindowNumber,

@@ -103,8 +103,7 @@ pub(crate) fn build(
     state.moving = Overlay::default();
     let (features, shares) = match sharing {
         Some(NewSharing { shares, orphans: waiting, stuck }) => {
-            let has_pages = |volume: &Volume| volume.is_leaving() && volume.map.height > 0;
-            let leaves = volumes.values().any(has_pages);
+            let leaves = volumes.values().any(Volume::has_pages_to_leave);
             let some = leaves || waiting.len() > stuck;
             state.orphans = waiting.len() as u64;
             state.leftovers = if some { Leftovers::Some } else { Leftovers::None };
@@ -178,8 +177,7 @@ fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Resul
         state.overlays.tables().clone()
     };
     let orphans = load_orphans(kernel, &tables.state.shares)?;
-    let has_pages = |volume: &Volume| volume.is_leaving() && volume.map.height > 0;
-    let some = !orphans.is_empty() || tables.volumes.values().any(has_pages);
+    let some = !orphans.is_empty() || tables.volumes.values().any(Volume::has_pages_to_leave);
     let mut state = kernel.state.lock();
     state.orphans = orphans.len() as u64;
     checkpointer.orphans = Some(orphans);

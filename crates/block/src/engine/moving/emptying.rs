@@ -7,9 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use onefold_core::{Result, VolumeId, ZoneId};
+use onefold_core::{Lba, Result, VolumeId, ZoneId};
 
-use super::looking::{Look, has_room, is_alone, is_movable, movable};
+use super::looking::{Look, has_room, is_alone, movable, next_movable};
 use crate::{
     coverage::Mark,
     format::page::{FANOUT, MapEntry, Pointer, Table},
@@ -125,6 +125,15 @@ fn end(kernel: &Kernel, mover: &mut Mover, emptying: &Emptying) {
     mover.emptying = None;
 }
 
+/// No checkpoint makes room for copies: the zones that are named take blocks again.
+pub(super) fn give_up(kernel: &Kernel, mover: &mut Mover) {
+    let Some(emptying) = mover.emptying.take() else { return };
+    if mover.plan.why == Why::Emptying {
+        mover.plan.blocks.clear();
+    }
+    end(kernel, mover, &emptying);
+}
+
 /// Finds the zones with most free blocks.
 fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> Result<Look> {
     let geometry = kernel.geometry();
@@ -216,7 +225,7 @@ fn note_page((kernel, scheme): (&Kernel, &dyn Scheme), moves: &mut Moves, home: 
         // The count of pages covers three of references, and one of fingerprints, for a record.
         Home::References | Home::Fingerprints => (VolumeId(0), 0),
     };
-    state.moving.count_move(volume, onefold_core::Lba(leaf * Table::Map.per_leaf()));
+    state.moving.count_move(volume, Lba(leaf * Table::Map.per_leaf()));
 }
 
 /// Finds the blocks of maps that live in the zones.
@@ -235,11 +244,7 @@ fn look_at_maps(
             return Ok(Look::More);
         };
         let from = if id == at { from } else { 0 };
-        let next = match is_movable(kernel, volume) {
-            true => kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from)?,
-            false => None,
-        };
-        let Some(leaf) = next else {
+        let Some(leaf) = next_movable(kernel, volume, from)? else {
             emptying.stage = Stage::Maps(VolumeId(id.0.saturating_add(1)), 0);
             continue;
         };
@@ -257,7 +262,7 @@ fn look_at_maps(
                 MapEntry::Block { pba, .. } => emptying.zones.contains(&zone_of(*pba)),
                 _ => false,
             })
-            .map(|(slot, entry)| (onefold_core::Lba(leaf * per_leaf + slot), entry))
+            .map(|(slot, entry)| (Lba(leaf * per_leaf + slot), entry))
             .collect();
         let lives_there = emptying.has(kernel, &pointer);
         if found.is_empty() && !lives_there || !is_alone(kernel, tables, volume, leaf)? {
@@ -266,12 +271,17 @@ fn look_at_maps(
         if lives_there {
             note_page((kernel, scheme), moves, Home::Map(id), leaf);
         }
-        let mut blocks = movable(kernel, tables, volume, found, moves)?;
-        blocks.reverse();
-        if !blocks.is_empty() {
-            let sequence = tables.state.sequence;
-            return Ok(Look::Chosen(Plan { volume: id, sequence, why: Why::Emptying, blocks }));
+        if found.is_empty() {
+            continue;
         }
+        // This may read a page of references for each block, so a step does it once.
+        let mut blocks = movable(kernel, tables, volume, found, moves)?;
+        if blocks.is_empty() {
+            return Ok(Look::More);
+        }
+        blocks.reverse();
+        let sequence = tables.state.sequence;
+        return Ok(Look::Chosen(Plan { volume: id, sequence, why: Why::Emptying, blocks }));
     }
     Ok(Look::More)
 }

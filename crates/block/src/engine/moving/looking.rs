@@ -1,4 +1,4 @@
-//! What may be moved, and whether there is room for copies.
+//! The blocks that may be moved, and whether there is room for copies.
 
 use onefold_core::{Lba, Pba, Result, VolumeId};
 
@@ -15,7 +15,7 @@ use crate::{
     scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
 };
 
-/// What a look for blocks to move came to.
+/// The result of a look for blocks to move.
 pub(super) enum Look {
     /// These are to be moved.
     Chosen(Plan),
@@ -38,7 +38,7 @@ pub(super) fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more
     moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
 }
 
-/// Of blocks of a leaf those that may be moved: only this entry names them, and no change waits for
+/// Picks those blocks of a leaf that may be moved: only this entry names them, and no change waits for
 /// their addresses.
 pub(super) fn movable(
     kernel: &Kernel,
@@ -91,8 +91,9 @@ pub(super) fn is_movable(kernel: &Kernel, volume: &Volume) -> bool {
         && kernel.identity.has_domain(volume.domain)
 }
 
-/// True when a leaf is its map's alone: no page on the way to it is needed by others, nor borrows.
-pub(super) fn is_alone(
+/// True when a leaf is its map's alone: no page on the way to it is needed by others, nor borrows. Blocks of
+/// another one would stay where they are, too, and be stored twice.
+pub(in crate::engine) fn is_alone(
     kernel: &Kernel,
     tables: &Tables,
     volume: &Volume,
@@ -111,4 +112,14 @@ pub(super) fn is_alone(
         }
     }
     Ok(true)
+}
+
+/// The first leaf of a map from `from` on whose blocks may be moved; `None` when there is none.
+pub(super) fn next_movable(kernel: &Kernel, volume: &Volume, from: u64) -> Result<Option<u64>> {
+    if !is_movable(kernel, volume) {
+        return Ok(None);
+    }
+    let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from)?;
+    // A stranger's map may have leaves far beyond the end of its volume.
+    Ok(next.filter(|&leaf| leaf < volume.blocks.div_ceil(Table::Map.per_leaf())))
 }

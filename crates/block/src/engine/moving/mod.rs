@@ -5,7 +5,7 @@
 //! about 2 ms. It holds the lock of checkpoints, and runs between two of them: so what it chose by the
 //! tables is still so when the next checkpoint begins.
 //!
-//! What stays where it is: blocks that more than one entry names, since others want them there; pages
+//! Some blocks stay where they are: blocks that more than one entry names, since others want them there; pages
 //! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
 //! read; and what is damaged.
 
@@ -17,7 +17,8 @@ mod neighbours;
 
 use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Result, Run};
 
-use self::looking::{Look, has_room, is_alone, is_movable, movable};
+pub(super) use self::looking::is_alone;
+use self::looking::{Look, has_room, is_movable, movable};
 use crate::{
     counters::add,
     coverage::Mark,
@@ -72,7 +73,14 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let some = mover.plan.blocks.len().min(most);
     if !has_room(kernel, scheme, moves, some) {
         kernel.coverage.hit(Mark::MovesFull);
-        kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+        let room_may_come = {
+            let mut state = kernel.state.lock();
+            state.checkpoint_wanted |= !moves.is_empty();
+            state.can_reclaim()
+        };
+        if !room_may_come {
+            emptying::give_up(kernel, mover);
+        }
         return Ok(false);
     }
     copy_some(kernel, &tables, (mover, some), moves)
@@ -113,6 +121,10 @@ fn copy_some(
         let Some(extent) = extent else {
             kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
             plan.blocks.clear();
+            if plan.why == Why::Emptying && moves.is_empty() {
+                // No hole is left: reading what else lives in the zones would be in vain.
+                emptying::give_up(kernel, mover);
+            }
             return Ok(true);
         };
         let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
@@ -204,7 +216,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     }
 }
 
-/// What is left of a plan by newer tables.
+/// The part of a plan that newer tables leave.
 fn renewed(kernel: &Kernel, tables: &Tables, plan: &Plan, moves: &Moves) -> Result<Found> {
     let nothing = Ok(Vec::new());
     let Some((first, _)) = plan.blocks.first() else { return nothing };

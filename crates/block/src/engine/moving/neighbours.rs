@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onefold_core::{Result, VolumeId};
 
-use super::looking::{Look, is_alone, is_movable, movable};
+use super::looking::{Look, is_alone, is_movable, movable, next_movable};
 use crate::{
     format::page::Table,
     kernel::{Kernel, Mover, Plan},
@@ -25,8 +25,11 @@ pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &
             Next::Nothing => return Look::Nothing,
         };
         // A page that can't be read is left to `check`.
-        let plan = plan(kernel, tables, volume, leaf, moves).unwrap_or_default();
+        let Ok(plan) = plan(kernel, tables, volume, leaf, moves) else { return Look::More };
         let Some(plan) = plan else { continue };
+        if plan.blocks.is_empty() {
+            return Look::More;
+        }
         if kernel.state.lock().allocator.has_run(plan.blocks.len() as u64) {
             return Look::Chosen(plan);
         }
@@ -38,7 +41,7 @@ pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &
     Look::More
 }
 
-/// What comes next of what is to be looked at.
+/// The next thing to look at.
 enum Next {
     Leaf(VolumeId, u64),
     /// A map has no more leaves.
@@ -64,8 +67,7 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
         return Next::Nothing;
     };
     let from = if id == at { from } else { 0 };
-    let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from);
-    match next.ok().flatten().filter(|_| is_movable(kernel, volume)) {
+    match next_movable(kernel, volume, from).ok().flatten() {
         Some(leaf) => {
             mover.walk = Some((id, leaf + 1));
             Next::Leaf(id, leaf)
@@ -77,7 +79,9 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     }
 }
 
-/// The blocks of a leaf that are to be moved together, if it is worth it.
+/// The blocks of a leaf that are to be moved together: `None` when it lies in few runs, and no blocks when
+/// that is not worth it. Finding that out may read a page of references for each block, so a step does it
+/// once.
 fn plan(
     kernel: &Kernel,
     tables: &Tables,
@@ -95,11 +99,14 @@ fn plan(
         return Ok(None);
     };
     let short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    if short.is_empty() {
+        return Ok(None);
+    }
     let all = short.len();
     let mut blocks = movable(kernel, tables, volume, short, moves)?;
     // Not worth it when most of them stay.
     if blocks.len() * 2 <= all {
-        return Ok(None);
+        blocks.clear();
     }
     blocks.reverse();
     let sequence = tables.state.sequence;

@@ -10,10 +10,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_core::{Error, Kind, Pba, Result, VolumeId};
+use onefold_core::{Error, Kind, Result, VolumeId};
 
 use super::deltas::Slot;
 use crate::{
+    block_set::BlockSet,
     coverage::Mark,
     format::{
         catalogue::Volume,
@@ -154,20 +155,22 @@ fn count(kernel: &Kernel, old: &Tables, orphans: &[Orphan], domain: u32) -> Resu
 /// Blocks that maps name, each once.
 struct Counting<'k> {
     kernel: &'k Kernel,
-    pages: Bits,
-    blocks: Bits,
+    pages: BlockSet,
+    blocks: BlockSet,
     found: u64,
 }
 
 impl<'k> Counting<'k> {
     fn new(kernel: &'k Kernel) -> Counting<'k> {
-        let blocks = kernel.geometry().blocks();
-        Counting { kernel, pages: Bits::new(blocks), blocks: Bits::new(blocks), found: 0 }
+        let geometry = kernel.geometry();
+        let (pages, blocks) = (BlockSet::new(geometry), BlockSet::new(geometry));
+        Counting { kernel, pages, blocks, found: 0 }
     }
 
     /// Counts below these pages of one level.
     fn below(&mut self, mut pages: Vec<(PageId, Pointer)>) -> Result<()> {
-        pages.retain(|(_, page)| self.pages.insert(page.address));
+        let end = self.kernel.geometry().blocks();
+        pages.retain(|(_, page)| page.address.0 < end && self.pages.insert(page.address));
         for batch in pages.chunks(PAGES_TOGETHER) {
             let mut wanted: Vec<_> = batch.iter().map(|&(id, page)| (id, page, None)).collect();
             self.kernel.pages.load(&mut wanted, batch[0].0.level > 0)?;
@@ -181,28 +184,12 @@ impl<'k> Counting<'k> {
                 }
                 for slot in 0..Table::Map.per_leaf() {
                     if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) {
-                        self.found += u64::from(self.blocks.insert(pba));
+                        let is_new = pba.0 < end && self.blocks.insert(pba);
+                        self.found += u64::from(is_new);
                     }
                 }
             }
         }
         Ok(())
-    }
-}
-
-/// A bit for each block of the store.
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn new(blocks: u64) -> Bits {
-        Bits(vec![0; blocks.div_ceil(64) as usize])
-    }
-
-    /// True when the block was not there.
-    fn insert(&mut self, at: Pba) -> bool {
-        let Some(word) = self.0.get_mut((at.0 / 64) as usize) else { return false };
-        let before = *word;
-        *word |= 1 << (at.0 % 64);
-        *word != before
     }
 }

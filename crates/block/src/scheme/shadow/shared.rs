@@ -180,7 +180,7 @@ fn leftovers(
     orphans: Vec<Orphan>,
     budget: &mut Budget,
 ) -> Result<(Vec<Orphan>, usize)> {
-    let leaving = volumes.values().filter(|volume| volume.is_leaving() && volume.map.height > 0);
+    let leaving = volumes.values().filter(|volume| volume.has_pages_to_leave());
     let leaving: Vec<VolumeId> = leaving.map(|volume| volume.id).collect();
     let named = sharing.store.build.domains.are_named();
     let mut any_left = false;

@@ -1,4 +1,4 @@
-//! The options for what a domain may store.
+//! The options for the quota and the reserve of a domain.
 
 use clap::Args;
 use onefold::parts::control::Request;
@@ -6,7 +6,7 @@ use onefold_console::size::Size;
 
 use crate::verbs::volume::bytes_or_none;
 
-/// What a domain may store.
+/// The quota and the reserve of a domain.
 #[derive(Debug, Args)]
 pub(super) struct Limits {
     /// Most bytes that may be stored in it, rounded up to 4 KiB, or none. Block stores only
