@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_backend::MemoryDisk;
 use onefold_block::{
-    Acts, DomainLimits, DomainStatus, Engine, Format, KeySource, NewVolume, Settings,
+    Acts, DomainLimits, DomainStatus, Engine, Format, Idleness, KeySource, NewVolume, Settings,
     check::{MEMORY, check_with, repair},
     create_domain, domain_limits_durable, erase_domain, identified, set_domain_limits,
 };
@@ -424,4 +424,43 @@ fn a_repair_counts_what_domains_store() {
     let engine = open(&disk);
     assert_eq!(stored(&engine, 1), Some(0));
     engine.close().unwrap();
+}
+
+/// Copies of moved blocks take space until a checkpoint has put them into the maps: who needs it waits.
+#[test]
+fn copies_that_wait_for_a_checkpoint_make_no_reserve_too_large() {
+    let (disk, engine) = made();
+    engine.close().unwrap();
+    let shared: Arc<dyn Disk> = disk.clone();
+    let settings = Settings { settled_after: Duration::ZERO, ..settings() };
+    let engine = Engine::open(shared, Arc::new(Noon), settings).unwrap();
+    // Neighbours lie apart.
+    for n in 0..1000 {
+        write(&engine, "v1", n * 7 % 1000, n).unwrap();
+    }
+    settle(&engine);
+    let ask = |reserve| set_domain_limits(&engine, 2, DomainLimits { quota: 0, reserve });
+    let (mut fits, mut too_large) = (1, BLOCKS);
+    while too_large - fits > 1 {
+        let reserve = u64::midpoint(fits, too_large);
+        match answer(&engine, || ask(reserve)) {
+            Ok(_) => fits = reserve,
+            Err(error) => {
+                assert!(matches!(error.kind(), Kind::NoSpace | Kind::InvalidInput), "{error:?}");
+                too_large = reserve;
+            }
+        }
+        set(&engine, 2, 0, 0).unwrap();
+        settle(&engine);
+    }
+    let unused = engine.status().unused_blocks;
+    while engine.status().unused_blocks == unused {
+        assert!(engine.idle_step(Idleness::Pause).unwrap(), "nothing is moved");
+    }
+    // Tables may take some pages more by then.
+    let reserve = fits - 16;
+    assert_eq!(ask(reserve).unwrap_err().kind(), Kind::Busy);
+    answer(&engine, || ask(reserve)).unwrap();
+    engine.close().unwrap();
+    is_well(&disk);
 }
