@@ -14,6 +14,9 @@ use onefold_core::Fingerprint;
 use super::file::Entry;
 use crate::format::{Address, ContainerId};
 
+/// Other addresses that are kept of a chunk. Those beyond it cost a duplicate at most.
+const OTHERS_MAX: usize = 8;
+
 /// A fingerprint is a hash already.
 #[derive(Default)]
 pub(crate) struct Prefix(u64);
@@ -41,7 +44,7 @@ pub(crate) type ByFingerprint<T> = HashMap<Fingerprint, T, BuildHasherDefault<Pr
 pub(crate) struct Auxiliary {
     entries: ByFingerprint<Address>,
     /// Other addresses of the same chunks: two sessions stored one at a time, neither knowing of the
-    /// other, and either may be given up.
+    /// other. Either may be given up, and they are listed by different frames.
     twice: ByFingerprint<Vec<Address>>,
     /// Containers that are listed, and by which frame.
     listed: BTreeMap<ContainerId, u64>,
@@ -95,11 +98,20 @@ impl Auxiliary {
             written: false,
             named: false,
         });
-        if let Some(before) = self.entries.insert(fingerprint, address)
-            && before.container != address.container
-        {
-            self.twice.entry(fingerprint).or_default().push(before);
+        let before = self.entries.insert(fingerprint, address);
+        self.keep_other(fingerprint, before, address);
+    }
+
+    /// Keeps the address that a chunk had before, unless that was in the same container.
+    fn keep_other(&mut self, fingerprint: Fingerprint, before: Option<Address>, now: Address) {
+        let Some(before) = before.filter(|before| before.container != now.container) else { return };
+        let others = self.twice.entry(fingerprint).or_default();
+        others.retain(|other| other.container != now.container);
+        // A stranger's archive may have one chunk in each of its containers.
+        if others.len() == OTHERS_MAX {
+            others.remove(0);
         }
+        others.push(before);
     }
 
     /// The container is written.
@@ -189,6 +201,7 @@ impl Auxiliary {
             let before = self.entries.insert(fingerprint, address);
             let was_listed = before.is_some_and(|before| self.is_listed(before.container));
             self.listed_entries += usize::from(!was_listed);
+            self.keep_other(fingerprint, before, address);
             // After a merge the addresses are those of several containers.
             self.listed.insert(address.container, logged);
         }
@@ -216,17 +229,26 @@ impl Auxiliary {
     /// The entries that may be written, and the place in the log up to which they are all.
     pub(crate) fn listed(&self) -> (Vec<Entry>, u64) {
         let upto = self.listed.values().copied().max().unwrap_or(0);
-        let entries =
-            self.entries.iter().filter(|(_, address)| self.listed.contains_key(&address.container));
-        (entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect(), upto)
+        (self.listed_addresses().map(|(entry, _)| entry).collect(), upto)
+    }
+
+    /// For each chunk that a listed container has, its address in the one that was listed first, and the
+    /// frame that lists it: what is imported up to a frame has all that the log lists up to there.
+    fn listed_addresses(&self) -> impl Iterator<Item = (Entry, u64)> {
+        self.entries.iter().filter_map(|(fingerprint, address)| {
+            let others = self.twice.get(fingerprint).into_iter().flatten();
+            let all = others.chain([address]);
+            let listed = |at: &Address| Some((*self.listed.get(&at.container)?, *at));
+            let (frame, first) = all.filter_map(listed).min_by_key(|(frame, _)| *frame)?;
+            Some(((*fingerprint, first), frame))
+        })
     }
 
     /// The oldest entries that may be written: those of the first frames of the log that list `most`
     /// of them together. With the last of these frames; `None` when they are all.
     pub(crate) fn oldest_listed(&self, most: usize) -> (Vec<Entry>, Option<u64>) {
-        let frame = |address: &Address| self.listed.get(&address.container).copied();
         let mut of_frames: BTreeMap<u64, usize> = BTreeMap::new();
-        for at in self.entries.values().filter_map(frame) {
+        for (_, at) in self.listed_addresses() {
             *of_frames.entry(at).or_default() += 1;
         }
         let (mut count, mut last, mut all) = (0, None, true);
@@ -237,10 +259,8 @@ impl Auxiliary {
             }
             (count, last) = (count + entries, Some(at));
         }
-        let is_old = |address: &Address| frame(address).is_some_and(|at| Some(at) <= last);
-        let entries = self.entries.iter().filter(|(_, address)| is_old(address));
-        let entries = entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect();
-        (entries, last.filter(|_| !all))
+        let old = self.listed_addresses().filter(|(_, at)| Some(*at) <= last);
+        (old.map(|(entry, _)| entry).collect(), last.filter(|_| !all))
     }
 
     /// Drops entries that the log lists up to this place.
@@ -253,6 +273,30 @@ impl Auxiliary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two sessions store a chunk at a time. The container of the first is listed and imported while the
+    /// other one is still at work: the import has the chunk, also when the other one then gives up.
+    #[test]
+    fn a_chunk_that_two_sessions_stored_is_imported_with_the_first() {
+        for portions in [false, true] {
+            let chunk = Fingerprint([7; 16]);
+            let mut auxiliary = Auxiliary::default();
+            for session in [1, 2] {
+                let address = Address { container: ContainerId(session), slot: 0 };
+                auxiliary.insert(chunk, address, session);
+                auxiliary.written(ContainerId(session));
+            }
+            auxiliary.list([(ContainerId(1), 1)].into_iter(), 9);
+            auxiliary.end(1);
+            let entries =
+                if portions { auxiliary.oldest_listed(1).0 } else { auxiliary.listed().0 };
+            assert_eq!(entries, [(chunk, Address { container: ContainerId(1), slot: 0 })]);
+            auxiliary.forget_listed(9);
+            assert!(auxiliary.find(&chunk, 2).is_some());
+            assert!(auxiliary.abandon(2).is_empty());
+            assert!(auxiliary.entries.is_empty() && auxiliary.twice.is_empty());
+        }
+    }
 
     /// Two sessions store a chunk at a time; whichever is given up, the other one's is found.
     #[test]
