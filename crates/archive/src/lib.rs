@@ -10,7 +10,7 @@
 //! | `block_index` | where the mappings of a volume's blocks are |
 //! | `leaf_file` | where the leaves of tables are |
 //! | `erasure` | several directories as one, of which some may be lost |
-//! | `own_files` | which files of a directory are an archive's |
+//! | `own_files`, `additions` | which files of a directory are an archive's; the same for a client that may only add |
 //! | `tables` | what the log says, applied |
 //! | `operations_log` | label, frames, snapshots, epochs, locks |
 //! | `container` | where containers are written and read |
@@ -30,6 +30,7 @@
 //! `tree::restore::threads`. A process may end at any point, as after a power cut, and what was acknowledged
 //! is there.
 
+mod additions;
 mod background_replay;
 mod block_index;
 mod check;
@@ -55,6 +56,7 @@ mod usage_counts;
 mod volume;
 
 pub use crate::{
+    additions::Additions,
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
         ErasedFound, Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check,
@@ -98,7 +100,7 @@ pub use crate::{
         Archive, Domain, DomainListed, EpochGuard, add_put_key, allow_domains, change_keys,
         create_domain, create_sealed, domain_called, domains, erase_domain, erase_keys,
         features_to_come, head_of, is_erased as is_domain_erased, key_area, mend_leaves, read_key,
-        remove_put_key, renew_snapshot, upgrade, upgrade_telling,
+        remove_put_key, renew_log, renew_snapshot, upgrade, upgrade_telling,
     },
     own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{

@@ -358,6 +358,59 @@ fn the_command_of_a_key_decides_and_not_the_client() {
 }
 
 #[test]
+fn rule_46_a_key_of_ssh_that_may_put_lets_a_put_key_add_and_take_nothing_away() {
+    let vault = desk();
+    vault.ok("create archive a --roles --key vault.key");
+    for name in ["web1", "db1"] {
+        vault.ok(&format!(
+            "key grant a put --to {name}.key --name {name} --set {name} --key vault.key"
+        ));
+    }
+    fs::create_dir(vault.path("home")).unwrap();
+    fs::write(vault.path("home/letter"), "dear all").unwrap();
+    fs::write(vault.path("home/image"), noise(2, 3_000_000)).unwrap();
+    let far = address(&vault, "a");
+    let forced = |right: &str| {
+        let command = format!("onefold accept a --right {right}");
+        vault.by_ssh(right, &format!("export SSH_ORIGINAL_COMMAND=\"$last\"; exec {command}"))
+    };
+    let host = forced("put");
+    for night in 0..3 {
+        host.ok(&format!("backup {far} home --set web1 --key web1.key"));
+        host.ok(&format!("backup {far} home --set db1 --key db1.key"));
+        fs::write(vault.path("home/letter"), format!("dear all, {night}")).unwrap();
+        if night == 1 {
+            vault.ok("gc a --key vault.key");
+        }
+    }
+    let listed = host.ok(&format!("snapshots {far} --key web1.key"));
+    assert_eq!(listed.lines().filter(|line| line.contains("web1")).count(), 3, "{listed}");
+    for verb in ["forget X --keep-last 1 --set web1", "gc X", "repair X", "scrub X"] {
+        let verb = verb.replace('X', &far);
+        let said = host.run(&format!("{verb} --key web1.key"));
+        assert!(!said.status.success(), "{verb}: {said:?}");
+    }
+    // Another key than a put key is of no use there.
+    let more = "lets this user only add, by a put key";
+    host.fails(&format!("backup {far} home --set web1 --key vault.key"), 1, &[&far, more]);
+    host.fails(&format!("gc {far} --key vault.key"), 1, &[&far, more]);
+    vault.ok("check a --key vault.key");
+    vault.ok("scrub a --key vault.key");
+    vault.ok("restore a web1 -C back --key vault.key");
+    let back = vault.path("back").join(vault.path("home").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(back.join("letter")).unwrap(), b"dear all, 1");
+    assert_eq!(fs::read(back.join("image")).unwrap(), noise(2, 3_000_000));
+    vault.ok("repair a --cut-log --key vault.key");
+    vault.fails("repair a --cut-log --key web1.key", 1, &["--cut-log is for who manages"]);
+    host.ok(&format!("backup {far} home --set web1 --key web1.key"));
+    // Without roles whoever stores can take away.
+    vault.ok("create archive plain");
+    let plain = vault.by_ssh("putting", "exec onefold accept plain --right put");
+    plain.fails(&format!("ls {}", address(&vault, "plain")), 1, &["have no roles"]);
+    vault.fails("repair plain --cut-log", 1, &["put back from a copy"]);
+}
+
+#[test]
 fn who_can_not_be_reached_is_told_in_a_sentence() {
     let desk = Desk::new();
     let ls = "ls ssh://vault/srv/backups";

@@ -18,6 +18,8 @@ pub enum Stay {
 pub enum Right {
     /// Look at everything, and change nothing.
     Read = 0,
+    /// Look at everything, and add. The [`Offer`](crate::Offer)'s files know what adding is, and refuse the rest.
+    Put = 1,
     /// Everything that the owner of the directory may do.
     Manage = 2,
 }
@@ -49,15 +51,18 @@ impl Right {
             // Readers make durable what they are about to show.
             Request::Sync { .. } | Request::SyncNames | Request::Keeps { .. } => true,
             Request::Create { .. }
-            | Request::Remove { .. }
             | Request::Write { .. }
             | Request::SetBytes { .. }
             | Request::Reserve { .. }
-            | Request::Punch { .. } => false,
+            | Request::Punch { .. } => self >= Right::Put,
+            Request::Remove { .. } => false,
         };
-        match looks || self == Right::Manage {
-            true => Ok(()),
-            false => Err(Error::new(Kind::Denied, "this connection may read, and change nothing")),
-        }
+        let may_lock = self >= Right::Put && matches!(request, Request::Lock { .. });
+        let why = match self {
+            _ if looks || may_lock || self == Right::Manage => return Ok(()),
+            Right::Read => "this connection may read, and change nothing",
+            _ => "this connection may add, and take nothing away",
+        };
+        Err(Error::new(Kind::Denied, why))
     }
 }

@@ -64,8 +64,8 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// How long the other side has been silent. If it may only read and holds locks, only requests count, and
-    /// not the word that it is still there.
+    /// How long the other side has been silent. If it holds locks and may not do everything, only requests
+    /// count, and not the word that it is still there.
     #[must_use]
     pub fn silence(&self) -> Duration {
         self.0.lock().heard.elapsed()
@@ -111,7 +111,8 @@ pub struct Offer {
     pub files: Arc<dyn Files>,
     /// True for names that the other side may use; all others are not there for it.
     pub is_own: fn(&str) -> bool,
-    /// The locks that the other side may ask for, not alone, when it may only read.
+    /// The locks that the other side may ask for, not alone, when it may only read; how long it may have each, also
+    /// alone, when it may add.
     pub reader_lock: fn(&str) -> Option<Stay>,
     /// How long the other side may hold a lock that is [`Stay::Brief`].
     pub brief: Duration,
@@ -241,7 +242,7 @@ pub fn answer(
     let jobs = Mutex::new(jobs);
     // A thread of its own watches, also while a worker can't get rid of an answer.
     let of_thread = house.clone();
-    let watch = (house.right == Right::Read).then(|| {
+    let watch = (house.right < Right::Manage).then(|| {
         std::thread::Builder::new().name("turns".into()).spawn(move || of_thread.watch_turns())
     });
     let watch = watch.transpose().map_err(|e| Error::from_io("can't watch locks", e))?;
@@ -283,7 +284,7 @@ fn take(house: &Arc<House>, frame: Vec<u8>, jobs: &mpsc::Sender<Job>) -> Result<
     if house.is_deaf.load(Relaxed) {
         return Ok(());
     }
-    house.pulse.beat(request != Request::Alive || house.right > Right::Read);
+    house.pulse.beat(request != Request::Alive || house.right == Right::Manage);
     if let Err(error) = house.right.allows(&request, house.offer.reader_lock) {
         let (asked, name) = request.shown();
         (house.offer.heard)(Act::Refused(asked, name));
@@ -417,7 +418,7 @@ impl House {
     ) -> Result<(Box<dyn Lock>, Option<Box<dyn Lock>>)> {
         self.own(name)?;
         let is_brief =
-            self.right == Right::Read && (self.offer.reader_lock)(name) == Some(Stay::Brief);
+            self.right < Right::Manage && (self.offer.reader_lock)(name) == Some(Stay::Brief);
         let turn = if is_brief { Some((self.offer.turn)()?) } else { None };
         Ok((self.offer.files.lock(name, hold, wait)?, turn))
     }

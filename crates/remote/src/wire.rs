@@ -550,6 +550,7 @@ impl Greeting {
         let mut take = Take(body);
         let right = match take.byte()? {
             0 => Right::Read,
+            1 => Right::Put,
             2 => Right::Manage,
             NO_RIGHT => {
                 let kind = kind(take.byte()?)?;

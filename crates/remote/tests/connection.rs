@@ -169,6 +169,22 @@ fn rule_46_who_may_read_changes_nothing() {
     far.join().unwrap().unwrap();
 }
 
+#[test]
+fn rule_46_who_may_add_removes_nothing_and_loses_a_lock_for_which_writers_wait() {
+    let (_dir, files) = directory();
+    for name in ["a", "brief"] {
+        files.create(name).unwrap();
+    }
+    let (remote, far) = joined(files.clone(), Right::Put);
+    remote.create("b").unwrap().write_at(0, b"data").unwrap();
+    assert_eq!(kind(remote.remove("a")), Some(Kind::Denied));
+    assert_eq!(remote.names().unwrap(), ["a", "b", "brief"]);
+    let held = remote.lock("brief", Hold::Alone, false).unwrap();
+    drop(files.lock("brief", Hold::Alone, true).unwrap());
+    drop((held, remote));
+    let _ = far.join().unwrap();
+}
+
 /// The far side of a connection of whose near side the test says each byte.
 fn attacked(sent: &[u8]) -> (Result<()>, Vec<u8>) {
     let (_dir, files) = directory();

@@ -104,7 +104,9 @@ impl Auxiliary {
 
     /// Keeps the address that a chunk had before, unless that was in the same container.
     fn keep_other(&mut self, fingerprint: Fingerprint, before: Option<Address>, now: Address) {
-        let Some(before) = before.filter(|before| before.container != now.container) else { return };
+        let Some(before) = before.filter(|before| before.container != now.container) else {
+            return;
+        };
         let others = self.twice.entry(fingerprint).or_default();
         others.retain(|other| other.container != now.container);
         // A stranger's archive may have one chunk in each of its containers.

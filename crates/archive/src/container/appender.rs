@@ -18,7 +18,7 @@ use crate::{
         names::segment_name,
         record::{Owner, Place, Record, Stored},
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_put},
     rules::Rule,
     tables::PLACE_ALIGN,
 };
@@ -26,6 +26,9 @@ use crate::{
 /// Bytes that are taken ahead at first; then as many as were written, up to the usual number. A put
 /// of a few bytes would spend most of its time on taking 64 MiB and giving them back.
 const AHEAD_LEAST: u64 = 1 << 20;
+
+/// Segments that a put key takes one after the other whose files others made.
+const OTHERS_MAX: usize = 64;
 
 /// Appends containers to the segments of one owner. There is one for each owner at a time.
 pub(crate) struct Appender {
@@ -173,11 +176,12 @@ impl Appender {
     }
 
     /// Cuts the open segments off behind their last listed containers. After a failed append nobody
-    /// knows whether the medium has the frame, which may list more of them: they stay.
+    /// knows whether the medium has the frame, which may list more of them: they stay. A put key takes nothing
+    /// away.
     pub(crate) fn give_back(&mut self) -> Result<()> {
         self.syncs.forget();
         let open = std::mem::take(&mut self.open);
-        if open.is_empty() || self.archive.has_stopped() {
+        if open.is_empty() || self.archive.has_stopped() || is_put(&self.archive) {
             return Ok(());
         }
         let tables = self.archive.refresh()?;
@@ -187,37 +191,28 @@ impl Appender {
     }
 
     fn next_segment(&mut self, needed: u64, class: Class) -> Result<()> {
-        let data = self.archive.label().data(class);
-        let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
-        let mut chosen = None;
         let first = !self.open.contains_key(&class);
         self.trim_one(class)?;
-        self.archive.commit(owner == Owner::Collector, |tables| {
-            // The last one goes on when a process begins, and only then: this process has filled
-            // it. Not where a node of it is absent.
-            chosen = last_segment(&self.archive, tables, owner, class)
-                .filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
-            if let Some((number, _)) = chosen
-                && !self.archive.files.is_whole(&segment_name(number))?
-            {
-                chosen = None;
+        let (mut number, mut end) = self.take_segment(first, needed, class)?;
+        let is_put = is_put(&self.archive);
+        // Whoever has another put key may have made files of these names.
+        let mut others = 0;
+        while is_put && is_there(&self.archive, number)? {
+            others += 1;
+            if others > OTHERS_MAX {
+                let why = format!(
+                    "there are files up to {}, which no change of the archive made: who manages it has to \
+                     remove those behind the ones that `onefold inspect` names",
+                    segment_name(number)
+                );
+                return Err(Error::new(Kind::Denied, why));
             }
-            if chosen.is_some() {
-                return Ok(Vec::new());
-            }
-            chosen = Some((tables.next_segment, 0));
-            let (first, segment) = (ContainerId(tables.next_id), Some(tables.next_segment));
-            Ok(vec![Record::Reserved { owner, first, count: 0, segment, class: (class, data) }])
-        })?;
-        let Some((number, end)) = chosen else {
-            return Err(Error::new(Kind::Stopped, "no segment was chosen"));
-        };
-        let name = segment_name(number);
-        let file = match self.archive.files.open_large(&name) {
-            Err(error) if error.kind() == Kind::NotFound => {
-                self.archive.files.create_wide(&name, data)?
-            }
-            opened => opened?,
+            (number, end) = self.take_segment(false, needed, class)?;
+        }
+        let (name, data) = (segment_name(number), self.archive.label().data(class));
+        let file = match if_there(self.archive.files.open_large(&name))? {
+            Some(file) => file,
+            None => self.archive.files.create_wide(&name, data)?,
         };
         // Also when the file was there: its maker may have been killed before its name was durable.
         if self.archive.keeps(Rule::SegmentNameDurable) {
@@ -225,6 +220,48 @@ impl Appender {
         }
         self.open.insert(class, OpenSegment { number, file, begin: end, end, taken: end });
         Ok(())
+    }
+
+    /// Takes a segment, and the place in it to append at. When a process begins (`first`), and only then, its
+    /// owner's last one goes on: this process has filled it. Not where a node of it is absent. A put key writes
+    /// only to files that its process made, as it may be at the far end of a connection that takes additions
+    /// alone.
+    fn take_segment(&self, first: bool, needed: u64, class: Class) -> Result<(u32, u64)> {
+        let (archive, owner) = (&self.archive, self.owner);
+        let is_put = is_put(archive);
+        let mut taken = (0, 0);
+        archive.commit(owner == Owner::Collector, |tables| {
+            let fits =
+                |end: u64| end == 0 || !is_put && end + needed <= archive.label().segment_bytes;
+            let last = last_segment(archive, tables, owner, class);
+            if let Some((number, end)) = last.filter(|&(_, end)| first && fits(end))
+                && archive.files.is_whole(&segment_name(number))?
+            {
+                taken = (number, end);
+                return Ok(Vec::new());
+            }
+            taken = (tables.next_segment, 0);
+            Ok(vec![Record::Reserved {
+                owner,
+                first: ContainerId(tables.next_id),
+                count: 0,
+                segment: Some(tables.next_segment),
+                class: (class, archive.label().data(class)),
+            }])
+        })?;
+        Ok(taken)
+    }
+}
+
+/// True when there is a file of this segment.
+fn is_there(archive: &Archive, segment: u32) -> Result<bool> {
+    if_there(archive.files.open(&segment_name(segment))).map(|found| found.is_some())
+}
+
+fn if_there<T>(opened: Result<T>) -> Result<Option<T>> {
+    match opened {
+        Err(error) if error.kind() == Kind::NotFound => Ok(None),
+        opened => opened.map(Some),
     }
 }
 

@@ -11,6 +11,7 @@ use onefold_seal::SIGNATURE_BYTES;
 
 use super::{
     bytes::{Reader, Writer},
+    record::PUT_PAYLOAD_MAX,
     sealing::What,
 };
 use crate::format::Identity;
@@ -33,6 +34,11 @@ const SIGNED_BYTES: usize = 4 + SIGNATURE_BYTES;
 
 /// The first bytes of the message of a frame, which its writer signs.
 const SIGNED: &[u8; 32] = b"onefold archive, a signed frame\n";
+
+/// Bytes of a frame of a put key at most, with header and padding.
+pub(crate) const PUT_FRAME_MAX: u64 = ((FRAME_HEADER_BYTES + PUT_PAYLOAD_MAX + FRAME_SEALED_MAX)
+    as u64)
+    .next_multiple_of(FRAME_ALIGN);
 
 const MAGIC: u32 = 0x4c_46_4e_4f;
 
@@ -125,6 +131,38 @@ pub(crate) fn claimed(header: &[u8]) -> Option<usize> {
     let (magic, length) = (r.u32().ok()?, r.u32().ok()? as usize);
     (magic == MAGIC && length <= FRAME_PAYLOAD_MAX + FRAME_SEALED_MAX)
         .then_some(FRAME_HEADER_BYTES + length)
+}
+
+/// The header of a frame as it stands there, which nobody proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    length: u32,
+    sequence: u64,
+    before: u64,
+    checksum: u64,
+}
+
+impl Header {
+    /// The header that `bytes` begin with; `None` where no frame begins.
+    #[must_use]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
+        claimed(bytes)?;
+        let mut r = Reader(bytes, None);
+        let (_, length, sequence, _) = (r.u32().ok()?, r.u32().ok()?, r.u64().ok()?, r.u64().ok()?);
+        Some(Header { length, sequence, before: r.u64().ok()?, checksum: r.u64().ok()? })
+    }
+
+    /// Bytes of the frame with header and padding.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        (FRAME_HEADER_BYTES as u64 + u64::from(self.length)).next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// True when this frame comes next after the other one.
+    #[must_use]
+    pub(crate) fn follows(&self, other: &Header) -> bool {
+        Some(self.sequence) == other.sequence.checked_add(1) && self.before == other.checksum
+    }
 }
 
 /// The number of the frame that begins with this header, as it says itself; 0 where it is not whole.

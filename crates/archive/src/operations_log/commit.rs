@@ -210,7 +210,7 @@ impl Archive {
         if follows {
             return Err(position.stopped.insert(locks_fail()).clone());
         }
-        ends_here(&mut frames, &self.identity, &position.tables)
+        ends_here(&mut frames, &self.identity, &position.tables, &self.settings)
     }
 
     /// Reads the log from where this process stopped to its end. The commit lock is held. Where one
@@ -529,7 +529,7 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     }
     let Reached { tables: Some(tables), end, last, hashes, .. } = reached else { return Ok(()) };
     let unsure = tables.sequence > recorded && archive.keeps(Rule::FrameDurableBeforeShown);
-    if unsure && archive.writes {
+    if unsure && archive.writes && !is_put(archive) {
         position.log.write_at(end - last.len() as u64, &last)?;
         position.log.sync()?;
         archive.files.confirm()?;

@@ -20,6 +20,7 @@ use crate::{
         log_reader::{Behind, LOG_BYTES_MAX, LogReader},
         names::SYNCED,
         record::Record,
+        sealing::Role,
     },
     memory::Drawn,
     rules::Rule,
@@ -104,7 +105,11 @@ pub(crate) fn replay(
         to.end += bytes;
         frames.pass(bytes);
     }
-    if to.tables.sequence < upto { ends_here(&mut frames, identity, &to.tables) } else { Ok(()) }
+    if to.tables.sequence < upto {
+        ends_here(&mut frames, identity, &to.tables, settings)
+    } else {
+        Ok(())
+    }
 }
 
 /// Errors unless a log ends where its reader is, as a crash may have left it.
@@ -112,12 +117,29 @@ pub(crate) fn ends_here(
     frames: &mut LogReader<'_>,
     identity: &Identity,
     tables: &Tables,
+    settings: &Settings,
 ) -> Result<()> {
     match frames.behind(identity, tables.sequence)? {
         Behind::End => Ok(()),
-        Behind::Later => Err(later_changes(tables.sequence)),
-        Behind::Rubbish => Err(no_log(tables.sequence)),
+        _ if settings.give_up_unreadable && manages(identity) => Ok(()),
+        Behind::Later => Err(or_cut(later_changes(tables.sequence), identity)),
+        Behind::Rubbish => Err(or_cut(no_log(tables.sequence), identity)),
     }
+}
+
+/// The error, with what manage can do about it.
+fn or_cut(error: Error, identity: &Identity) -> Error {
+    if !manages(identity) {
+        return error;
+    }
+    corrupt(format!(
+        "{error}; if a put key was taken over, `onefold repair --cut-log` gives that up"
+    ))
+}
+
+/// True for a process that manages an archive whose keys have roles.
+fn manages(identity: &Identity) -> bool {
+    identity.sealing().and_then(|sealing| sealing.role()) == Some(Role::Manage)
 }
 
 fn no_log(sequence: u64) -> Error {

@@ -1,15 +1,16 @@
 //! The label made durable, and the record of what is known to be durable.
 
-use onefold_core::{Kind, Result};
+use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::{Archive, label_now},
     position::LogPosition,
+    roles::is_put,
 };
 use crate::{
     format::{
         bytes::{Reader, Writer},
-        label::{Label, is_half_upgraded},
+        label::{LABEL_BYTES, Label, is_half_upgraded},
         names::{LABEL, SYNCED},
     },
     rules::Rule,
@@ -18,9 +19,21 @@ use crate::{
 /// Writes the label again unless it is known to be durable. A label that a killed process
 /// wrote may be in memory only, and frames appended to its log must not be lost with it. Where an
 /// upgrade was cut off between the two places, the other one gets the new features too: it names a
-/// snapshot whose log lacks what is appended from now on.
+/// snapshot whose log lacks what is appended from now on. A put key writes no label: it may be at the far end of
+/// a connection that takes additions alone.
 pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) -> Result<()> {
-    if position.label_lost || recorded_synced(archive)?.1 < position.snapshot {
+    if is_put(archive) {
+        if position.label_lost || is_half_upgraded(&*archive.files, archive.label.kinds())? {
+            let why = "the label of the archive is damaged: any change by who manages it mends that, as `onefold gc`";
+            return Err(Error::new(Kind::Denied, why));
+        }
+        let file = archive.files.open(LABEL)?;
+        let mut label = vec![0; 2 * LABEL_BYTES];
+        let there = file.read_at(0, &mut label)?;
+        if !file.keeps(0, &label[..there])? {
+            return Err(Error::new(Kind::Io, "the disk does not keep the label of the archive"));
+        }
+    } else if position.label_lost || recorded_synced(archive)?.1 < position.snapshot {
         write_label(archive, position)?;
     }
     if archive.keeps(Rule::BothPlacesUpgraded)
@@ -51,8 +64,11 @@ fn write_label(archive: &Archive, position: &LogPosition) -> Result<()> {
 }
 
 /// Says that frame and label are durable; said after their syncs, so that it is true whenever
-/// it is read.
+/// it is read. A put key says nothing: what it said wrongly would keep the archive closed for all.
 pub(super) fn record_synced(archive: &Archive, sequence: u64, snapshot: u64) -> Result<()> {
+    if is_put(archive) {
+        return Ok(());
+    }
     let mut w = Writer::default();
     w.u64(sequence).u64(snapshot);
     let checksum = archive.identity.readable_checksum(&w.0);

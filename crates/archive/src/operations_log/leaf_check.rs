@@ -189,3 +189,19 @@ pub fn renew_snapshot(archive: &Archive) -> Result<bool> {
     }
     Ok(true)
 }
+
+/// Begins a new log behind the last change that can be read, so that nothing behind it counts any more; gives
+/// the number of that change. Durable on return.
+///
+/// # Errors
+/// `NoSpace`, and as [`open`](Archive::open).
+pub fn renew_log(archive: &Archive) -> Result<u64> {
+    let (mut position, _lock) = archive.locked()?;
+    archive.replay_new_frames(&mut position)?;
+    let number = position.snapshot;
+    archive.snapshot(&mut position, true)?;
+    match position.snapshot > number {
+        true => Ok(position.tables.sequence),
+        false => Err(Error::new(Kind::NoSpace, "the disk has no room for a new operations log")),
+    }
+}

@@ -75,7 +75,7 @@ pub use self::{
     heads::of as head_of,
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
-    leaf_check::{mend_leaves, renew_snapshot},
+    leaf_check::{mend_leaves, renew_log, renew_snapshot},
     roles::{add_put_key, read_key, remove_put_key},
     upgrade::{features_to_come, upgrade, upgrade_telling},
 };

@@ -14,7 +14,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_archive::{
-    TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished,
+    Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished,
 };
 use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
@@ -43,6 +43,7 @@ use onefold_console::failure::Failure;
 #[command(after_help = "Examples:\n  \
                   onefold accept /srv/backups\n  \
                   onefold accept /srv/backups --right read\n  \
+                  onefold accept /srv/backups --right put\n  \
                   onefold accept /srv/backups --audit /var/log/onefold/accepted --as host1\n\n\
                   A line of authorized_keys:\n  \
                   command=\"onefold accept /srv/backups --new\",restrict ssh-ed25519 AAAA… host1")]
@@ -82,6 +83,8 @@ pub(crate) struct Options {
 enum RightName {
     /// Look at everything, and change nothing
     Read,
+    /// Look at everything, and add what a put key may add (`onefold key grant`); take nothing away
+    Put,
     /// All that the owner of the directory may do
     Manage,
 }
@@ -98,6 +101,9 @@ const LOCK_TIMES: u32 = 24;
 /// How long who may only read may have a lock for which writers wait; less when the idle time is shorter.
 /// A turn is as long: a writer that waits comes in within two of them.
 const BRIEF: Duration = Duration::from_secs(10);
+
+/// The same for who may only add, who also writes a change while he has it: 16 MiB at most.
+const BRIEF_OF_PUT: Duration = Duration::from_secs(60);
 
 /// How long the end of a connection waits for requests that are being done, as one that waits for a lock.
 const GRACE: Duration = Duration::from_secs(5);
@@ -210,17 +216,21 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
         return Err(Error::new(Kind::InvalidInput, why));
     }
     let new = makes(options)?;
-    let offer = |files: Directory| {
+    let offer = |files: Directory, right: Right| {
         let at = store.clone();
         let free_bytes = Box::new(move || room(&at).map(|room| room.bytes));
         let files = Arc::new(files);
         let of_turns = files.clone();
         let audited = audited.clone();
+        let (files, brief): (Arc<dyn Files>, _) = match right {
+            Right::Put => (Arc::new(Additions::new(files)), BRIEF_OF_PUT),
+            _ => (files, BRIEF),
+        };
         Offer {
-            files: files as Arc<dyn Files>,
+            files,
             is_own: is_archive_file,
             reader_lock,
-            brief: BRIEF.min(options.idle),
+            brief: brief.min(options.idle),
             turn: Box::new(move || of_turns.turn(TURNS, turn)),
             free_bytes,
             heard: Box::new(move |act| audited.hear(act)),
@@ -228,7 +238,7 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
     };
     if new {
         let (files, making) = Directory::create_over(store, word(), is_unfinished)?;
-        return Ok((offer(files), Greeting::of(Right::Manage), making));
+        return Ok((offer(files, Right::Manage), Greeting::of(Right::Manage), making));
     }
     let Found::Archive(archive) = Found::at(store)? else {
         let why = format!("{} is no archive: only they are used from other hosts", store.display());
@@ -238,6 +248,15 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
     let server = served(&archive);
     let (files, right, bar) = match options.right {
         RightName::Read => (Directory::open_as(store, false, word())?, Right::Read, None),
+        RightName::Put => {
+            let files = Directory::open_as(store, true, word())?;
+            if !find_label(&files)?.roles {
+                let why = "the keys of this archive have no roles, and whoever stores into it can take away: \
+                           `onefold create archive --roles` makes one for --right put";
+                return Err(Error::new(Kind::Unsupported, why));
+            }
+            (files, Right::Put, None)
+        }
         RightName::Manage => match Directory::open_as(store, true, word()) {
             Ok(files) => (files, Right::Manage, None),
             // Somebody else's, or on a file system that takes no writes.
@@ -247,7 +266,7 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
             }
         },
     };
-    Ok((offer(files), Greeting { right, bar, server }, None))
+    Ok((offer(files, right), Greeting { right, bar, server }, None))
 }
 
 /// The locks that a reader needs.

@@ -8,8 +8,16 @@ use super::{
     Found,
     check::{COMPARING_BYTES, archive, block_repair, cluster, found_for},
 };
-use onefold::parts::archive_care::{Depth, Extent};
-use onefold_console::{failure::Failure, output::Answer, size::Size};
+use onefold::parts::{
+    archive_care::{Depth, Extent},
+    archive_dir::ArchiveDir,
+};
+use onefold_archive::{Role, Settings, renew_log};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
 
 /// Restores what can be restored of a store, and names what is lost
 ///
@@ -21,6 +29,7 @@ use onefold_console::{failure::Failure, output::Answer, size::Size};
 #[command(after_help = "Examples:\n  \
                   onefold repair disk.onefold\n  \
                   onefold repair backups --only monday\n  \
+                  onefold repair backups --cut-log\n  \
                   onefold repair pool --json")]
 pub(crate) struct Options {
     /// The store, of any engine
@@ -36,6 +45,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
+    /// Of an archive whose keys have roles, and that says that its operations log can't be read behind a
+    /// change: gives up what is behind that change. A put key that was taken over can leave that. What
+    /// other hosts stored is before it
+    #[arg(long)]
+    cut_log: bool,
+
     #[command(flatten)]
     answer: Answer,
 }
@@ -44,15 +59,36 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let only = options.only.as_deref();
     match found_for(&options.store, only)? {
+        Found::Block(_) | Found::Cluster(_) if options.cut_log => {
+            Err(Failure::usage("only an archive has an operations log to cut off (--cut-log)"))
+        }
         Found::Block(file) => {
             let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
             block_repair::run(&file, memory, options.answer)
         }
         Found::Archive(directory) => {
             let memory = options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0);
+            if options.cut_log {
+                let last = cut_log(&directory)?;
+                if !options.answer.json {
+                    output::line(format_args!("the operations log ends with change {last} now"));
+                }
+            }
             let extent = Extent { depth: Depth::Repair, only, memory };
             archive::run(&directory, extent, options.answer.json)
         }
         Found::Cluster(url) => cluster::repair(&url, options.answer),
     }
+}
+
+/// Ends the operations log behind the last change that can be read; gives the number of that change.
+fn cut_log(directory: &ArchiveDir) -> Result<u64, Failure> {
+    let settings = Settings { give_up_unreadable: true, ..Settings::default() };
+    let archive = directory.open(settings)?;
+    if archive.role() != Some(Role::Manage) {
+        let why = "--cut-log is for who manages an archive whose keys have roles: in others a log that can't be \
+                   read is damaged, and is put back from a copy";
+        return Err(Failure::new(why));
+    }
+    Ok(renew_log(&archive)?)
 }

@@ -17,7 +17,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, Nodes, Settings, find_label, is_unfinished, lost_index_files, seal,
+    Archive, IndexDirectory, Nodes, Role, Settings, find_label, is_unfinished, lost_index_files,
+    seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room};
 use onefold_core::{Error, Files, Kind, Result, hex_digits};
@@ -532,7 +533,8 @@ impl ArchiveDir {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
             (None, Some(far)) => may_change(&self.path, far).and_then(|()| {
                 let files = Arc::new(far.files().clone());
-                Archive::open_with_index(files, Vec::new(), true, settings)
+                let opened = Archive::open_with_index(files, Vec::new(), true, settings);
+                adding(far, opened)
             }),
             (None, None) => Directory::open_as(&self.path, true, word()).and_then(|files| {
                 let index = self.index_directories(true, stands);
@@ -626,12 +628,30 @@ pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
 
 /// Errors when the other host lets us only read.
 fn may_change(path: &Path, far: &Far) -> Result<()> {
-    if far.greeting().right == Right::Manage {
+    if far.greeting().right > Right::Read {
         return Ok(());
     }
     let bar = far.greeting().bar.as_deref();
     let bar = bar.unwrap_or("the other host lets this user read it, and change nothing");
     Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", path.display())))
+}
+
+/// Errors when the other host lets us only add, and the key is for more: what it does to files is refused
+/// there.
+fn adding(far: &Far, opened: Result<Archive>) -> Result<Archive> {
+    let is_refused = match &opened {
+        Ok(archive) => !matches!(archive.role(), Some(Role::Put(_))),
+        // Who manages may write when it opens.
+        Err(error) => error.kind() == Kind::Denied,
+    };
+    if far.greeting().right != Right::Put || !is_refused {
+        return opened;
+    }
+    let why = "the other host lets this user only add, by a put key";
+    match opened {
+        Ok(_) => Err(Error::new(Kind::Denied, format!("{why}; this key is for more"))),
+        Err(error) => Err(error.context(why)),
+    }
 }
 
 /// Settings with who is asked for the key of an archive, unless they say so themselves.

@@ -112,7 +112,11 @@ impl Audited {
 
     /// Writes that the client was let in, with this right, and whether it may create the archive.
     pub(super) fn accepted(&self, right: Right, new: bool) {
-        let right = if right == Right::Read { "read" } else { "manage" };
+        let right = match right {
+            Right::Read => "read",
+            Right::Put => "put",
+            Right::Manage => "manage",
+        };
         self.whole("accepted", CONNECTIONS, &[("right", json!(right)), ("new", json!(new))]);
     }
 

@@ -1,0 +1,311 @@
+//! The files of an archive for a client that may only add: an honest put key stores through them, and a hostile one
+//! takes nothing away.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use onefold_archive::{
+    Additions, Archive, Collection, Format, KeySource, Settings, add_put_key, check, create_sealed,
+    renew_log,
+};
+use onefold_backend::Directory;
+use onefold_core::{Files, Hold, Kind, Result};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
+use support::{By, Counter, names, noise, options, restored, secret, store};
+
+/// Opens by a role key.
+struct Has(RoleKey);
+
+impl Opener for Has {
+    fn root(&self, _: &KeyArea) -> Result<Secret> {
+        panic!("a role key needs no root key")
+    }
+    fn role(&self, _: &[u8; 16]) -> Result<Option<RoleKey>> {
+        Ok(Some(self.0.again()))
+    }
+    fn random(&self) -> Arc<dyn Random> {
+        By(1, false).random()
+    }
+}
+
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    fn new() -> Desk {
+        let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let format = Format {
+            reserve_bytes: 4096,
+            segment_bytes: 16 << 20,
+            ..Format::new([7; 16], [8; 32], [9; 16]).with_roles()
+        };
+        let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
+        let mut keys = Keys::create(format.id, &*random).unwrap();
+        keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
+        create_sealed(&Directory::create(&desk.at()).unwrap(), &format, &mut keys, random).unwrap();
+        desk
+    }
+
+    fn at(&self) -> PathBuf {
+        self.0.path().join("a")
+    }
+
+    fn files(&self) -> Arc<dyn Files> {
+        Arc::new(Directory::open(&self.at(), true).unwrap())
+    }
+
+    fn open(&self, files: Arc<dyn Files>, settings: Settings) -> Result<Arc<Archive>> {
+        let settings = Settings { log_ahead_bytes: 4096, ahead_bytes: 1 << 20, ..settings };
+        Archive::open(files, true, settings).map(Arc::new)
+    }
+
+    fn try_manage(&self, give_up_unreadable: bool) -> Result<Arc<Archive>> {
+        let opener = KeySource::new(Arc::new(By(1, false)));
+        self.open(self.files(), Settings { opener, give_up_unreadable, ..Settings::default() })
+    }
+
+    fn manage(&self) -> Arc<Archive> {
+        self.try_manage(false).unwrap()
+    }
+
+    fn grant(&self, name: &str) -> RoleKey {
+        let mut kept = None;
+        add_put_key(&self.manage(), name, &[name.to_owned()], |key| {
+            kept = RoleKey::from_text(key.text().as_bytes())?;
+            Ok(())
+        })
+        .unwrap();
+        kept.unwrap()
+    }
+
+    /// The archive at the far end of a connection that takes additions alone.
+    fn adding(&self, key: &RoleKey) -> Arc<Archive> {
+        let opener = KeySource::new(Arc::new(Has(key.again())));
+        let settings = Settings { opener, ..Settings::default() };
+        self.open(Arc::new(Additions::new(self.files())), settings).unwrap()
+    }
+
+    fn collect(&self) {
+        Collection::begin(&self.manage(), options(9_000)).unwrap().run(&mut |_| {}).unwrap();
+    }
+
+    /// All files, as they are now.
+    fn content(&self) -> BTreeMap<String, Vec<u8>> {
+        let read = |path: &Path| fs::read(path).unwrap();
+        let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let paths = fs::read_dir(self.at()).unwrap().map(|entry| entry.unwrap().path());
+        paths.map(|path| (name(&path), read(&path))).collect()
+    }
+
+    /// The log that counts.
+    fn log(&self) -> String {
+        let logs = self.content().into_keys().filter(|name| name.starts_with("log-"));
+        logs.max().unwrap()
+    }
+}
+
+fn is_whole(desk: &Desk) {
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
+fn rule_46_a_put_key_stores_through_additions_and_changes_no_byte_of_before() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web1"), desk.grant("db1"));
+    let mut before = desk.content();
+    for round in 0..4_u8 {
+        store(&desk.adding(&web), "web1", 2 * round + 1, &noise(round.into(), 400_000)).unwrap();
+        let archive = desk.adding(&db);
+        store(&archive, "db1", 2 * round + 2, &noise(u64::from(round) + 90, 400_000)).unwrap();
+        drop(archive);
+        let after = desk.content();
+        for (name, bytes) in &before {
+            let now = after.get(name).unwrap_or_else(|| panic!("{name} is gone"));
+            assert!(now.starts_with(bytes), "{name} was changed");
+        }
+        before = after;
+        if round == 2 {
+            desk.collect();
+            before = desk.content();
+        }
+    }
+    for round in 0..4_u8 {
+        let archive = desk.manage();
+        assert_eq!(restored(&archive, 2 * round + 1).unwrap(), noise(round.into(), 400_000));
+        assert_eq!(
+            restored(&archive, 2 * round + 2).unwrap(),
+            noise(u64::from(round) + 90, 400_000)
+        );
+    }
+    assert_eq!(store(&desk.adding(&web), "web1", 9, &noise(0, 400_000)).unwrap().new_bytes, 0);
+    desk.collect();
+    is_whole(&desk);
+}
+
+#[test]
+fn rule_46_nothing_is_taken_away() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    store(&desk.manage(), "vault", 1, &noise(1, 100_000)).unwrap();
+    store(&desk.adding(&web), "web1", 2, &noise(2, 100_000)).unwrap();
+    let before = desk.content();
+    let files = Additions::new(desk.files());
+    let denied = |done: Result<()>, what: &str| {
+        assert_eq!(done.map_err(|error| error.kind()), Err(Kind::Denied), "{what}");
+    };
+    let _commit = files.lock("lock-commit", Hold::Alone, true).unwrap();
+    for name in before.keys() {
+        denied(files.remove(name), name);
+        let file = files.open(name).unwrap();
+        let end = file.bytes().unwrap();
+        for (at, what) in [(0, "begin"), (end / 2, "middle"), (end, "end"), (end + 4096, "beyond")]
+        {
+            let rubbish = vec![0xff; 512];
+            denied(file.write_at(at, &rubbish), &format!("{name}, {what}"));
+            denied(file.write_parts(at, &[&rubbish]), &format!("{name}, {what}"));
+        }
+        for bytes in [0, end / 2, end + 1] {
+            denied(file.set_bytes(bytes), name);
+        }
+        denied(file.punch(0, 4096), name);
+        file.sync().unwrap();
+    }
+    for name in ["label", "log-0000000099", "snapshot-0000000099", "index-7", "counts-1", "heads"] {
+        denied(files.create(name).map(drop), name);
+    }
+    for (name, hold) in [
+        ("lock-gc", Hold::Alone),
+        ("lock-gc", Hold::Shared),
+        ("lock-importer", Hold::Alone),
+        ("epoch-0", Hold::Alone),
+        ("lock-writer", Hold::Shared),
+        ("label", Hold::Alone),
+    ] {
+        denied(files.lock(name, hold, false).map(drop), name);
+    }
+    assert_eq!(desk.content(), before);
+    // What it made itself stays as well, once that is durable.
+    let own = files.create("segment-00009999").unwrap();
+    own.write_at(0, &[1; 4096]).unwrap();
+    own.write_at(0, &[2; 4096]).unwrap();
+    own.sync().unwrap();
+    own.write_at(4096, &[3; 100]).unwrap();
+    let again = files.open("segment-00009999").unwrap();
+    denied(again.write_at(4095, &[4; 100]), "its own");
+    denied(again.set_bytes(4000), "its own");
+    denied(again.punch(0, 8192), "its own");
+    again.set_bytes(4096).unwrap();
+    again.write_at(4096, &[5; 100]).unwrap();
+    // Another connection is another client.
+    let other = Additions::new(desk.files());
+    denied(other.open("segment-00009999").unwrap().write_at(8192, &[6; 10]), "of another");
+}
+
+/// Bytes that look like the header of a frame which follows the last one of a log, and has so many bytes behind.
+fn header(desk: &Desk, body: u32) -> Vec<u8> {
+    let log = desk.content().remove(&desk.log()).unwrap();
+    let (mut at, mut last) = (0, (0, 0));
+    while let Some(header) = log.get(at..at + 40).filter(|header| header.starts_with(b"ONFL")) {
+        let word = |from: usize| u64::from_le_bytes(header[from..from + 8].try_into().unwrap());
+        last = (word(8), word(32));
+        let length = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize;
+        at += (40 + length).next_multiple_of(64);
+    }
+    let mut bytes = b"ONFL".to_vec();
+    bytes.extend(body.to_le_bytes());
+    bytes.extend((last.0 + 1_u64).to_le_bytes());
+    bytes.extend([1, 0, 0, 0, 1, 0, 0, 0]);
+    bytes.extend(last.1.to_le_bytes());
+    bytes.extend(77_u64.to_le_bytes());
+    bytes
+}
+
+/// Appends bytes to the log.
+fn append(desk: &Desk, bytes: &[u8]) -> Result<()> {
+    let files = Additions::new(desk.files());
+    let _commit = files.lock("lock-commit", Hold::Alone, true)?;
+    let log = files.open(&desk.log())?;
+    log.write_at(fs::metadata(desk.at().join(desk.log())).unwrap().len(), bytes)?;
+    log.sync()
+}
+
+#[test]
+fn rule_46_the_log_grows_by_one_frame_at_a_time() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    let files = Additions::new(desk.files());
+    let log = files.open(&desk.log()).unwrap();
+    let end = log.bytes().unwrap();
+    let frame = [header(&desk, 88), vec![7; 88]].concat();
+    let kind = |done: Result<()>| done.map_err(|error| error.kind());
+    assert_eq!(kind(log.write_at(end, &frame)), Err(Kind::Denied), "without the lock");
+    for (what, bytes) in [
+        ("no frame", vec![7; 128]),
+        ("a part of a header", frame[..39].to_vec()),
+        ("two frames", [&frame[..], &frame[..]].concat()),
+        ("a header within", [&frame[..64], &frame[..64]].concat()),
+        ("longer than it says", [&frame[..], &[0; 64]].concat()),
+        ("not the next one", header(&desk, 88).iter().map(|b| b.wrapping_add(1)).collect()),
+        ("far too long", header(&desk, 32 << 20)),
+    ] {
+        assert_eq!(kind(append(&desk, &bytes)), Err(Kind::Denied), "{what}");
+    }
+    assert_eq!(log.bytes().unwrap(), end);
+    // In pieces, and anew after a failure.
+    let commit = files.lock("lock-commit", Hold::Alone, true).unwrap();
+    log.write_at(end, &frame[..64]).unwrap();
+    assert_eq!(kind(log.write_at(end + 128, &frame[..64])), Err(Kind::Denied), "a gap");
+    log.write_at(end, &frame[..64]).unwrap();
+    log.write_at(end + 64, &frame[64..]).unwrap();
+    assert_eq!(kind(log.write_at(end + 128, &[0; 64])), Err(Kind::Denied), "behind it");
+    log.sync().unwrap();
+    assert_eq!(kind(log.write_at(end, &frame[..64])), Err(Kind::Denied), "it is durable");
+    drop(commit);
+    assert_eq!(kind(log.write_at(end + 128, &frame)), Err(Kind::Denied), "the lock is given back");
+    // Nobody can open that frame: manage writes over it, and then put keys go on.
+    let archive = desk.adding(&web);
+    let error = store(&archive, "web1", 1, &noise(1, 1000)).unwrap_err();
+    assert!(error.to_string().contains("`onefold gc`"), "{error}");
+    store(&desk.manage(), "vault", 2, &noise(2, 1000)).unwrap();
+    store(&desk.adding(&web), "web1", 3, &noise(3, 1000)).unwrap();
+    assert_eq!(names(&desk.manage()), [2, 3]);
+    is_whole(&desk);
+}
+
+#[test]
+fn rule_46_what_a_crash_left_of_a_frame_is_written_over() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    for (number, torn) in [(1, 64), (2, 128), (3, 640)] {
+        let bytes = [header(&desk, 1000), vec![7; 1000]].concat();
+        append(&desk, &bytes[..torn]).unwrap();
+        store(&desk.adding(&web), "web1", number, &noise(3, 1000)).unwrap();
+    }
+    assert_eq!(names(&desk.manage()).len(), 3);
+    is_whole(&desk);
+}
+
+#[test]
+fn rule_46_frames_that_nobody_can_open_are_given_up_by_manage() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    store(&desk.adding(&web), "web1", 1, &noise(1, 1000)).unwrap();
+    for _ in 0..3 {
+        append(&desk, &[header(&desk, 88), vec![7; 88]].concat()).unwrap();
+    }
+    let error = desk.try_manage(false).err().unwrap();
+    assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+    assert!(error.to_string().contains("--cut-log"), "{error}");
+    renew_log(&desk.try_manage(true).unwrap()).unwrap();
+    assert_eq!(names(&desk.manage()), [1]);
+    store(&desk.adding(&web), "web1", 2, &noise(2, 1000)).unwrap();
+    assert_eq!(names(&desk.manage()), [1, 2]);
+    is_whole(&desk);
+}
