@@ -8,6 +8,7 @@ mod cost;
 mod counted;
 mod fio;
 mod ingest;
+mod iscsi;
 mod neighbour;
 mod peer;
 mod replication;
@@ -50,6 +51,7 @@ cargo xtask bench metrics [--quick]               writes while metrics are read 
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
 cargo xtask bench vhost [--quick]                 vhost-user-blk beside NBD on a UNIX socket
+cargo xtask bench iscsi [--quick]                 a backup volume by iSCSI beside the same by NBD
 cargo xtask bench tls [--quick]                   nbdcopy by TLS and by plain TCP, beside \
                      qemu-nbd
 cargo xtask bench hot                             the hot parts one by one";
@@ -78,6 +80,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
+        Some((which, rest)) if which == "iscsi" => iscsi::run(rest),
         Some((which, rest)) if which == "tls" => tls::run(rest),
         Some((which, rest)) if which == "vhost" => vhost::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),

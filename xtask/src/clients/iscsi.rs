@@ -5,7 +5,7 @@
 use std::{
     fs::{self, File},
     net::{TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -15,9 +15,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::{LIMIT, archive::Served, check, sample};
 use crate::{
-    cleanup::Guard,
+    cleanup::{Guard, Scratch},
     machine,
-    product::{path, uri},
+    product::{Onefold, path, uri},
     program::{Running, finish, program, run as run_program, spawn},
     test::Tally,
 };
@@ -74,7 +74,7 @@ fn all() -> Result<()> {
         disk["mapped_bytes"].as_u64().context("a number")
     };
 
-    let offered = Offered::new(&served)?;
+    let offered = offer(&served)?;
     served.client(
         "qemu-img",
         &["convert", "-t", "writeback", "-n", "-f", "raw", "-O", "raw", path(&image), &offered.url],
@@ -108,7 +108,7 @@ fn all() -> Result<()> {
     drop(offered);
     ensure!(written > 3, "only {written} writes were flushed in {} s", WRITING.as_secs());
     served.start()?;
-    let offered = Offered::new(&served)?;
+    let offered = offer(&served)?;
     for n in 0..written.min(VOLUME_BYTES as usize / WRITE_BYTES) {
         let (pattern, at) = place(n);
         let read = format!("read -P {pattern} {at} {WRITE_BYTES}");
@@ -139,9 +139,14 @@ fn write(url: &str, n: usize) -> Result<()> {
     Ok(())
 }
 
+fn offer(served: &Served) -> Result<Offered> {
+    Offered::new(&served.onefold, &served.scratch, (&served.archive, &served.socket), VOLUME_BYTES)
+}
+
 /// The volume `disk`, offered. Dropping it takes all of it down, also when the server is gone.
-struct Offered {
-    url: String,
+pub(crate) struct Offered {
+    /// Its address.
+    pub(crate) url: String,
     // In the order in which they are taken down.
     _tgt: Running,
     _fuse: Guard,
@@ -149,13 +154,19 @@ struct Offered {
 }
 
 impl Offered {
-    fn new(served: &Served) -> Result<Offered> {
-        let place = served.scratch.file("iscsi");
+    /// Of an archive that is served on this socket; the volume has so many bytes.
+    pub(crate) fn new(
+        onefold: &Onefold,
+        scratch: &Scratch,
+        (archive, socket): (&Path, &Path),
+        bytes: u64,
+    ) -> Result<Offered> {
+        let place = scratch.file("iscsi");
         fs::create_dir_all(&place)?;
         let file: PathBuf = place.join("volume");
         let mut command = program("nbdfuse");
-        command.args([path(&file), &uri(&served.socket, "disk")]);
-        let log = File::create(served.scratch.file("nbdfuse.log"))?;
+        command.args([path(&file), &uri(socket, "disk")]);
+        let log = File::create(scratch.file("nbdfuse.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let nbdfuse = spawn(&mut command)?;
         let fuse = Guard::new({
@@ -164,15 +175,9 @@ impl Offered {
         });
         until("nbdfuse shows no file", || file.exists())?;
 
-        let configuration = served.scratch.file("tgt.conf");
-        let text = served.onefold.verb([
-            "volume",
-            "iscsi",
-            path(&served.archive),
-            "disk",
-            "--file",
-            path(&file),
-        ])?;
+        let configuration = scratch.file("tgt.conf");
+        let text =
+            onefold.verb(["volume", "iscsi", path(archive), "disk", "--file", path(&file)])?;
         fs::write(&configuration, &text)?;
         let target = text
             .lines()
@@ -185,7 +190,7 @@ impl Offered {
         let control = (1 + std::process::id() % 32_000).to_string();
         let mut command = program("tgtd");
         command.args(["-f", "-C", &control, "--iscsi", &format!("portal={address}")]);
-        let log = File::create(served.scratch.file("tgtd.log"))?;
+        let log = File::create(scratch.file("tgtd.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let tgt = spawn(&mut command)?;
         until("tgtd does not listen", || TcpStream::connect(address).is_ok())?;
@@ -196,7 +201,7 @@ impl Offered {
         let mut command: Command = program("iscsi-readcapacity16");
         command.arg(&url);
         let said = run_program(command, LIMIT)?;
-        ensure!(said.contains(&format!("Total size:{VOLUME_BYTES}")), "{said}");
+        ensure!(said.contains(&format!("Total size:{bytes}")), "{said}");
         Ok(Offered { url, _tgt: tgt, _fuse: fuse, _nbdfuse: nbdfuse })
     }
 }

@@ -3,7 +3,7 @@
 
 mod archive;
 mod file_system;
-mod iscsi;
+pub(crate) mod iscsi;
 mod tls;
 mod tools;
 

@@ -53,7 +53,7 @@ impl Kind {
         match self {
             Kind::Rustic => "`cargo install rustic-rs --locked` has it",
             Kind::Borg2 => {
-                "a beta: `pip install --pre borgbackup[llfuse]` into an environment of its own has \
+                "a beta: `pip install borgbackup[llfuse]==2.0.0b19` into an environment of its own has \
                  it, as `borg`; a link to it is called `borg2`"
             }
             _ => "Debian's packages restic and borgbackup have it",
