@@ -3,19 +3,21 @@
 //! Who can write a directory can also remove and overwrite what is in it. So another process stands between, which
 //! has no key, and lets through what an honest process with a put key does to files, and nothing else:
 //!
-//! - *Segments:* it makes new ones. What it synced in one that it made stays as it is; no other segment is
-//!   written to.
+//! - *Segments:* it makes new ones, and appends to those that it made last. What was written stays as it is, also
+//!   before it is durable: another connection may have listed it. Segments are known by the file that was made, not
+//!   by the name, which may be another file's later.
 //! - *The log:* it appends frames behind the last one, each with a header that follows the one before, while it
 //!   holds the commit lock alone.
 //! - *Everything else* is read. Nothing is removed.
 //!
-//! *Invariant:* no byte changes that a process had made durable, and no name goes.
+//! *Invariant:* no byte changes that was written, but behind the last frame of the log, and no name goes. All who
+//! store into such an archive make the files of their segments anew, so none of them is a client's.
 //!
 //! *Not judged,* as that needs keys: what a frame says, and whether anybody can open it. Readers judge that by
 //! signatures. Two frames that nobody can open make all refuse the archive, until manage gives them up
 //! ([`give_up_unreadable`](crate::Settings::give_up_unreadable)).
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -23,17 +25,18 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::format::{
     frame::{FRAME_ALIGN, FRAME_HEADER_BYTES, Header, PUT_FRAME_MAX},
     label::find_label,
+    log_reader::LOG_BYTES_MAX,
     names::{COMMIT, EPOCHS, WRITER, is_segment, log_name},
 };
 
-/// Segments that one connection makes at most.
-const SEGMENTS_MAX: usize = 65_536;
+/// Segments that a client appends to at most: those that it made last.
+const SEGMENTS_MAX: usize = 8;
 
 /// The files of an archive, of which a client may only add to the content.
 pub struct Additions {
     files: Arc<dyn Files>,
-    /// Segments that the client made.
-    made: Mutex<HashMap<String, Arc<Segment>>>,
+    /// The segments that the client made last.
+    made: Mutex<VecDeque<Arc<Segment>>>,
     log: Arc<Mutex<Log>>,
 }
 
@@ -43,28 +46,18 @@ impl Additions {
     pub fn new(files: Arc<dyn Files>) -> Additions {
         Additions { files, made: Mutex::default(), log: Arc::default() }
     }
-
-    fn opened(&self, name: &str, inner: Arc<dyn File>) -> Arc<dyn File> {
-        let adds = if let Some(segment) = self.made.lock().get(name) {
-            Adds::Segment(segment.clone())
-        } else if name.starts_with("log-") {
-            Adds::Log(name.to_owned(), self.log.clone())
-        } else {
-            Adds::Nothing
-        };
-        Arc::new(Addition { inner, adds })
-    }
 }
 
-/// What was done to a segment.
-#[derive(Default)]
-struct Segment(Mutex<Ends>);
+/// A segment that the client made.
+struct Segment {
+    name: String,
+    file: Arc<dyn File>,
+    /// What is before this was written, and stays.
+    end: Mutex<u64>,
+}
 
-#[derive(Clone, Copy, Default)]
-struct Ends {
-    written: u64,
-    /// What is before this is durable, and stays.
-    synced: u64,
+fn appended(segment: Arc<Segment>) -> Arc<dyn File> {
+    Arc::new(Addition { inner: segment.file.clone(), adds: Adds::Segment(segment) })
 }
 
 /// The log that the client appends to.
@@ -103,25 +96,28 @@ impl Files for Additions {
         if !is_segment(name) {
             return Err(denied("this connection may make segments, and no other files"));
         }
+        let file = self.files.create(name)?;
+        let segment = Arc::new(Segment { name: name.to_owned(), file, end: Mutex::new(0) });
         let mut made = self.made.lock();
-        if made.len() >= SEGMENTS_MAX {
-            return Err(denied("this connection made too many segments"));
-        }
-        let inner = self.files.create(name)?;
-        made.insert(name.to_owned(), Arc::default());
-        drop(made);
-        Ok(self.opened(name, inner))
+        made.truncate(SEGMENTS_MAX - 1);
+        made.push_front(segment.clone());
+        Ok(appended(segment))
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        Ok(self.opened(name, self.files.open(name)?))
+        if let Some(segment) = self.made.lock().iter().find(|segment| segment.name == name) {
+            return Ok(appended(segment.clone()));
+        }
+        let adds = match name.starts_with("log-") {
+            true => Adds::Log(name.to_owned(), self.log.clone()),
+            false => Adds::Nothing,
+        };
+        Ok(Arc::new(Addition { inner: self.files.open(name)?, adds }))
     }
 
     fn open_large(&self, name: &str) -> Result<Arc<dyn File>> {
         // Zeroes may follow a large write: those are bytes, too.
-        let is_made = self.made.lock().contains_key(name);
-        let inner = if is_made { self.files.open_large(name)? } else { self.files.open(name)? };
-        Ok(self.opened(name, inner))
+        self.open(name)
     }
 
     fn remove(&self, _: &str) -> Result<()> {
@@ -266,12 +262,12 @@ struct Addition {
 }
 
 impl Addition {
-    /// The ends of a segment that the client made, unless something before `from` is to change that is durable.
-    fn ends(&self, from: u64) -> Result<MutexGuard<'_, Ends>> {
+    /// The end of a segment that the client made, unless something before it is to change.
+    fn end(&self, from: u64) -> Result<MutexGuard<'_, u64>> {
         if let Adds::Segment(segment) = &self.adds {
-            let ends = segment.0.lock();
-            if ends.synced <= from {
-                return Ok(ends);
+            let end = segment.end.lock();
+            if *end <= from {
+                return Ok(end);
             }
         }
         Err(takes_nothing_away())
@@ -293,8 +289,8 @@ impl File for Addition {
 
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
         let Adds::Log(name, log) = &self.adds else {
-            let mut ends = self.ends(at)?;
-            ends.written = ends.written.max(at.saturating_add(data.len() as u64));
+            let mut end = self.end(at)?;
+            *end = at.saturating_add(data.len() as u64);
             return self.inner.write_at(at, data);
         };
         let mut log = log.lock();
@@ -324,14 +320,7 @@ impl File for Addition {
 
     fn sync(&self) -> Result<()> {
         match &self.adds {
-            Adds::Nothing => self.inner.sync(),
-            Adds::Segment(segment) => {
-                let written = segment.0.lock().written;
-                self.inner.sync()?;
-                let mut ends = segment.0.lock();
-                ends.synced = ends.synced.max(written);
-                Ok(())
-            }
+            Adds::Nothing | Adds::Segment(_) => self.inner.sync(),
             Adds::Log(name, log) => {
                 let mut log = log.lock();
                 self.inner.sync()?;
@@ -344,20 +333,27 @@ impl File for Addition {
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {
-        let mut ends = self.ends(bytes)?;
-        ends.written = ends.written.min(bytes);
+        let _end = self.end(bytes)?;
         self.inner.set_bytes(bytes)
     }
 
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        match &self.adds {
-            Adds::Nothing => Err(takes_nothing_away()),
-            _ => self.inner.reserve(at, bytes),
+        let is_own = match &self.adds {
+            Adds::Nothing => false,
+            Adds::Segment(_) => true,
+            Adds::Log(name, log) => {
+                let end = at.checked_add(bytes).is_some_and(|end| end <= LOG_BYTES_MAX);
+                end && log.lock().current.as_ref() == Some(name)
+            }
+        };
+        if !is_own {
+            return Err(takes_nothing_away());
         }
+        self.inner.reserve(at, bytes)
     }
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
-        let _ends = self.ends(at)?;
+        let _end = self.end(at)?;
         self.inner.punch(at, bytes)
     }
 }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Additions, Archive, Collection, Format, KeySource, Settings, add_put_key, check, create_sealed,
-    renew_log,
+    Additions, Archive, Collection, Format, KeySource, Settings, SnapshotId, add_put_key, check,
+    create_sealed, forget, renew_log,
 };
 use onefold_backend::Directory;
 use onefold_core::{Files, Hold, Kind, Result};
@@ -191,21 +191,79 @@ fn rule_46_nothing_is_taken_away() {
         denied(files.lock(name, hold, false).map(drop), name);
     }
     assert_eq!(desk.content(), before);
-    // What it made itself stays as well, once that is durable.
+    denied(files.open(&desk.log()).unwrap().reserve(0, 300 << 20), "more than a log has");
+    // What it made itself stays as well: somebody may have listed it.
     let own = files.create("segment-00009999").unwrap();
+    own.reserve(0, 8192).unwrap();
     own.write_at(0, &[1; 4096]).unwrap();
-    own.write_at(0, &[2; 4096]).unwrap();
-    own.sync().unwrap();
+    denied(own.write_at(0, &[2; 4096]), "its own");
     own.write_at(4096, &[3; 100]).unwrap();
     let again = files.open("segment-00009999").unwrap();
-    denied(again.write_at(4095, &[4; 100]), "its own");
-    denied(again.set_bytes(4000), "its own");
+    denied(again.write_at(4195, &[4; 100]), "its own");
+    denied(again.set_bytes(4195), "its own");
     denied(again.punch(0, 8192), "its own");
-    again.set_bytes(4096).unwrap();
-    again.write_at(4096, &[5; 100]).unwrap();
+    again.set_bytes(8192).unwrap();
+    again.punch(4196, 3996).unwrap();
+    again.write_at(4196, &[5; 100]).unwrap();
     // Another connection is another client.
     let other = Additions::new(desk.files());
     denied(other.open("segment-00009999").unwrap().write_at(8192, &[6; 10]), "of another");
+}
+
+#[test]
+fn rule_46_a_segment_is_known_by_its_file_and_not_by_its_name() {
+    let desk = Desk::new();
+    let client = Additions::new(desk.files());
+    let name = "segment-00009999";
+    client.create(name).unwrap();
+    desk.files().remove(name).unwrap();
+    desk.files().create(name).unwrap().write_at(0, &[7; 4096]).unwrap();
+    let again = client.open(name).unwrap();
+    let _ = (again.write_at(0, &[0; 4096]), again.set_bytes(0), again.punch(0, 4096));
+    assert_eq!(desk.content()[name], [7; 4096]);
+}
+
+/// A client makes files of the next names, and keeps them. Whoever stores then writes to none of them.
+#[test]
+fn rule_46_nobody_writes_to_a_file_that_a_client_made() {
+    let desk = Desk::new();
+    let db = desk.grant("db1");
+    let client = Additions::new(desk.files());
+    let mut made = Vec::new();
+    let mut take_names = || {
+        let numbers = desk.content().into_keys().filter_map(|name| {
+            name.strip_prefix("segment-").and_then(|number| number.parse::<u32>().ok())
+        });
+        let last = numbers.max().unwrap_or(0);
+        for number in last + 1..last + 6 {
+            let name = format!("segment-{number:08}");
+            made.push((name.clone(), client.create(&name).unwrap()));
+        }
+    };
+    take_names();
+    store(&desk.manage(), "vault", 1, &noise(1, 300_000)).unwrap();
+    take_names();
+    store(&desk.adding(&db), "db1", 2, &noise(2, 300_000)).unwrap();
+    take_names();
+    let gone = [noise(3, 100_000), noise(4, 100_000)].concat();
+    store(&desk.manage(), "vault", 3, &gone).unwrap();
+    store(&desk.manage(), "vault", 4, &gone[..100_000]).unwrap();
+    forget(&desk.manage(), &[SnapshotId([3; 16])], 2_000).unwrap();
+    take_names();
+    desk.collect();
+    for (name, file) in &made {
+        // Collection removes files that no change took.
+        let again = client.open(name).unwrap_or_else(|_| file.clone());
+        for file in [file, &again] {
+            let _ = (file.write_at(0, &[0; 4096]), file.set_bytes(0), file.punch(0, 4096));
+        }
+    }
+    is_whole(&desk);
+    for (number, content) in
+        [(1, &noise(1, 300_000)[..]), (2, &noise(2, 300_000)), (4, &gone[..100_000])]
+    {
+        assert_eq!(restored(&desk.manage(), number).unwrap(), content);
+    }
 }
 
 /// Bytes that look like the header of a frame which follows the last one of a log, and has so many bytes behind.

@@ -27,7 +27,7 @@ use crate::{
 /// of a few bytes would spend most of its time on taking 64 MiB and giving them back.
 const AHEAD_LEAST: u64 = 1 << 20;
 
-/// Segments that a put key takes one after the other whose files others made.
+/// Segments that are taken one after the other whose files others made, where keys have roles.
 const OTHERS_MAX: usize = 64;
 
 /// Appends containers to the segments of one owner. There is one for each owner at a time.
@@ -190,29 +190,27 @@ impl Appender {
         })
     }
 
+    /// Opens the next segment. Where keys have roles its file is made anew, unless it has containers of this
+    /// process's key already.
     fn next_segment(&mut self, needed: u64, class: Class) -> Result<()> {
+        let (archive, data) = (self.archive.clone(), self.archive.label().data(class));
         let first = !self.open.contains_key(&class);
         self.trim_one(class)?;
         let (mut number, mut end) = self.take_segment(first, needed, class)?;
-        let is_put = is_put(&self.archive);
-        // Whoever has another put key may have made files of these names.
         let mut others = 0;
-        while is_put && is_there(&self.archive, number)? {
-            others += 1;
+        let file = loop {
+            let name = segment_name(number);
+            // Whoever has a put key may have made a file of this name, and may still write to it.
+            let is_anew = archive.label().roles && end == 0;
+            let found = if is_anew { None } else { if_there(archive.files.open_large(&name))? };
+            match found.map_or_else(|| archive.files.create_wide(&name, data), Ok) {
+                Err(error) if error.kind() == Kind::Exists && is_anew => others += 1,
+                made => break made?,
+            }
             if others > OTHERS_MAX {
-                let why = format!(
-                    "there are files up to {}, which no change of the archive made: who manages it has to \
-                     remove those behind the ones that `onefold inspect` names",
-                    segment_name(number)
-                );
-                return Err(Error::new(Kind::Denied, why));
+                return Err(names_taken(&name));
             }
             (number, end) = self.take_segment(false, needed, class)?;
-        }
-        let (name, data) = (segment_name(number), self.archive.label().data(class));
-        let file = match if_there(self.archive.files.open_large(&name))? {
-            Some(file) => file,
-            None => self.archive.files.create_wide(&name, data)?,
         };
         // Also when the file was there: its maker may have been killed before its name was durable.
         if self.archive.keeps(Rule::SegmentNameDurable) {
@@ -253,9 +251,12 @@ impl Appender {
     }
 }
 
-/// True when there is a file of this segment.
-fn is_there(archive: &Archive, segment: u32) -> Result<bool> {
-    if_there(archive.files.open(&segment_name(segment))).map(|found| found.is_some())
+fn names_taken(name: &str) -> Error {
+    let why = format!(
+        "there are files up to {name}, which no change of the archive made: who manages it has to remove those behind \
+         the ones that `onefold inspect` names"
+    );
+    Error::new(Kind::Denied, why)
 }
 
 fn if_there<T>(opened: Result<T>) -> Result<Option<T>> {
