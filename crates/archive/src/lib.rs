@@ -114,7 +114,7 @@ pub use crate::{
     },
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
-        Roles, Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
+        Roles, Snapshots, Sums, Tables, Totals, Volume, VolumeTable, WriteCost, decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

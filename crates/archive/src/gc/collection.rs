@@ -261,7 +261,7 @@ impl Collection {
         match self.step {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
-            Step::LateEncoding => Some(tables.replicated().1),
+            Step::LateEncoding => Some(tables.sums().replicated().1),
             Step::Prove => tables.roles.as_ref().map(|roles| roles.unread().count() as u64),
             Step::Free | Step::Erased | Step::Recount | Step::Condemn | Step::Last | Step::Over => {
                 None

@@ -127,7 +127,7 @@ fn is_due(archive: &Archive, (log_bytes, held): (u64, usize)) -> bool {
 /// True when what would be written in one piece takes long.
 fn is_long(tables: &Tables, changed: usize) -> bool {
     let pages: usize =
-        tables.volumes.values().map(|volume| volume.block_index.changed_leaves()).sum();
+        tables.volumes.all().values().map(|volume| volume.block_index.changed_leaves()).sum();
     let entries = match tables.leaves {
         true => changed * 512,
         false => tables.streams.len() + tables.containers.len() + tables.snapshots.values().count(),

@@ -12,7 +12,7 @@ use super::{
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
     roles::{fit_roles, is_put},
-    snapshot::{write_block_indexes, write_snapshot},
+    snapshot::write_snapshot,
     upgrade::upgraded_meanwhile,
 };
 use crate::{
@@ -54,7 +54,7 @@ impl Archive {
                 self.append(&mut position, records, false)?;
                 return Ok(position.tables.clone());
             }
-            if position.tables.moved() > self.settings.moved_max / 16
+            if position.tables.derived.moved.count() > self.settings.moved_max / 16
                 && self.keeps(Rule::MergesLimited)
             {
                 self.snapshot(&mut position, may_use_reserve)?;
@@ -154,8 +154,8 @@ impl Archive {
         if position.hashes.len() as u64 >= heads::KEPT {
             return Err(log_full());
         }
-        if next.moved() > tables.moved().max(self.settings.moved_max)
-            && tables.moved() > 0
+        if next.derived.moved.count() > tables.derived.moved.count().max(self.settings.moved_max)
+            && tables.derived.moved.count() > 0
             && self.keeps(Rule::MergesLimited)
         {
             return Err(log_full());
@@ -356,7 +356,7 @@ impl Archive {
         if tables.heads && self.keeps(Rule::HashesBeforeSnapshot) {
             heads::write(&*self.files, tables.sequence, &position.hashes)?;
         }
-        write_block_indexes(&*self.files, &self.identity, number, &mut tables, &self.settings)?;
+        tables.volumes.write_maps(&*self.files, &self.identity, number, &self.settings)?;
         write_leaves(
             &*self.files,
             &self.identity,
@@ -366,7 +366,7 @@ impl Archive {
             &mut |_, _| (),
         )?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
-        tables.forget_moved();
+        tables.derived.moved.forget();
         let log = fresh(&*self.files, &log_name(number))?;
         log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;

@@ -113,8 +113,8 @@ pub(crate) fn look_at_leaves(archive: &Archive, mends: bool) -> Result<LeavesFou
 /// Pages of the volumes' maps by their numbers, with the leaf that lies there where it did not change
 /// since.
 fn named_pages(tables: &Tables) -> BTreeMap<u32, Option<(u32, Page)>> {
-    let gone = tables.pages.gone.iter().map(|&number| (number, None));
-    let known = tables.volumes.values().flat_map(|volume| volume.block_index.pages());
+    let gone = tables.volumes.pages().gone.iter().map(|&number| (number, None));
+    let known = tables.volumes.all().values().flat_map(|volume| volume.block_index.pages());
     gone.chain(known.map(|(leaf, page)| (page.number, Some((leaf, page))))).collect()
 }
 

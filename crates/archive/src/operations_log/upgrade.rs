@@ -19,7 +19,7 @@ use super::{
     heads,
     label::{make_label_durable, record_synced},
     position::LogPosition,
-    snapshot::{write_block_indexes, write_snapshot},
+    snapshot::write_snapshot,
 };
 use crate::{
     format::{
@@ -181,7 +181,7 @@ fn write_tables(
     };
     let tables = Tables { heads, head, ..tables };
     let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
-    write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
+    tables.volumes.write_maps(files, identity, number, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
     for number in [number, number + 1] {
         write_snapshot(files, identity, number, &tables)?;

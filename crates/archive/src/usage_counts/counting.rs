@@ -454,7 +454,7 @@ impl Rewriter {
                 }
             }
         }
-        for volume in tables.volumes.values() {
+        for volume in tables.volumes.all().values() {
             match self.walk(tables, &volume.recipe(), &mut one_more) {
                 Err(error) if is_damage(&error) => {
                     unread(format!("the map of volume '{}'", volume.name.escape_debug()), error)?;
