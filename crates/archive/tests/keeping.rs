@@ -15,9 +15,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap, Format,
-    Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup, check,
-    forget, survey,
+    Archive, BackupRequest, Collection, CollectionOptions, Compression, EpochGuard, Event, FileMap,
+    Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup,
+    check, forget, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
@@ -150,7 +150,7 @@ fn notes_of_care_outlive_logs_and_snapshots() {
     // A reader is in the way of the next one, which is not through then.
     put(&desk.archive(), "a", &noise(1, 1 << 20)).unwrap();
     desk.archive().remove("a").unwrap();
-    let reader = desk.archive().guard_epoch().unwrap();
+    let reader = EpochGuard::enter(&desk.archive()).unwrap();
     let held = desk.gc(options(NOW + 5, 0));
     assert!(held.waits);
     assert_eq!(desk.archive().tables().care.collected, NOW);

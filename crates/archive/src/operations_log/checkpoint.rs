@@ -19,7 +19,9 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{archive::Archive, label::make_label_durable, position::LogPosition};
+use super::{
+    archive::Archive, label::make_label_durable, next_log::NextLog, position::LogPosition,
+};
 use crate::{
     erasure::ONE_DIRECTORY,
     tables::{Tables, changed_leaves, forget_leaves_ahead, write_leaves_ahead},
@@ -84,7 +86,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
         make_label_durable(archive, &mut position)?;
     }
     let before = position.snapshot;
-    archive.snapshot(&mut position, false)?;
+    NextLog::of(archive, &mut position).begin(false)?;
     Ok(if position.snapshot == before { Checkpointed::Later } else { Checkpointed::All })
 }
 
@@ -94,7 +96,7 @@ fn write_ahead(
     position: &mut LogPosition,
     portion: usize,
 ) -> Result<Checkpointed> {
-    archive.await_unknown_snapshot(position)?;
+    NextLog::of(archive, position).await_unknown_snapshot()?;
     let (files, number) = (&*archive.files, position.snapshot + 1);
     let (identity, settings) = (&archive.identity, &archive.settings);
     let mut tables = Tables::clone(&position.tables);

@@ -18,6 +18,7 @@ use super::{
     archive::{Archive, label_now},
     heads,
     label::{make_label_durable, record_synced},
+    next_log::NextLog,
     position::LogPosition,
     snapshot::write_snapshot,
 };
@@ -106,7 +107,7 @@ pub(super) fn upgrade_to(
         remove_older(archive, position.snapshot)?;
         return Ok(false);
     }
-    let is_unknown = archive.await_unknown_snapshot(&mut position)?;
+    let is_unknown = NextLog::of(archive, &mut position).await_unknown_snapshot()?;
     match write_tables(archive, &position, kinds, told) {
         Err(error) if error.kind() == Kind::NoSpace => {
             give_up(archive, &position, is_unknown)?;

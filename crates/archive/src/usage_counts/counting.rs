@@ -142,7 +142,7 @@ impl Rewriter {
         loop {
             let written = self.write_counts(number, &portion, goes_on, &changes);
             let is_full = matches!(&written, Err(error) if error.kind() == Kind::NoSpace);
-            if is_full && may_use_reserve && self.archive.spend_reserve()? {
+            if is_full && may_use_reserve && self.archive.reserve().spend()? {
                 continue;
             }
             // No frame names it, not even one that was lost.

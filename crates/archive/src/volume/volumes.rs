@@ -285,7 +285,7 @@ impl Volumes {
         let mut guard = self.guard.lock();
         match &*guard {
             Some(guard) => Ok(guard.clone()),
-            None => Ok(guard.insert(Arc::new(self.archive.guard_epoch()?)).clone()),
+            None => Ok(guard.insert(Arc::new(EpochGuard::enter(&self.archive)?)).clone()),
         }
     }
 

@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Format, Nodes, Tables, Totals, WriteCost, head_of,
-    lost_index_files, replay_due,
+    Archive, Care, Class, Completeness, EpochGuard, Format, Nodes, Tables, Totals, WriteCost,
+    head_of, lost_index_files, replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::{Kind, Result, clock::age};
@@ -311,7 +311,7 @@ impl Stats {
             index_directory,
             index_directory_unused: unused.flatten(),
             due: replay_due(archive, tables)?.into(),
-            reserve_bytes: archive.reserve_bytes()?,
+            reserve_bytes: archive.reserve().bytes()?,
             epoch: tables.epoch,
             nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
             code,
@@ -474,7 +474,7 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
     // What is read when it is looked at stays where it is.
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(&archive)?;
     let stats = Stats::new(directory, &archive, &guard.tables, nodes.as_deref(), server)?;
     drop(guard);
     Ok((archive, stats))
