@@ -397,3 +397,75 @@ impl IdleZones {
             + (self.changed.len() + self.emptied.len() + self.held.len()) as u64 * 16
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::choices::Leftover;
+
+    /// A source where nothing is in use.
+    struct Unused;
+
+    impl ZoneSource for Unused {
+        fn bitmaps(&self, _: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
+            Ok(vec![ZoneBitmap::default(); zones as usize])
+        }
+
+        fn grow(&self, _: ZoneId) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// All zones of a small store, none of them used so far.
+    fn idle() -> IdleZones {
+        let geometry = Geometry::new(16 * 32, 16, Leftover::Log).unwrap();
+        IdleZones::new(geometry, &superblock::State::default(), false)
+    }
+
+    fn take_all(idle: &mut IdleZones) -> Vec<ZoneId> {
+        std::iter::from_fn(|| idle.take_best(&Unused).unwrap().map(|(zone, _)| zone)).collect()
+    }
+
+    #[test]
+    fn a_zone_is_given_once_until_it_is_closed() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        let different: BTreeSet<ZoneId> = all.iter().copied().collect();
+        assert_eq!((different.len(), idle.free()), (all.len(), 0));
+        // A checkpoint tells of open zones, too.
+        idle.checkpointed(&[(all[3], ZoneBitmap::default())]);
+        assert!(take_all(&mut idle).is_empty() && !idle.long_runs());
+        let mut used = ZoneBitmap::default();
+        used.set(5);
+        idle.close(all[3], &used);
+        assert_eq!((idle.free(), idle.may_be_emptied(all[3])), (15, true));
+        assert_eq!(take_all(&mut idle), [all[3]]);
+    }
+
+    #[test]
+    fn a_block_that_is_held_is_not_free_in_the_zone_that_is_taken() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        idle.close(all[0], &ZoneBitmap::default());
+        let held = idle.geometry.start_of(all[0]).plus(7);
+        idle.hold([held].into());
+        assert!(idle.is_used(held, &Unused).unwrap());
+        let (zone, used) = idle.take_best(&Unused).unwrap().unwrap();
+        assert_eq!((zone, used.iter().collect::<Vec<_>>()), (all[0], vec![7]));
+    }
+
+    #[test]
+    fn holes_leave_whole_zones_and_those_that_are_emptied_alone() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        let mut used = ZoneBitmap::default();
+        used.set(1);
+        idle.close(all[0], &ZoneBitmap::default());
+        assert!(idle.take_hole(&Unused).unwrap().is_none());
+        idle.close(all[1], &used);
+        idle.empty([all[1]].into());
+        assert!(idle.take_hole(&Unused).unwrap().is_none());
+        idle.empty(BTreeSet::new());
+        assert_eq!(idle.take_hole(&Unused).unwrap().unwrap().0, all[1]);
+    }
+}
