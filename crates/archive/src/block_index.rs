@@ -108,7 +108,7 @@ pub struct BlockIndex {
 
 /// Pages of the file that must not be written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pages {
+pub(crate) struct Pages {
     /// Pages of the file.
     pub count: u32,
     /// Named by the snapshot before the last, and not by the last.

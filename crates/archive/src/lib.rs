@@ -97,10 +97,10 @@ pub use crate::{
         Survey, Trash, survey,
     },
     operations_log::{
-        Archive, Domain, DomainListed, EpochGuard, add_put_key, allow_domains, change_keys,
-        create_domain, create_sealed, domain_called, domains, erase_domain, erase_keys,
-        features_to_come, head_of, is_erased as is_domain_erased, key_area, mend_leaves, read_key,
-        remove_put_key, renew_log, renew_snapshot, upgrade, upgrade_telling,
+        Archive, Domain, DomainListed, EpochGuard, Reserve, add_put_key, allow_domains,
+        change_keys, create_domain, create_sealed, domain_called, domains, erase_domain,
+        erase_keys, features_to_come, head_of, is_erased as is_domain_erased, key_area,
+        mend_leaves, read_key, remove_put_key, renew_log, renew_snapshot, upgrade, upgrade_telling,
     },
     own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{
@@ -114,7 +114,8 @@ pub use crate::{
     },
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
-        Roles, Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
+        Roles, Snapshots, Sums, Tables, Totals, Volume, VolumeTable, WriteCost, decode_leaf,
+        valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

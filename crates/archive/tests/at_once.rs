@@ -136,7 +136,7 @@ fn rule_65_chunks_of_a_put_lie_in_the_classes_of_their_counts_at_once() {
     desk.open().remove("mixed").unwrap();
     desk.open().remove("again").unwrap();
     desk.collect(false);
-    assert_eq!(desk.open().tables().stored_bytes(), 0);
+    assert_eq!(desk.open().tables().sums().all().bytes, 0);
 }
 
 #[test]

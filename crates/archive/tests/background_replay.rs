@@ -306,11 +306,11 @@ fn a_full_disk_puts_it_off_and_takes_nothing_of_the_reserve() {
     for n in 0..8 {
         put(&ingest, &name(n), &content(n)).unwrap();
     }
-    let reserve = archive.reserve_bytes().unwrap();
+    let reserve = archive.reserve().bytes().unwrap();
     full.store(1, Relaxed);
     let mut replay = BackgroundReplay::new(&ingest, NOW, Pace::default());
     assert_eq!(all(&mut replay).unwrap(), Replayed::default());
-    assert_eq!(archive.reserve_bytes().unwrap(), reserve);
+    assert_eq!(archive.reserve().bytes().unwrap(), reserve);
     full.store(0, Relaxed);
     // After a minute it is tried again.
     assert_eq!(replay.step(NOW + 10).unwrap(), None);

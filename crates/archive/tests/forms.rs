@@ -73,7 +73,7 @@ fn is_changed(form: Form, at: &Path, now: Form) {
         assert!(read_file(&archive, 9) == text(9));
     }
     let tables = archive.refresh().unwrap();
-    assert_eq!(tables.volume("another").is_ok(), now.kinds.clones);
+    assert_eq!(tables.volumes.named("another").is_ok(), now.kinds.clones);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn rule_01_archives_of_all_forms_are_upgraded_and_lose_nothing() {
         let after = archive.refresh().unwrap();
         assert_eq!((&before.streams, &before.containers), (&after.streams, &after.containers));
         assert_eq!(before.moved_to, after.moved_to);
-        assert_eq!(before.totals(), after.totals());
+        assert_eq!(before.sums().all(), after.sums().all());
         form.is_whole(&archive);
         drop(archive);
         change(form, &at, newest);

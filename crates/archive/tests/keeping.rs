@@ -15,9 +15,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap, Format,
-    Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup, check,
-    forget, survey,
+    Archive, BackupRequest, Collection, CollectionOptions, Compression, EpochGuard, Event, FileMap,
+    Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup,
+    check, forget, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
@@ -150,7 +150,7 @@ fn notes_of_care_outlive_logs_and_snapshots() {
     // A reader is in the way of the next one, which is not through then.
     put(&desk.archive(), "a", &noise(1, 1 << 20)).unwrap();
     desk.archive().remove("a").unwrap();
-    let reader = desk.archive().guard_epoch().unwrap();
+    let reader = EpochGuard::enter(&desk.archive()).unwrap();
     let held = desk.gc(options(NOW + 5, 0));
     assert!(held.waits);
     assert_eq!(desk.archive().tables().care.collected, NOW);
@@ -177,7 +177,7 @@ fn a_round_that_a_wrong_clock_began_is_due_as_a_whole() {
     round.end(NOW + 1000 * 86_400).unwrap();
     let archive = desk.archive();
     let due = ScrubRound::begin(&archive, NOW).unwrap().due_bytes(NOW, DAYS).unwrap();
-    assert_eq!(due, archive.tables().stored_bytes() - read);
+    assert_eq!(due, archive.tables().sums().all().bytes - read);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
     assert!(all > 8);
     let mut round = ScrubRound::begin(&archive, NOW).unwrap();
     let due = round.due_bytes(NOW, DAYS).unwrap();
-    let stored = archive.tables().stored_bytes();
+    let stored = archive.tables().sums().all().bytes;
     assert!(due >= stored / 30 - 1 && due <= stored / 29, "{due} of {stored}");
     for _ in 0..3 {
         assert!(round.step(NOW).unwrap().is_some());

@@ -296,7 +296,7 @@ fn a_merge_of_the_index_looks_each_container_up_once() {
     let (read, watch) = count_reads();
     let archive = desk.open_with(0, Some(watch)).unwrap();
     let tables = archive.tables();
-    let (containers, chunks) = (tables.containers.len() as u64, tables.totals().chunks);
+    let (containers, chunks) = (tables.containers.len() as u64, tables.sums().all().chunks);
     assert!(chunks > 4 * containers, "{chunks} {containers}");
     let before = read.load(Relaxed);
     let entries = rebuild_chunk_index(&archive, &mut |_, _| {}).unwrap();

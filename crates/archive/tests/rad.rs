@@ -120,10 +120,10 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
         // Two versions are settled together, when the next one left their counts as they were.
         assert_eq!(done.encoded > 0, n == 2 || n == 4, "{n}: {done:?}");
     }
-    assert!(desk.open().tables().replicated().0 > 0);
+    assert!(desk.open().tables().sums().replicated().0 > 0);
     desk.collect(true);
     let tables = desk.open().tables();
-    assert_eq!(tables.replicated(), (0, 0));
+    assert_eq!(tables.sums().replicated(), (0, 0));
     for (class, data) in
         [(Class::Cold, 4), (Class::Baseline, 3), (Class::Hot, 2), (Class::Plain, 4)]
     {
@@ -151,7 +151,7 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
     desk.open().remove("again").unwrap();
     desk.collect(false);
     let tables = desk.open().tables();
-    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
+    assert_eq!((tables.sums().all().bytes, tables.moved_to.len()), (0, 0));
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn a_settling_that_dies_at_any_write_loses_nothing() {
     }
     assert!(died > 3, "{died}");
     desk.collect(true);
-    assert_eq!(desk.open().tables().replicated(), (0, 0));
+    assert_eq!(desk.open().tables().sums().replicated(), (0, 0));
     desk.are_there(&versions);
 }
 
@@ -247,7 +247,7 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
     assert_eq!(
         (
             tables.containers.get(&id).unwrap().map(|found| found.stored.place),
-            tables.replicated().1
+            tables.sums().replicated().1
         ),
         (Some(place), 1)
     );

@@ -16,8 +16,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, Compression, Format, FoundLabel, Ingest, KeySource, Label, Settings,
-    change_keys, check, create_sealed, erase_keys, key_area, rebuild_chunk_index,
+    Archive, Collection, Compression, EpochGuard, Format, FoundLabel, Ingest, KeySource, Label,
+    Settings, change_keys, check, create_sealed, erase_keys, key_area, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
@@ -421,7 +421,7 @@ fn rule_26_keys_are_not_erased_while_somebody_stores_and_nobody_stores_afterward
     assert!(error.to_string().contains("a server") && desk.files() == whole, "{error}");
     drop(storing);
     put(&archive, "stream", b"content").unwrap();
-    let reading = archive.guard_epoch().unwrap();
+    let reading = EpochGuard::enter(&archive).unwrap();
     erase_keys(&archive, &Counter(AtomicU64::new(77))).unwrap();
     drop(reading);
     for late in [archive, other] {

@@ -127,13 +127,13 @@ impl Desk {
             }
             _ => does(),
         });
-        let before = self.archive().tables().totals().bytes;
+        let before = self.archive().tables().sums().all().bytes;
         for _ in 0..3 {
             let collection = Collection::begin(&self.watched(watch.clone()), options(2_000_000));
             let failed = collection.and_then(|collection| collection.run(&mut |_| {}));
             assert_eq!(failed.unwrap_err().kind(), Kind::Io);
         }
-        assert_eq!(self.archive().tables().totals().bytes, before);
+        assert_eq!(self.archive().tables().sums().all().bytes, before);
     }
 
     fn counts(&self) -> CountsFound {
@@ -210,7 +210,7 @@ fn a_recount_frees_what_damage_left_counted() {
     let leaked = counts(&desk);
     assert!(leaked.too_high.chunks > 100 && leaked.compared > leaked.too_high.chunks, "{leaked:?}");
     assert_eq!(leaked.too_low, Miscounted::default());
-    let bytes = |desk: &Desk| desk.archive().tables().totals().bytes;
+    let bytes = |desk: &Desk| desk.archive().tables().sums().all().bytes;
     let before = bytes(&desk);
     let recounted = desk.recount().unwrap();
     assert_eq!(recounted.too_high, leaked.too_high);
@@ -302,7 +302,7 @@ fn rule_00_a_page_that_is_named_as_often_as_counts_go_is_never_freed_by_its_coun
         onefold_archive::forget(&desk.archive(), &[SnapshotId([id; 16])], 5).unwrap();
         desk.gc();
     };
-    let bytes = || desk.archive().tables().totals().bytes;
+    let bytes = || desk.archive().tables().sums().all().bytes;
     let is_right = |counts: &CountsFound| {
         counts.too_low.chunks == 0 && counts.too_high.chunks == 0 && counts.unread.is_none()
     };
@@ -353,7 +353,7 @@ fn rule_07_an_error_of_the_disk_ends_a_count_which_goes_on_when_the_disk_is_well
     desk.gc();
     onefold_archive::forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
     desk.collects_nothing_without("a-rather-long-name");
-    let bytes = || desk.archive().tables().totals().bytes;
+    let bytes = || desk.archive().tables().sums().all().bytes;
     let before = bytes();
     desk.gc();
     assert!(bytes() + 1_500_000 < before, "{} of {before}", bytes());

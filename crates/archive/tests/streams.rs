@@ -163,7 +163,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
     desk.archive().remove("v3").unwrap();
     collect();
     let tables = desk.archive().tables();
-    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
+    assert_eq!((tables.sums().all().bytes, tables.moved_to.len()), (0, 0));
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     assert_eq!(collect(), Collected::default());
-    let stored = desk.archive().tables().stored_bytes();
+    let stored = desk.archive().tables().sums().all().bytes;
     for gone in [0usize, 2, 4, 1, 5] {
         desk.archive().remove(&format!("v{gone}")).unwrap();
         let done = collect();
@@ -211,7 +211,11 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         assert_eq!(collect(), Collected::default());
     }
     let tables = desk.archive().tables();
-    assert!(tables.stored_bytes() < stored * 7 / 10, "{} of {stored}", tables.stored_bytes());
+    assert!(
+        tables.sums().all().bytes < stored * 7 / 10,
+        "{} of {stored}",
+        tables.sums().all().bytes
+    );
     assert!(!tables.moved_to.is_empty());
     // Merged chunks are found as duplicates.
     let report = desk.put("again", &versions[3]);
@@ -220,7 +224,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
     desk.archive().remove("again").unwrap();
     collect();
     let tables = desk.archive().tables();
-    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
+    assert_eq!((tables.sums().all().bytes, tables.moved_to.len()), (0, 0));
     assert!(tables.segments.len() <= 2);
 }
 

@@ -157,7 +157,7 @@ fn what_a_failed_sync_covered_is_never_listed() {
     counts.fails.store(2, Relaxed);
     let failed = put(&archive, "a", &noise(1, 8 << 20)).unwrap_err();
     assert_eq!(failed.kind(), Kind::Io, "{failed:?}");
-    let listed = archive.tables().stored_bytes();
+    let listed = archive.tables().sums().all().bytes;
     assert!(listed <= 2 << 20, "{listed} bytes are listed");
     drop(archive);
     files.power_cycle();

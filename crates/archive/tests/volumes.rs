@@ -130,7 +130,7 @@ fn rule_00_a_change_that_no_frame_of_the_log_takes_is_refused_and_nothing_is_los
     served.archive.create_volume("other", BLOCK as u64, 1).unwrap();
     drop(served);
     let archive = open(directory.path(), Settings::default());
-    assert_eq!(archive.tables().volumes.len(), 2);
+    assert_eq!(archive.tables().volumes.all().len(), 2);
 }
 
 #[test]

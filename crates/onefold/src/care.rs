@@ -200,10 +200,11 @@ impl OpenArchive {
     fn usage(&self) -> Result<Usage> {
         let tables = self.archive.refresh()?;
         let streams: u64 = tables.streams.values().map(|stream| stream.bytes).sum();
-        let blocks: u64 = tables.volumes.values().map(|volume| volume.block_index.used()).sum();
+        let blocks: u64 =
+            tables.volumes.all().values().map(|volume| volume.block_index.used()).sum();
         Ok(Usage {
             content_bytes: streams + blocks * VOLUME_BLOCK_BYTES,
-            stored_bytes: tables.stored_bytes(),
+            stored_bytes: tables.sums().all().bytes,
         })
     }
 

@@ -14,7 +14,7 @@ fn shown_and_there(seed: u64, crash: u64, broken: Option<Rule>) -> (bool, bool) 
         let settings = Settings { broken, ..Settings::default() };
         Archive::open(Arc::new(files.clone()), writes, settings).unwrap()
     };
-    let has = |archive: &Archive| archive.tables().volume("v").is_ok();
+    let has = |archive: &Archive| archive.tables().volumes.named("v").is_ok();
     Archive::create(&files, &Format { reserve_bytes: 0, ..Format::new([7; 16], [8; 32], [9; 16]) })
         .unwrap();
     let archive = open(true);

@@ -132,7 +132,7 @@ pub fn check_one(
 ) -> Result<Report> {
     let mut checking = Checking::new(archive)?;
     let tables = checking.found.tables.clone();
-    let volume = tables.volumes.values().find(|volume| volume.name == name);
+    let volume = tables.volumes.all().values().find(|volume| volume.name == name);
     if volume.is_none() && !tables.streams.contains_key(name) {
         return Err(Error::new(
             Kind::NotFound,
@@ -296,8 +296,13 @@ impl Checking {
     fn volumes(&mut self, only: Option<&str>, progress: &mut Progress<'_>) -> Result<()> {
         let Checking { chunks, found, .. } = self;
         let tables = found.tables.clone();
-        let wanted =
-            || tables.volumes.values().filter(|volume| only.is_none_or(|only| only == volume.name));
+        let wanted = || {
+            tables
+                .volumes
+                .all()
+                .values()
+                .filter(|volume| only.is_none_or(|only| only == volume.name))
+        };
         let total: u64 = wanted().map(|volume| volume.block_index.used()).sum();
         for volume in wanted() {
             found.report.volumes += 1;

@@ -100,7 +100,7 @@ impl ScrubRound {
             let note = Record::CareNoted(CareNote::ScrubBegan(now.max(1)));
             Ok(begins.then_some(note).into_iter().collect())
         })?;
-        let guard = archive.guard_epoch()?;
+        let guard = EpochGuard::enter(archive)?;
         let (tables, care) = (guard.tables.clone(), guard.tables.care);
         Ok(ScrubRound {
             container_reader: ContainerReader::new(archive.clone()),
@@ -148,7 +148,7 @@ impl ScrubRound {
     /// Errors of the system. Damage is no error: it is noted in the log.
     pub fn step(&mut self, now: u64) -> Result<Option<u64>> {
         if self.ahead.is_empty() || self.guard.is_none() {
-            let guard = self.archive.guard_epoch()?;
+            let guard = EpochGuard::enter(&self.archive)?;
             self.tables = guard.tables.clone();
             self.last = last_of(&self.tables)?;
             self.guard = Some(guard);

@@ -8,7 +8,7 @@ use super::file::OpenIndex;
 use crate::{
     container::{ContainerReader, Pace},
     format::{Address, container::ContainerKind},
-    operations_log::{Archive, is_erased},
+    operations_log::{Archive, EpochGuard, is_erased},
     tables::Tables,
 };
 
@@ -90,7 +90,7 @@ impl ChunkIndex {
 /// # Errors
 /// Errors of the system, and of damaged containers.
 pub fn not_found(archive: &Arc<Archive>) -> Result<u64> {
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(archive)?;
     let tables = &guard.tables;
     let reader = ContainerReader::new(archive.clone());
     let mut index = ChunkIndex::open(archive.clone(), tables)?;

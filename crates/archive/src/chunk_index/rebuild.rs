@@ -22,7 +22,7 @@ use crate::{
         names::{IMPORTER, WRITER},
         record::{IndexFile, Record},
     },
-    operations_log::Archive,
+    operations_log::{Archive, EpochGuard},
     rules::Rule,
     tables::{Tables, is_damaged},
 };
@@ -93,7 +93,7 @@ pub fn rebuild(archive: &Arc<Archive>, progress: &mut Progress<'_>) -> Result<u6
 
 /// Makes one file of all.
 fn rewrite(archive: &Arc<Archive>, to: Option<&IndexDirectory>) -> Result<u64> {
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(archive)?;
     let tables = &guard.tables;
     let files = possible(archive, &tables.index.files)?;
     let mut made = Made::new(archive, tables, tables.index.upto)?;
@@ -200,7 +200,7 @@ fn try_from_metadata(
     progress: &mut Progress<'_>,
 ) -> Result<u64> {
     // Containers stay where they are, and leaves that are looked at.
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(archive)?;
     let tables = &guard.tables;
     let reader = ContainerReader::paced(archive.clone(), pace.clone());
     let mut made = Made::new(archive, tables, tables.sequence)?;

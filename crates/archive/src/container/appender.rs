@@ -108,7 +108,7 @@ impl Appender {
                 // The disk is nearly full: the rest may be enough, as long as something is held
                 // back for deletion.
                 Err(error)
-                    if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 =>
+                    if error.kind() == Kind::NoSpace && self.archive.reserve().bytes()? > 0 =>
                 {
                     // A part of it may have been taken.
                     give_ahead_back(&self.archive, open, open.end + ahead)?;

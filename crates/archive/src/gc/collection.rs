@@ -261,7 +261,7 @@ impl Collection {
         match self.step {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
-            Step::LateEncoding => Some(tables.replicated().1),
+            Step::LateEncoding => Some(tables.sums().replicated().1),
             Step::Prove => tables.roles.as_ref().map(|roles| roles.unread().count() as u64),
             Step::Free | Step::Erased | Step::Recount | Step::Condemn | Step::Last | Step::Over => {
                 None
@@ -474,7 +474,7 @@ impl Collection {
             now.encoded_chunk_bytes.saturating_sub(before.encoded_chunk_bytes);
         self.done.encode_bytes = now.encode_bytes.saturating_sub(before.encode_bytes);
         self.done.held_back = self.archive.tables().waiting_to_be_freed.len() as u64;
-        self.archive.restore_reserve(self.options.reserve_bytes)
+        self.archive.reserve().restore(self.options.reserve_bytes)
     }
 
     /// Takes note that a collection went through, for who watches over the archive.

@@ -10,6 +10,7 @@ use crate::{
         damage::is_condemned,
         record::{Pieces, Record},
     },
+    operations_log::await_earlier_epoch,
     rules::Rule,
     tables::Tables,
     usage_counts::{CountsReader, InMemory, is_gone},
@@ -88,7 +89,7 @@ impl Collection {
     pub(super) fn others_left(&mut self, epoch: u32) -> Result<bool> {
         let blocks = self.options.wait && self.patience.is_none();
         loop {
-            match self.archive.await_earlier_epoch(epoch, blocks) {
+            match await_earlier_epoch(&self.archive, epoch, blocks) {
                 Err(error) if error.kind() == Kind::Busy => {}
                 done => return done.map(|()| true),
             }

@@ -88,7 +88,7 @@ impl Collection {
         let stored = loop {
             match self.rewriter.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {
-                    if !self.archive.spend_reserve()? {
+                    if !self.archive.reserve().spend()? {
                         // There is no room to copy; dead containers are freed already.
                         return Ok(false);
                     }

@@ -11,7 +11,7 @@ use super::{collection::Options, dead_chunks::DeadChunks, erased_domains::contai
 use crate::{
     container::{Pace, Rewriter},
     format::record::Record,
-    operations_log::Archive,
+    operations_log::{Archive, EpochGuard},
     tables::Tables,
     tree::{Expiry, expiry},
 };
@@ -60,7 +60,7 @@ pub struct Trash {
 /// Errors of the system, and of damaged recipes.
 pub fn survey(archive: &Arc<Archive>, options: Options) -> Result<Survey> {
     // Counted chunks stay where they are, also beside a collection.
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(archive)?;
     let Expiry { expired, mut kept, .. } =
         expiry(&guard.tables, options.now, options.trash, options.keep_partial);
     let tables = without(&guard.tables, expired)?;

@@ -7,7 +7,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use onefold_seal::{Keys, Random};
 
-use super::{domain::Domain, heads, key_area, position::LogPosition, snapshot::write_snapshot};
+use super::{
+    domain::Domain, heads, key_area, position::LogPosition, reserve::Reserve,
+    snapshot::write_snapshot,
+};
 use crate::{
     chunking::Cuts,
     erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
@@ -15,9 +18,7 @@ use crate::{
         Identity,
         bytes::corrupt,
         label::{Label, Newer, find_label, look_for_label, look_for_proven},
-        names::{
-            COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
-        },
+        names::{COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, SYNCED, WRITER, fresh, log_name},
         parameters::Chunking,
         record::Record,
         sealing::{Flaws, Role, Sealing},
@@ -28,12 +29,10 @@ use crate::{
     tables::{LeafStore, Tables},
 };
 
-/// Bytes of the reserve that are given up at once.
-const RESERVE_STEP: u64 = 4 << 20;
-
 /// An archive, in one directory or on nodes.
 pub struct Archive {
     pub(crate) files: Arc<dyn Redundancy>,
+    reserve: Reserve,
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
     /// The domain that it began with, and others that were looked at.
@@ -195,35 +194,10 @@ impl Archive {
         judge_sync(self, file, begun.wait())
     }
 
-    /// Gives a part of the reserve back to the file system; false when nothing is left of it.
-    pub(crate) fn spend_reserve(&self) -> Result<bool> {
-        let reserve = self.files.open(RESERVE)?;
-        let bytes = reserve.bytes()?;
-        if bytes == 0 {
-            return Ok(false);
-        }
-        // Holes give no room: a file of holes that somebody else made would be given up in steps
-        // without end.
-        let there = bytes.min(reserve.occupied()?);
-        reserve.set_bytes(there.saturating_sub(RESERVE_STEP))?;
-        reserve.sync()?;
-        Ok(true)
-    }
-
-    /// Fills the reserve again after collection, as far as a disk that is still full has room.
-    pub(crate) fn restore_reserve(&self, bytes: u64) -> Result<()> {
-        match fill(&*self.files.open(RESERVE)?, bytes) {
-            Err(error) if error.kind() != Kind::NoSpace => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Bytes held back for deletion on a full disk.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn reserve_bytes(&self) -> Result<u64> {
-        self.files.open(RESERVE)?.bytes()
+    /// What is held back for deletion on a full disk.
+    #[must_use]
+    pub fn reserve(&self) -> &Reserve {
+        &self.reserve
     }
 }
 
@@ -325,9 +299,7 @@ fn create_in(
     for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
         fresh(files, name)?;
     }
-    let reserve = fresh(files, RESERVE)?;
-    fill(&*reserve, format.reserve_bytes)?;
-    reserve.sync()?;
+    Reserve::create(files, format.reserve_bytes)?;
     let tables = Tables::new(spread, label.kinds());
     let head = if label.heads { heads::beginning(&identity, 0, 0) } else { tables.head };
     let tables = Tables { next_id: 1, next_segment: 1, epoch: 1, head, ..tables };
@@ -425,6 +397,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         writes,
         settings,
         files: files.clone(),
+        reserve: Reserve::among(files),
         position: Mutex::new(position),
         budget,
         leaves,
@@ -468,18 +441,4 @@ fn judge_sync(archive: &Archive, file: &dyn File, synced: Result<()>) -> Result<
         Err(_) if !archive.keeps(Rule::FailedSyncNotRepeated) => file.sync(),
         synced => synced,
     }
-}
-
-/// Writes `bytes` bytes that take space.
-fn fill(file: &dyn File, bytes: u64) -> Result<()> {
-    const STEP: usize = 64 << 10;
-    let noise: Vec<u8> =
-        (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    let mut at = file.bytes()?;
-    while at < bytes {
-        let n = STEP.min((bytes - at) as usize);
-        file.write_at(at, &noise[..n])?;
-        at += n as u64;
-    }
-    Ok(())
 }

@@ -19,7 +19,9 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{archive::Archive, label::make_label_durable, position::LogPosition};
+use super::{
+    archive::Archive, label::make_label_durable, next_log::NextLog, position::LogPosition,
+};
 use crate::{
     erasure::ONE_DIRECTORY,
     tables::{Tables, changed_leaves, forget_leaves_ahead, write_leaves_ahead},
@@ -84,7 +86,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
         make_label_durable(archive, &mut position)?;
     }
     let before = position.snapshot;
-    archive.snapshot(&mut position, false)?;
+    NextLog::of(archive, &mut position).begin(false)?;
     Ok(if position.snapshot == before { Checkpointed::Later } else { Checkpointed::All })
 }
 
@@ -94,7 +96,7 @@ fn write_ahead(
     position: &mut LogPosition,
     portion: usize,
 ) -> Result<Checkpointed> {
-    archive.await_unknown_snapshot(position)?;
+    NextLog::of(archive, position).await_unknown_snapshot()?;
     let (files, number) = (&*archive.files, position.snapshot + 1);
     let (identity, settings) = (&archive.identity, &archive.settings);
     let mut tables = Tables::clone(&position.tables);
@@ -127,7 +129,7 @@ fn is_due(archive: &Archive, (log_bytes, held): (u64, usize)) -> bool {
 /// True when what would be written in one piece takes long.
 fn is_long(tables: &Tables, changed: usize) -> bool {
     let pages: usize =
-        tables.volumes.values().map(|volume| volume.block_index.changed_leaves()).sum();
+        tables.volumes.all().values().map(|volume| volume.block_index.changed_leaves()).sum();
     let entries = match tables.leaves {
         true => changed * 512,
         false => tables.streams.len() + tables.containers.len() + tables.snapshots.values().count(),

@@ -5,30 +5,30 @@ use std::{borrow::Cow, sync::Arc};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    archive::{Archive, label_now},
+    archive::Archive,
     domains::forget_erased,
     frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
     heads::{self, FrameHash},
     label::{make_label_durable, record_synced, recorded_synced},
+    next_log::NextLog,
     position::{LogPosition, occupied},
     roles::{fit_roles, is_put},
-    snapshot::{write_block_indexes, write_snapshot},
     upgrade::upgraded_meanwhile,
 };
 use crate::{
-    erasure::{ONE_DIRECTORY, Redundancy},
+    erasure::Redundancy,
     format::{
         frame,
         frame::FRAME_SEALED_MAX,
         label::{Label, look_for_proven},
         log_reader::LogReader,
-        names::{LABEL, fresh, log_name, snapshot_name},
+        names::log_name,
         record::Record,
         sealing::Role,
     },
     memory::Drawn,
     rules::Rule,
-    tables::{MANAGE, Tables, refused, write_leaves},
+    tables::{MANAGE, Tables, refused},
 };
 
 impl Archive {
@@ -54,17 +54,17 @@ impl Archive {
                 self.append(&mut position, records, false)?;
                 return Ok(position.tables.clone());
             }
-            if position.tables.moved() > self.settings.moved_max / 16
+            if position.tables.derived.moved.count() > self.settings.moved_max / 16
                 && self.keeps(Rule::MergesLimited)
             {
-                self.snapshot(&mut position, may_use_reserve)?;
+                NextLog::of(self, &mut position).begin(may_use_reserve)?;
             }
             self.begin_anew_if_left_full(&mut position, may_use_reserve)?;
             self.append(&mut position, records, may_use_reserve)?;
             // Leaves that were written ahead stay in memory too.
             let held = position.tables.held_leaves();
             if position.end >= self.settings.log_bytes || held > self.settings.changed_leaves {
-                self.snapshot(&mut position, may_use_reserve)?;
+                NextLog::of(self, &mut position).begin(may_use_reserve)?;
             }
         }
         Ok(position.tables.clone())
@@ -80,7 +80,7 @@ impl Archive {
         let is_long = position.end >= self.settings.log_bytes
             || position.hashes.len() as u64 >= heads::KEPT / 2;
         if self.role() == Some(Role::Manage) && is_long {
-            self.snapshot(position, may_use_reserve)?;
+            NextLog::of(self, position).begin(may_use_reserve)?;
         }
         Ok(())
     }
@@ -154,8 +154,8 @@ impl Archive {
         if position.hashes.len() as u64 >= heads::KEPT {
             return Err(log_full());
         }
-        if next.moved() > tables.moved().max(self.settings.moved_max)
-            && tables.moved() > 0
+        if next.derived.moved.count() > tables.derived.moved.count().max(self.settings.moved_max)
+            && tables.derived.moved.count() > 0
             && self.keeps(Rule::MergesLimited)
         {
             return Err(log_full());
@@ -180,7 +180,7 @@ impl Archive {
                 Err(error)
                     if error.kind() == Kind::NoSpace
                         && may_use_reserve
-                        && self.spend_reserve()? => {}
+                        && self.reserve().spend()? => {}
                 done => break done,
             }
         };
@@ -285,111 +285,6 @@ impl Archive {
         }
         Ok(())
     }
-
-    /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
-    /// off. Any error stops this process: the frame before may have been appended.
-    pub(super) fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
-        let done = self.snapshot_or_put_off(position, may_use_reserve);
-        if let Err(error) = &done {
-            position.stopped = Some(error.clone());
-        }
-        done
-    }
-
-    fn snapshot_or_put_off(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
-        let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
-        let is_unknown = self.await_unknown_snapshot(position)?;
-        loop {
-            match self.try_snapshot(position) {
-                Err(error) if error.kind() == Kind::NoSpace => {
-                    if !may_use_reserve || !self.spend_reserve()? {
-                        break;
-                    }
-                }
-                done => return done,
-            }
-        }
-        // The log goes on in the space that was taken for it; what is half made makes room.
-        let name = snapshot_name(position.snapshot + 1);
-        if is_unknown {
-            // Without bytes, it tells the next process that somebody may look at its leaves.
-            if_possible(self.files.open(&name).and_then(|file| file.set_bytes(0)))?;
-        } else {
-            if_possible(self.files.remove(&name))?;
-        }
-        if_possible(self.files.remove(&log_name(position.snapshot + 1)))?;
-        if self.label.leaves {
-            if_possible(position.tables.leaf_file.cut(&*self.files))?;
-            // The frames to come need what the snapshot could not use.
-            self.restore_reserve(reserve)?;
-        }
-        Ok(())
-    }
-
-    /// All pages of the file of leaves wait where the next snapshot is there already; true when it
-    /// is. Somebody made it, and died, or its label was lost: then others may have read it, and look
-    /// at leaves that it names. Asked before anything is written for that snapshot.
-    ///
-    /// On several nodes the first leaves of an archive are made anew all the same: a crash may have
-    /// left their file on some nodes only. Who reads such a snapshot is told of damage.
-    pub(super) fn await_unknown_snapshot(&self, position: &mut LogPosition) -> Result<bool> {
-        let are_first = position.tables.leaf_file.is_empty();
-        if !position.tables.on_demand || (are_first && self.files.spread() != ONE_DIRECTORY) {
-            return Ok(false);
-        }
-        match self.files.open(&snapshot_name(position.snapshot + 1)) {
-            Err(error) if error.kind() == Kind::NotFound => Ok(false),
-            Err(error) => Err(error),
-            Ok(_) => {
-                let mut tables = Tables::clone(&position.tables);
-                let epoch = tables.epoch;
-                tables.leaf_file.await_all(&*self.files, epoch)?;
-                position.tables = Arc::new(tables);
-                Ok(true)
-            }
-        }
-    }
-
-    fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
-        let number = position.snapshot + 1;
-        let mut tables = Tables::clone(&position.tables);
-        if tables.heads && self.keeps(Rule::HashesBeforeSnapshot) {
-            heads::write(&*self.files, tables.sequence, &position.hashes)?;
-        }
-        write_block_indexes(&*self.files, &self.identity, number, &mut tables, &self.settings)?;
-        write_leaves(
-            &*self.files,
-            &self.identity,
-            &self.settings,
-            number,
-            &mut tables,
-            &mut |_, _| (),
-        )?;
-        write_snapshot(&*self.files, &self.identity, number, &tables)?;
-        tables.forget_moved();
-        let log = fresh(&*self.files, &log_name(number))?;
-        log.reserve(0, self.settings.log_ahead_bytes)?;
-        log.sync()?;
-        self.files.sync_names()?;
-        let label =
-            Label { generation: position.generation + 1, snapshot: number, ..label_now(self) };
-        let file = self.files.open(LABEL)?;
-        file.write_at(label.place(), &label.encode(&self.identity)?)?;
-        file.sync()?;
-        self.files.confirm()?;
-        (
-            position.generation,
-            position.snapshot,
-            position.log,
-            position.end,
-            position.label_durable,
-        ) = (label.generation, number, log, 0, true);
-        position.tables = Arc::new(tables);
-        position.hashes.clear();
-        position.snapshot_lost = None;
-        if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
-        if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
-    }
 }
 
 /// A put key begins no new log.
@@ -419,14 +314,6 @@ pub(super) fn append_behind(
     let may_use_reserve = !records.is_empty();
     archive.begin_anew_if_left_full(&mut position, may_use_reserve)?;
     archive.append(&mut position, records, may_use_reserve)
-}
-
-/// A file that is not there need not be removed; one that a full disk does not let go of stays.
-fn if_possible(removed: Result<()>) -> Result<()> {
-    match removed {
-        Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NoSpace) => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Fails unless the log has these bytes at its end. A copy that lacks them is left out.

@@ -14,28 +14,28 @@ pub struct EpochGuard {
     pub tables: Arc<Tables>,
 }
 
-impl Archive {
-    /// Stays in the current epoch: everything that the returned tables name can be read until the
-    /// value is dropped.
+impl EpochGuard {
+    /// Stays in the current epoch: everything that its tables name can be read until the value is
+    /// dropped.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub fn guard_epoch(&self) -> Result<EpochGuard> {
+    /// As [`Archive::open`].
+    pub fn enter(archive: &Archive) -> Result<EpochGuard> {
         loop {
-            let epoch = self.refresh()?.epoch;
-            let lock = self.files.lock(EPOCHS[epoch as usize % 2], Hold::Shared, true)?;
-            let tables = self.refresh()?;
+            let epoch = archive.refresh()?.epoch;
+            let lock = archive.files.lock(EPOCHS[epoch as usize % 2], Hold::Shared, true)?;
+            let tables = archive.refresh()?;
             if tables.epoch == epoch {
                 return Ok(EpochGuard { _lock: lock, tables });
             }
         }
     }
+}
 
-    /// Returns when nobody stays in the epoch before `epoch`, which is the present one.
-    ///
-    /// # Errors
-    /// `Busy` when somebody does and nobody waits.
-    pub(crate) fn await_earlier_epoch(&self, epoch: u32, wait: bool) -> Result<()> {
-        self.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
-    }
+/// Returns when nobody stays in the epoch before `epoch`, which is the present one.
+///
+/// # Errors
+/// `Busy` when somebody does and nobody waits.
+pub(crate) fn await_earlier_epoch(archive: &Archive, epoch: u32, wait: bool) -> Result<()> {
+    archive.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
 }

@@ -80,9 +80,12 @@ pub(crate) fn replay(
         match signed_by(identity, &to.tables, &frame, settings) {
             SignedBy::Anybody | SignedBy::Manage => {
                 let records = Record::decode_within(&frame.payload, drawn)?;
-                drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
+                drawn.more(to.tables.volumes.clones_take(&records) * LEAF_MEMORY)?;
                 let tables = to.tables.to_mut();
-                tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
+                tables
+                    .derived
+                    .moved
+                    .limit((settings.memory != u64::MAX).then_some(settings.moved_max));
                 #[cfg(feature = "planted-bugs")]
                 (tables.derived.clones_uncounted = !settings.keeps(Rule::ClonesCounted));
                 tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, File, Kind, Result};
 
-use super::archive::Archive;
+use super::{archive::Archive, next_log::NextLog};
 use crate::{
     block_index::{self, MAPS, Page},
     leaf_file::{LeafReader, rewrite_copy},
@@ -113,8 +113,8 @@ pub(crate) fn look_at_leaves(archive: &Archive, mends: bool) -> Result<LeavesFou
 /// Pages of the volumes' maps by their numbers, with the leaf that lies there where it did not change
 /// since.
 fn named_pages(tables: &Tables) -> BTreeMap<u32, Option<(u32, Page)>> {
-    let gone = tables.pages.gone.iter().map(|&number| (number, None));
-    let known = tables.volumes.values().flat_map(|volume| volume.block_index.pages());
+    let gone = tables.volumes.pages().gone.iter().map(|&number| (number, None));
+    let known = tables.volumes.all().values().flat_map(|volume| volume.block_index.pages());
     gone.chain(known.map(|(leaf, page)| (page.number, Some((leaf, page))))).collect()
 }
 
@@ -181,7 +181,7 @@ pub fn renew_snapshot(archive: &Archive) -> Result<bool> {
     // The second one makes the first the one before: both can be read.
     for _ in 0..2 {
         let number = position.snapshot;
-        archive.snapshot(&mut position, true)?;
+        NextLog::of(archive, &mut position).begin(true)?;
         if position.snapshot == number {
             let why = "the disk has no room for a new snapshot of the tables";
             return Err(Error::new(Kind::NoSpace, why));
@@ -199,7 +199,7 @@ pub fn renew_log(archive: &Archive) -> Result<u64> {
     let (mut position, _lock) = archive.locked()?;
     archive.replay_new_frames(&mut position)?;
     let number = position.snapshot;
-    archive.snapshot(&mut position, true)?;
+    NextLog::of(archive, &mut position).begin(true)?;
     match position.snapshot > number {
         true => Ok(position.tables.sequence),
         false => Err(Error::new(Kind::NoSpace, "the disk has no room for a new operations log")),

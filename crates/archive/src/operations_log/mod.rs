@@ -24,7 +24,9 @@
 //! | [`frames`] | frames replayed over tables |
 //! | [`snapshot`] | snapshots, written and read |
 //! | [`position`] | how far a process has followed the log |
-//! | [`commit`] | changes appended, those of others replayed, a new log begun |
+//! | [`commit`] | changes appended, those of others replayed |
+//! | [`next_log`] | a snapshot made, and a new log begun |
+//! | [`reserve`] | bytes that are given up on a full disk |
 //! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`upgrade`] | an archive of an older program gets newer kinds of tables |
@@ -49,8 +51,10 @@ mod key_area;
 mod key_changes;
 mod label;
 mod leaf_check;
+mod next_log;
 mod position;
 mod proofs;
+mod reserve;
 mod roles;
 mod signatures;
 mod snapshot;
@@ -62,6 +66,7 @@ pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     domains::{domain_of, is_there},
+    epochs::await_earlier_epoch,
     key_changes::not_erased,
     leaf_check::look_at_leaves,
     roles::is_put,
@@ -76,6 +81,7 @@ pub use self::{
     key_area::key_area,
     key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_log, renew_snapshot},
+    reserve::Reserve,
     roles::{add_put_key, read_key, remove_put_key},
     upgrade::{features_to_come, upgrade, upgrade_telling},
 };

@@ -5,8 +5,6 @@
 //! bytes for the same place, and whoever holds the directory may put these back. So the snapshot says
 //! which of them count.
 
-use std::sync::Arc;
-
 use onefold_core::Result;
 
 use crate::{
@@ -24,8 +22,7 @@ pub(super) struct Proofs {
 
 /// Writes those of these tables.
 pub(super) fn encode(tables: &Tables, w: &mut Writer) {
-    let pages = tables.volumes.values().flat_map(|volume| volume.block_index.pages());
-    let pages: Vec<u64> = pages.map(|(_, page)| page.proof).collect();
+    let pages: Vec<u64> = tables.volumes.proofs().collect();
     w.u64(tables.counts_proof).u32(pages.len() as u32);
     pages.into_iter().for_each(|proof| {
         w.u64(proof);
@@ -42,12 +39,6 @@ impl Proofs {
     /// Gives them to the tables of the same snapshot.
     pub(super) fn give(self, tables: &mut Tables) {
         tables.counts_proof = self.counts;
-        let mut pages = self.pages.into_iter();
-        let ids: Vec<u64> = tables.volumes.keys().copied().collect();
-        for id in ids {
-            if let Some(volume) = tables.volumes.get_mut(&id) {
-                Arc::make_mut(&mut volume.block_index).set_proofs(&mut pages);
-            }
-        }
+        tables.volumes.set_proofs(self.pages);
     }
 }

@@ -6,7 +6,6 @@ use onefold_core::{Error, File, Files, Kind, Result, checksum};
 
 use super::proofs::{self, Proofs};
 use crate::{
-    block_index::{self, Named},
     erasure::Redundancy,
     format::{
         Identity,
@@ -180,53 +179,11 @@ pub(crate) fn read_snapshot(
         if let Some(bytes) = behind(&*file, identity, number, care, CARE_MAGIC)? {
             tables.care = Care::decode(&mut Reader(&bytes, None))?;
         }
-        load_block_indexes(files, identity, &mut tables, before, drawn)?;
+        let before = before.map(|before| &before.volumes);
+        tables.volumes.load_maps(files, identity, before, drawn)?;
         Ok(tables)
     });
     read.map_err(whole)
-}
-
-/// Reads the block indexes of all volumes.
-fn load_block_indexes(
-    files: &dyn Files,
-    identity: &Identity,
-    tables: &mut Tables,
-    before: Option<&Tables>,
-    drawn: &Drawn,
-) -> Result<()> {
-    let Tables { pages, volumes, .. } = tables;
-    let named = volumes.iter().map(|(&id, volume)| Named {
-        id,
-        name: &volume.name,
-        index: &volume.block_index,
-        before: before
-            .and_then(|before| before.volumes.get(&id))
-            .map(|before| &*before.block_index),
-    });
-    for (id, index) in block_index::load(files, identity, pages, named, drawn)? {
-        if let Some(volume) = volumes.get_mut(&id) {
-            volume.block_index = index;
-        }
-    }
-    Ok(())
-}
-
-/// Writes the leaves of all block indexes that changed, for snapshot `number`.
-pub(crate) fn write_block_indexes(
-    files: &dyn Files,
-    identity: &Identity,
-    number: u64,
-    tables: &mut Tables,
-    settings: &Settings,
-) -> Result<()> {
-    let Tables { pages, volumes, .. } = tables;
-    let indexes = volumes.iter().map(|(&id, volume)| (id, volume.block_index.clone())).collect();
-    for (id, index) in block_index::write(files, identity, number, pages, indexes, settings)? {
-        if let Some(volume) = volumes.get_mut(&id) {
-            volume.block_index = index;
-        }
-    }
-    Ok(())
 }
 
 /// The tables of a snapshot, in pieces; each is drawn before memory is taken.

@@ -18,8 +18,9 @@ use super::{
     archive::{Archive, label_now},
     heads,
     label::{make_label_durable, record_synced},
+    next_log::NextLog,
     position::LogPosition,
-    snapshot::{write_block_indexes, write_snapshot},
+    snapshot::write_snapshot,
 };
 use crate::{
     format::{
@@ -106,7 +107,7 @@ pub(super) fn upgrade_to(
         remove_older(archive, position.snapshot)?;
         return Ok(false);
     }
-    let is_unknown = archive.await_unknown_snapshot(&mut position)?;
+    let is_unknown = NextLog::of(archive, &mut position).await_unknown_snapshot()?;
     match write_tables(archive, &position, kinds, told) {
         Err(error) if error.kind() == Kind::NoSpace => {
             give_up(archive, &position, is_unknown)?;
@@ -181,7 +182,7 @@ fn write_tables(
     };
     let tables = Tables { heads, head, ..tables };
     let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
-    write_block_indexes(files, identity, number, &mut tables, &archive.settings)?;
+    tables.volumes.write_maps(files, identity, number, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
     for number in [number, number + 1] {
         write_snapshot(files, identity, number, &tables)?;

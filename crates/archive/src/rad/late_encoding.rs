@@ -314,7 +314,7 @@ impl LateEncoding {
             match written {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     rewriter.appender.give_back()?;
-                    if !rewriter.archive.spend_reserve()? {
+                    if !rewriter.archive.reserve().spend()? {
                         self.is_full = true;
                         return Ok(None);
                     }

@@ -30,7 +30,7 @@ use crate::{
         parameters::SLOTS_MAX,
         record::Record,
     },
-    operations_log::{Archive, domain_of, is_erased},
+    operations_log::{Archive, EpochGuard, domain_of, is_erased},
     rules::Rule,
     tables::{Container, Tables},
 };
@@ -96,7 +96,7 @@ pub fn restore(
             Kind::Busy => Error::new(Kind::Busy, "a gc is running"),
             _ => error,
         })?;
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(archive)?;
     let mut restoration =
         Restoration { archive, tables: &guard.tables, rewriter: Rewriter::new(archive) };
     let done = restoration.all(lost, progress);

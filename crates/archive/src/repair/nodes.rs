@@ -11,7 +11,7 @@ use crate::{
         names::{COLLECTOR, IMPORTER, WRITER, segment_name},
         record::Place,
     },
-    operations_log::Archive,
+    operations_log::{Archive, EpochGuard},
 };
 
 /// A directory that takes the place of a node.
@@ -61,7 +61,7 @@ pub fn repair(
     progress: &mut Progress<'_>,
 ) -> Result<Rebuilt> {
     // Nothing that is looked at moves away.
-    let _guard = archive.guard_epoch()?;
+    let _guard = EpochGuard::enter(archive)?;
     let (places, mut done) = (places(archive)?, Rebuilt::default());
     let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {

@@ -15,6 +15,7 @@ use crate::{
     },
     container::{ContainerReader, Pace},
     format::{ContainerId, container::ContainerKind, damage::is_damage},
+    operations_log::EpochGuard,
     rules::Rule,
     tables::{Found, Tables},
 };
@@ -54,7 +55,7 @@ impl Ingest {
             self.renew_beside(pace)?;
         }
         // Leaves of the container table that are looked at stay where they are.
-        let _guard = self.archive.guard_epoch()?;
+        let _guard = EpochGuard::enter(&self.archive)?;
         let (tables, unknown) = self.not_known()?;
         if tables.not_imported()?.is_empty() {
             return Ok(Ported::Nothing);
@@ -198,9 +199,7 @@ impl Ingest {
                 None => return Ok(Ported::Later),
             },
         };
-        let stepped = self
-            .archive
-            .guard_epoch()
+        let stepped = EpochGuard::enter(&self.archive)
             .and_then(|guard| merge.step(&guard.tables, self.archive.settings.index_portion));
         match stepped {
             Ok(true) => {

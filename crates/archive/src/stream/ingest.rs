@@ -32,7 +32,7 @@ use crate::{
         names::WRITER,
         record::{Owner, Record, Stored},
     },
-    operations_log::{Archive, is_put, not_erased},
+    operations_log::{Archive, EpochGuard, is_put, not_erased},
     settings::Settings,
     tables::Tables,
 };
@@ -108,7 +108,7 @@ impl Ingest {
                 _ => error,
             })?;
         not_erased(archive)?;
-        let mut guard = archive.guard_epoch()?;
+        let mut guard = EpochGuard::enter(archive)?;
         // A put key writes no chunk index.
         if !is_put(archive) && lost_files(archive)? > 0 {
             drop(guard);
@@ -118,7 +118,7 @@ impl Ingest {
                 Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => {}
                 made => drop(made?),
             }
-            guard = archive.guard_epoch()?;
+            guard = EpochGuard::enter(archive)?;
         }
         let container_reader = Arc::new(ContainerReader::new(archive.clone()));
         let mut auxiliary = Auxiliary::default();

@@ -58,7 +58,7 @@ impl Reader {
     /// # Errors
     /// Errors of the system.
     pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
-        let guard = archive.guard_epoch()?;
+        let guard = EpochGuard::enter(archive)?;
         Ok(Reader {
             archive: archive.clone(),
             guard,

@@ -174,7 +174,7 @@ impl Session {
         gathered: Option<Gathered>,
         domain: Arc<Domain>,
     ) -> Result<Session> {
-        let guard = ingest.archive.guard_epoch()?;
+        let guard = EpochGuard::enter(&ingest.archive)?;
         Ok(Session {
             number: ingest.next_session(),
             failures: ingest.pending.lock().failures,

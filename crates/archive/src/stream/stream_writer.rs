@@ -200,7 +200,7 @@ impl StreamWriter {
                 let mut records = Vec::new();
                 for remaps in all {
                     // A volume that was deleted meanwhile takes nothing any more.
-                    if let Some(volume) = tables.volumes.get(&remaps.volume) {
+                    if let Some(volume) = tables.volumes.all().get(&remaps.volume) {
                         changes(remaps, volume, &mut records);
                     }
                 }

@@ -64,7 +64,7 @@ impl Trial {
     /// # Errors
     /// Errors of the system.
     pub(crate) fn new(archive: &Arc<Archive>, domain: &Arc<Domain>) -> Result<Trial> {
-        let guard = archive.guard_epoch()?;
+        let guard = EpochGuard::enter(archive)?;
         let containers = Arc::new(ContainerReader::new(archive.clone()));
         let mut recent = Auxiliary::default();
         load_recent(&containers, &guard.tables, &mut recent)?;

@@ -7,8 +7,9 @@ use onefold_core::Result;
 use super::{
     container::Container,
     persistent::List,
+    segments::Segment,
     snapshots::roots,
-    state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables},
+    state::{Difference, IndexState, PLACE_ALIGN, Tables},
 };
 use crate::format::{
     ContainerId,
@@ -16,7 +17,7 @@ use crate::format::{
     bytes::corrupt,
     class::Class,
     domain::FIRST_DOMAIN,
-    record::{Record, Stored, Stream},
+    record::{Place, Record, Stored, Stream},
 };
 
 impl Tables {
@@ -47,9 +48,7 @@ impl Tables {
                         data
                     };
                     self.segments.insert(segment, Segment { owner, end: 0, used: 0, class, data });
-                    self.derived.empty.insert(segment, ());
-                    let newest = self.derived.newest.entry((owner, class)).or_default();
-                    *newest = segment.max(*newest);
+                    self.derived.empty_segments.made(segment, owner, class);
                 }
             }
             Record::Unfinished { containers, at } => {
@@ -137,61 +136,8 @@ impl Tables {
                 let before = self.epoch.saturating_sub(1);
                 containers.into_iter().try_for_each(|id| self.wait_to_be_freed(id, before))?;
             }
-            Record::Merged { from, to } => {
-                let (home, mut merged, mut logged, mut born, mut changed) =
-                    (to.id, Vec::new(), 0, 0, 0);
-                for id in from {
-                    // What it answers to, the container where it goes does from now on.
-                    let take = |old: &mut Container| {
-                        (std::mem::take(&mut old.merged), old.logged, old.born, old.changed)
-                    };
-                    let old = self.containers.change(&id, take)?.ok_or_else(|| {
-                        corrupt(format!("the log merges container {id}, which is not there"))
-                    })?;
-                    let numbers = old.0;
-                    (logged, born, changed) =
-                        (logged.max(old.1), born.max(old.2), changed.max(old.3));
-                    self.wait_to_be_freed(id, self.epoch)?;
-                    for number in &numbers {
-                        self.moved_to.change(*number, |places| {
-                            places.retain(|place| *place != id);
-                            if places.last() != Some(&home) {
-                                places.push(home);
-                            }
-                        });
-                    }
-                    self.moved_to.change(id, |places| places.push(home));
-                    merged.extend(numbers);
-                    merged.push(id);
-                }
-                // Chunks that were not imported yet are found in their new place.
-                let write_cost = &mut self.write_cost;
-                write_cost.reencoded_chunks =
-                    write_cost.reencoded_chunks.saturating_add(u64::from(to.chunks));
-                write_cost.reencoded_chunk_bytes =
-                    write_cost.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
-                let written = self.list(to, logged, born)?;
-                self.write_cost.merge_bytes = self.write_cost.merge_bytes.saturating_add(written);
-                merged.sort_unstable();
-                merged.dedup();
-                self.count_moved(merged.len())?;
-                self.containers.change(&home, |container| {
-                    (container.merged, container.changed) = (merged, changed);
-                })?;
-            }
-            Record::Freed { places } => {
-                for place in places {
-                    self.waiting_to_be_freed.remove(&place);
-                    let taken = self.taken(&place);
-                    if let Some(segment) = self.segments.get_mut(&place.segment) {
-                        segment.used = segment.used.saturating_sub(taken);
-                        if segment.used == 0 {
-                            self.derived.empty.insert(place.segment, ());
-                        }
-                    }
-                }
-                drop_empty_segments(self);
-            }
+            Record::Merged { from, to } => merge(self, from, to)?,
+            Record::Freed { places } => free(self, places),
             Record::EpochAdvanced => advance_epoch(self)?,
             Record::Finished { containers, finished } => {
                 finish(self, containers, &finished, sequence)?
@@ -235,65 +181,14 @@ impl Tables {
                 self.domains.erased.insert(number, false);
             }
             Record::DomainFreed { number, containers, all } => {
-                if !self.domains.erased.contains_key(&number) {
-                    return Err(corrupt("the log frees a domain that was not erased"));
-                }
-                // With the numbers that they had before merges: an older difference names those.
-                let mut gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
-                for id in &containers {
-                    match self.containers.get(id)? {
-                        Some(container) if container.stored.domain == number => {
-                            gone.extend(&container.merged);
-                        }
-                        _ => return Err(corrupt("the log frees a container of another domain")),
-                    }
-                }
-                let is_of =
-                    |one: &Difference| one.recipe.iter().any(|of| gone.contains(&of.container));
-                if self.differences.iter().any(is_of) {
-                    // Nobody could count them.
-                    let mut left = List::default();
-                    left.extend(self.differences.iter().filter(|one| !is_of(one)).cloned());
-                    self.differences = left;
-                }
-                // Readers that began before the erasure may be there.
-                let mut all_of_them = containers.into_iter();
-                all_of_them.try_for_each(|id| self.wait_to_be_freed(id, self.epoch))?;
-                self.domains.erased.insert(number, all);
+                free_domain(self, number, containers, all)?
             }
             of_roles @ (Record::PutKeyAdded { .. }
             | Record::PutKeyRemoved { .. }
             | Record::Proven { .. }) => self.apply_roles(of_roles)?,
-            of_volume => self.apply_volume(sequence, of_volume)?,
+            of_volume => apply_volume(self, sequence, of_volume)?,
         }
         Ok(())
-    }
-
-    /// Refuses merges that move more numbers than this.
-    pub(crate) fn limit_moved(&mut self, most: Option<u64>) {
-        self.derived.moved_max = most;
-    }
-
-    pub(super) fn count_moved(&mut self, numbers: usize) -> Result<()> {
-        let moved = &mut self.derived.moved;
-        let is_first = *moved == 0;
-        *moved = moved.saturating_add(numbers as u64);
-        // One merge after a snapshot costs no more than the snapshot has bytes.
-        if self.derived.moved_max.is_some_and(|most| *moved > most && !is_first) {
-            let what = "reading the operations log takes too long: it merges more than one log may";
-            return Err(corrupt(format!("{what}; a put by its owner makes it shorter")));
-        }
-        Ok(())
-    }
-
-    /// Numbers of containers that were moved since the snapshot.
-    pub(crate) fn moved(&self) -> u64 {
-        self.derived.moved
-    }
-
-    /// A snapshot has them where they are now.
-    pub(crate) fn forget_moved(&mut self) {
-        self.derived.moved = 0;
     }
 
     /// Gives the bytes that it took to write it.
@@ -304,18 +199,15 @@ impl Tables {
             .ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
         segment.end = segment.end.max(stored.place.at + taken);
         segment.used = segment.used.saturating_add(taken);
-        if segment.used > 0 {
-            self.derived.empty.remove(&stored.place.segment);
-        }
+        self.derived.empty_segments.uses(stored.place.segment, segment.used);
         self.next_id = self.next_id.max(stored.id.0 + 1);
         saw_domain(self, stored.domain)?;
         let id = stored.id;
-        if logged > self.index.upto
-            && let Some(known) = &mut self.derived.not_imported.0
-        {
-            known.insert((logged, id), ());
+        if logged > self.index.upto {
+            self.derived.not_imported.listed(logged, id);
         }
-        self.count_in(&stored);
+        let (class, more) = self.sums_with(&stored);
+        self.derived.sums.add(class, more);
         let container = Container { stored, merged: Vec::new(), logged, born, changed: born };
         if self.containers.insert(id, container)?.is_some() || self.moved_to.contains_key(&id) {
             return Err(corrupt(format!("the log lists container {id} twice")));
@@ -329,10 +221,9 @@ impl Tables {
             .containers
             .remove(&id)?
             .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
-        if let Some(known) = &mut self.derived.not_imported.0 {
-            known.remove(&(gone.logged, id));
-        }
-        self.count_out(&gone.stored);
+        self.derived.not_imported.removed(gone.logged, id);
+        let (class, less) = self.sums_with(&gone.stored);
+        self.derived.sums.take_away(class, less);
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);
@@ -380,11 +271,97 @@ fn no_domains() -> onefold_core::Error {
 fn import(tables: &mut Tables, index: IndexState) {
     let is_older = index.upto < tables.index.upto;
     tables.index = index;
-    if is_older {
-        tables.derived.not_imported.0 = None;
-    } else if let Some(known) = &mut tables.derived.not_imported.0 {
-        known.remove_before(&(tables.index.upto.saturating_add(1), ContainerId(0)));
+    tables.derived.not_imported.imported(tables.index.upto, is_older);
+}
+
+/// Containers were merged into one: it answers to all numbers that they answered to.
+fn merge(tables: &mut Tables, from: Vec<ContainerId>, to: Stored) -> Result<()> {
+    let (home, mut merged, mut logged, mut born, mut changed) = (to.id, Vec::new(), 0, 0, 0);
+    for id in from {
+        // What it answers to, the container where it goes does from now on.
+        let take = |old: &mut Container| {
+            (std::mem::take(&mut old.merged), old.logged, old.born, old.changed)
+        };
+        let old = tables
+            .containers
+            .change(&id, take)?
+            .ok_or_else(|| corrupt(format!("the log merges container {id}, which is not there")))?;
+        let numbers = old.0;
+        (logged, born, changed) = (logged.max(old.1), born.max(old.2), changed.max(old.3));
+        tables.wait_to_be_freed(id, tables.epoch)?;
+        for number in &numbers {
+            tables.moved_to.change(*number, |places| {
+                places.retain(|place| *place != id);
+                if places.last() != Some(&home) {
+                    places.push(home);
+                }
+            });
+        }
+        tables.moved_to.change(id, |places| places.push(home));
+        merged.extend(numbers);
+        merged.push(id);
     }
+    // Chunks that were not imported yet are found in their new place.
+    let write_cost = &mut tables.write_cost;
+    write_cost.reencoded_chunks = write_cost.reencoded_chunks.saturating_add(u64::from(to.chunks));
+    write_cost.reencoded_chunk_bytes =
+        write_cost.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
+    let written = tables.list(to, logged, born)?;
+    tables.write_cost.merge_bytes = tables.write_cost.merge_bytes.saturating_add(written);
+    merged.sort_unstable();
+    merged.dedup();
+    tables.derived.moved.add(merged.len())?;
+    tables.containers.change(&home, |container| {
+        (container.merged, container.changed) = (merged, changed);
+    })?;
+    Ok(())
+}
+
+/// Nobody reads these places any more.
+fn free(tables: &mut Tables, places: Vec<Place>) {
+    for place in places {
+        tables.waiting_to_be_freed.remove(&place);
+        let taken = tables.taken(&place);
+        if let Some(segment) = tables.segments.get_mut(&place.segment) {
+            segment.used = segment.used.saturating_sub(taken);
+            tables.derived.empty_segments.uses(place.segment, segment.used);
+        }
+    }
+    drop_empty_segments(tables);
+}
+
+/// Containers of an erased domain go; with `all` nothing of it is left.
+fn free_domain(
+    tables: &mut Tables,
+    number: u32,
+    containers: Vec<ContainerId>,
+    all: bool,
+) -> Result<()> {
+    if !tables.domains.erased.contains_key(&number) {
+        return Err(corrupt("the log frees a domain that was not erased"));
+    }
+    // With the numbers that they had before merges: an older difference names those.
+    let mut gone: BTreeSet<ContainerId> = containers.iter().copied().collect();
+    for id in &containers {
+        match tables.containers.get(id)? {
+            Some(container) if container.stored.domain == number => {
+                gone.extend(&container.merged);
+            }
+            _ => return Err(corrupt("the log frees a container of another domain")),
+        }
+    }
+    let is_of = |one: &Difference| one.recipe.iter().any(|of| gone.contains(&of.container));
+    if tables.differences.iter().any(is_of) {
+        // Nobody could count them.
+        let mut left = List::default();
+        left.extend(tables.differences.iter().filter(|one| !is_of(one)).cloned());
+        tables.differences = left;
+    }
+    // Readers that began before the erasure may be there.
+    let mut all_of_them = containers.into_iter();
+    all_of_them.try_for_each(|id| tables.wait_to_be_freed(id, tables.epoch))?;
+    tables.domains.erased.insert(number, all);
+    Ok(())
 }
 
 fn advance_epoch(tables: &mut Tables) -> Result<()> {
@@ -396,14 +373,8 @@ fn advance_epoch(tables: &mut Tables) -> Result<()> {
 /// A segment that holds nothing, and to which nobody appends any more, is gone.
 fn drop_empty_segments(tables: &mut Tables) {
     let Tables { segments, derived, roles, .. } = tables;
-    let is_newest =
-        |n: u32, segment: &Segment| derived.newest.get(&(segment.owner, segment.class)) == Some(&n);
-    let empty = derived.empty.keys().copied();
-    let gone: Vec<u32> =
-        empty.filter(|n| segments.get(n).is_none_or(|segment| !is_newest(*n, segment))).collect();
-    for n in gone {
+    for n in derived.empty_segments.take_done(segments) {
         segments.remove(&n);
-        derived.empty.remove(&n);
         if let Some(roles) = roles {
             roles.segments.remove(&n);
         }
@@ -433,6 +404,23 @@ fn finish(
 fn upload(tables: &mut Tables, stored: Stored, sequence: u64, born: u64) -> Result<()> {
     let written = tables.list(stored, sequence, born)?;
     tables.write_cost.upload_bytes = tables.write_cost.upload_bytes.saturating_add(written);
+    Ok(())
+}
+
+/// A record of a volume: the mappings that come and go are counted later.
+fn apply_volume(tables: &mut Tables, sequence: u64, record: Record) -> Result<()> {
+    #[cfg(feature = "planted-bugs")]
+    let is_uncounted =
+        tables.derived.clones_uncounted && matches!(record, Record::VolumeCloned { .. });
+    let changed = tables.volumes.apply(sequence, record, tables.clones)?;
+    #[cfg(feature = "planted-bugs")]
+    let changed = if is_uncounted { Default::default() } else { changed };
+    for (added, recipe) in [(true, changed.came), (false, changed.went)] {
+        if !recipe.is_empty() {
+            let at = tables.versions;
+            tables.differences.push(Difference { added, recipe, at, nodes: false });
+        }
+    }
     Ok(())
 }
 

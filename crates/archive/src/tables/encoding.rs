@@ -7,8 +7,10 @@ use super::{
     leaf_entries::{MERGED_MEMORY, STREAM_BYTES, STREAM_MEMORY, decode_stream, encode_stream},
     leaves::{InLeaves, Source, decode_directory, encode_directory},
     roles::Roles,
+    segments::Segment,
     snapshots::Snapshots,
-    state::{Difference, IndexState, Segment, Tables},
+    state::{Difference, IndexState, Tables},
+    volume_table::VolumeTable,
 };
 use crate::{
     format::{
@@ -73,7 +75,9 @@ impl Tables {
             w.u8(u8::from(difference.added) | u8::from(difference.nodes) << 1);
             pieces(&mut w, &difference.recipe);
         }
-        self.encode_volumes(&mut w);
+        if has_volumes(self) {
+            self.volumes.encode(&mut w, self.clones);
+        }
         self.encode_late(&mut w);
         if self.trees {
             self.snapshots.encode(&mut w, self.leaves);
@@ -153,7 +157,7 @@ impl Tables {
         match found {
             Some(found) => {
                 tables.moved_to = found.moved_to;
-                follows = Some((found.not_imported, found.totals));
+                follows = Some((found.not_imported, found.sums));
             }
             None => find_moved(&mut tables),
         }
@@ -173,7 +177,9 @@ impl Tables {
             let (added, nodes) = (kind & 1 == 1, kind & 2 == 2);
             tables.differences.push(Difference { added, recipe: pieces_of(r)?, at: 0, nodes });
         }
-        tables.decode_volumes(r)?;
+        if !r.0.is_empty() || tables.late || tables.clones {
+            tables.volumes = VolumeTable::decode(r, tables.clones)?;
+        }
         tables.decode_late(r)?;
         if tables.trees {
             tables.snapshots = Snapshots::decode(r, snapshots)?;
@@ -196,6 +202,12 @@ impl Tables {
         tables.derive(follows);
         Ok(tables)
     }
+}
+
+/// True unless there never was a volume, and nothing comes behind their part.
+fn has_volumes(tables: &Tables) -> bool {
+    let follows = tables.late || tables.trees || tables.clones || !tables.damaged.is_empty();
+    follows || !tables.volumes.is_new()
 }
 
 fn encode_containers(tables: &Tables, w: &mut Writer) {

@@ -36,7 +36,9 @@ impl Tables {
         all: bool,
         partial: u64,
     ) -> Result<Vec<ContainerId>> {
-        let Some(rad) = rad.filter(|_| self.replicated().1 > 0) else { return Ok(Vec::new()) };
+        let Some(rad) = rad.filter(|_| self.sums().replicated().1 > 0) else {
+            return Ok(Vec::new());
+        };
         let stood = |container: &Container| {
             all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay)
         };
@@ -81,7 +83,7 @@ impl Tables {
             return Err(corrupt(format!("the log settles containers in {} places", to.len())));
         }
         // Once for all places: the first change behind a snapshot is never too much.
-        self.count_moved(to.iter().map(|(_, of)| of.len()).sum())?;
+        self.derived.moved.add(to.iter().map(|(_, of)| of.len()).sum())?;
         for (stored, of) in to {
             let id = stored.id;
             let of: BTreeSet<ContainerId> = of.into_iter().collect();
@@ -203,7 +205,7 @@ mod tests {
         let mut tables = replicated();
         // 8 KiB in units, three times.
         assert_eq!(
-            (tables.write_cost.upload_bytes, tables.replicated()),
+            (tables.write_cost.upload_bytes, tables.sums().replicated()),
             (2 * 3 * 8192, (2 * 3 * 8192, 2))
         );
         let records = encoded(&[1, 2], vec![(stored(10, 2), vec![1, 2]), (stored(11, 2), vec![2])]);
@@ -221,7 +223,11 @@ mod tests {
         );
         // A row of four units, and two of parity.
         assert_eq!(
-            (tables.write_cost.encode_bytes, tables.replicated(), tables.waiting_to_be_freed.len()),
+            (
+                tables.write_cost.encode_bytes,
+                tables.sums().replicated(),
+                tables.waiting_to_be_freed.len()
+            ),
             (2 * 6 * 4096, (0, 0), 2)
         );
         let read =

@@ -5,12 +5,15 @@
 //! |---|---|
 //! | [`state`] | the tables, and what they are asked |
 //! | [`apply`] | records of the log, applied |
-//! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
+//! | [`volumes`], [`volume_table`] | a volume; all of them, and the records that change them |
 //! | [`snapshots`] | snapshots of directories, and the records that change them |
 //! | [`roles`], [`role_records`] | put keys: what they listed, and what was proven of it; what they may do |
 //! | [`container`], [`containers`] | the container table: a directory of leaves, which are read when they are looked at |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`totals`] | sums over the containers of each class |
+//! | [`not_imported`] | containers that the chunk index does not know |
+//! | [`segments`] | segments, and which of them hold nothing |
+//! | [`moved_numbers`] | what replaying merges costs |
 //! | [`write_cost`] | what writing cost |
 //! | [`care`] | when it was collected and scrubbed |
 //! | [`damage`] | which chunks are known to be damaged |
@@ -28,13 +31,16 @@ mod late_encoding;
 mod leaf_entries;
 mod leaf_form;
 mod leaves;
+mod moved_numbers;
+mod not_imported;
 mod persistent;
 mod role_records;
 mod roles;
+mod segments;
 mod snapshots;
 mod state;
 mod totals;
-mod volume_records;
+mod volume_table;
 mod volumes;
 mod write_cost;
 
@@ -47,7 +53,8 @@ pub use self::{
     roles::{PutKey, Roles},
     snapshots::Snapshots,
     state::{Tables, valid_name},
-    totals::Totals,
+    totals::{Sums, Totals},
+    volume_table::VolumeTable,
     volumes::Volume,
     write_cost::WriteCost,
 };

@@ -4,49 +4,34 @@
 //! A value of this type is the archive as of one place in the log. The same records give the same
 //! tables in every process.
 
-use std::collections::BTreeMap;
-
 use onefold_core::{Error, Kind, Result};
 
 use super::{
     care::Care,
     containers::{Containers, Found},
+    moved_numbers::MovedNumbers,
+    not_imported::{Listed, NotImported},
     persistent::{List, Map},
     roles::Roles,
+    segments::{EmptySegments, Segment},
     snapshots::Snapshots,
-    totals::{ByClass, Totals},
-    volumes::Volume,
+    totals::{Sums, Totals},
+    volume_table::VolumeTable,
     write_cost::WriteCost,
 };
 use crate::{
-    block_index::Pages,
     format::{
         ContainerId,
         class::Class,
         damage::is_damage,
         label::Kinds,
-        record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
+        record::{IndexFile, Pieces, Place, Stored, Stream},
     },
     leaf_file::LeafFile,
 };
 
 /// Longest name of a stream.
 pub(crate) const NAME_BYTES_MAX: usize = 4096;
-
-/// A segment file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// The part of the program that appends to it.
-    pub owner: Owner,
-    /// Behind the last container that was listed in it.
-    pub end: u64,
-    /// Bytes of containers, and of places that are to be freed.
-    pub used: u64,
-    /// The class of its containers.
-    pub class: Class,
-    /// Its columns of data.
-    pub data: u8,
-}
 
 /// The chunk index, as of its last import.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -156,12 +141,8 @@ pub struct Tables {
     pub roles: Option<Roles>,
     /// The snapshots of directories.
     pub snapshots: Snapshots,
-    /// The volumes by their numbers.
-    pub volumes: Map<u64, Volume>,
-    /// The next number that no volume had.
-    pub next_volume: u64,
-    /// The file with the volumes' maps.
-    pub pages: Pages,
+    /// The volumes.
+    pub volumes: VolumeTable,
     /// Sums and lists that follow from the other tables.
     pub derived: Derived,
 }
@@ -180,32 +161,16 @@ pub struct DomainsKnown {
 #[derive(Clone, Debug, Default)]
 pub struct Derived {
     /// Segments in which nothing is used.
-    pub(super) empty: Map<u32, ()>,
+    pub(super) empty_segments: EmptySegments,
     /// Sums over the containers of each class.
-    pub(super) totals: ByClass,
-    /// The newest segment of each owner and class.
-    pub(super) newest: BTreeMap<(Owner, Class), u32>,
-    /// Containers that were listed since the last import: by which frame, and their numbers. `None`
-    /// when an older index came in its place; then all of them are looked at.
-    pub(super) not_imported: Recent,
-    /// Numbers of containers that merges moved to another container since the snapshot: what
-    /// replaying the log costs beyond its bytes.
-    pub(super) moved: u64,
-    /// The most of these that a reader takes.
-    pub(super) moved_max: Option<u64>,
+    pub(super) sums: Sums,
+    /// Containers that were listed since the last import.
+    pub(super) not_imported: NotImported,
+    /// What replaying the log costs beyond its bytes.
+    pub(crate) moved: MovedNumbers,
     /// The planted bug: clones are not counted.
     #[cfg(feature = "planted-bugs")]
     pub(crate) clones_uncounted: bool,
-}
-
-/// See [`Derived`].
-#[derive(Clone, Debug)]
-pub(crate) struct Recent(pub(super) Option<Map<(u64, ContainerId), ()>>);
-
-impl Default for Recent {
-    fn default() -> Recent {
-        Recent(Some(Map::default()))
-    }
 }
 
 impl PartialEq for Derived {
@@ -261,7 +226,7 @@ impl Tables {
     /// # Errors
     /// As [`Containers::get`].
     pub fn not_imported(&self) -> Result<Vec<ContainerId>> {
-        match &self.derived.not_imported.0 {
+        match self.derived.not_imported.known() {
             Some(known) => Ok(known.keys().map(|&(_, id)| id).collect()),
             None => Ok(listed_since_import(self)?.into_iter().map(|(_, id)| id).collect()),
         }
@@ -269,10 +234,10 @@ impl Tables {
 
     /// Finds out what was listed since the last import, where that is not known.
     pub(super) fn derive_not_imported(&mut self) -> Result<()> {
-        if self.derived.not_imported.0.is_none() {
+        if self.derived.not_imported.known().is_none() {
             let mut known = Map::default();
             known.extend(listed_since_import(self)?.into_iter().map(|listed| (listed, ())));
-            self.derived.not_imported = Recent(Some(known));
+            self.derived.not_imported = NotImported::all(known);
         }
         Ok(())
     }
@@ -294,26 +259,23 @@ impl Tables {
 
     /// Derives what follows from the other tables. `found` are the containers that were listed since the
     /// last import, and the sums over containers, where a snapshot says them.
-    pub(super) fn derive(&mut self, found: Option<(Map<(u64, ContainerId), ()>, ByClass)>) {
-        let mut derived = Derived::default();
-        for (&n, segment) in &self.segments {
-            if segment.used == 0 {
-                derived.empty.insert(n, ());
-            }
-            derived.newest.insert((segment.owner, segment.class), n);
-        }
-        self.derived = derived;
-        if let Some((not_imported, totals)) = found {
-            self.derived.not_imported = Recent(Some(not_imported));
-            self.derived.totals = totals;
+    pub(super) fn derive(&mut self, found: Option<(Listed, Sums)>) {
+        let empty_segments = EmptySegments::among(&self.segments);
+        self.derived = Derived { empty_segments, ..Derived::default() };
+        if let Some((not_imported, sums)) = found {
+            self.derived.not_imported = NotImported::all(not_imported);
+            self.derived.sums = sums;
             return;
         }
         let mut known = Map::default();
         let since = self.containers.loaded().filter(|found| found.logged > self.index.upto);
         known.extend(since.map(|found| ((found.logged, found.stored.id), ())));
-        self.derived.not_imported = Recent(Some(known));
+        self.derived.not_imported = NotImported::all(known);
         let all: Vec<Stored> = self.containers.loaded().map(|found| found.stored).collect();
-        all.iter().for_each(|stored| self.count_in(stored));
+        for stored in &all {
+            let (class, more) = self.sums_with(stored);
+            self.derived.sums.add(class, more);
+        }
     }
 
     /// A copy of these tables with the `n` oldest differences only.
@@ -366,68 +328,24 @@ impl Tables {
     pub(crate) fn has_place(&self, id: ContainerId) -> Result<bool> {
         self.places(id).next().transpose().map(|place| place.is_some())
     }
-
-    /// The volume called `name`, and its number.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn volume(&self, name: &str) -> Result<(u64, &Volume)> {
-        let found = self
-            .volumes
-            .iter()
-            .find(|(_, volume)| volume.name == name)
-            .map(|(&id, volume)| (id, volume));
-        found.ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
-        })
-    }
 }
 
 impl Tables {
-    /// A container came.
-    pub(super) fn count_in(&mut self, stored: &Stored) {
-        let (class, more) = (self.class(&stored.place).0, totals_with(self, stored));
-        let totals = self.derived.totals.entry(class).or_default();
-        *totals = totals.with(more, u64::saturating_add);
-    }
-
-    /// A container went.
-    pub(super) fn count_out(&mut self, stored: &Stored) {
-        let (class, less) = (self.class(&stored.place).0, totals_with(self, stored));
-        let totals = self.derived.totals.entry(class).or_default();
-        *totals = totals.with(less, u64::saturating_sub);
-    }
-
-    /// Sums over all containers.
+    /// Sums over the containers of each class.
     #[must_use]
-    pub fn totals(&self) -> Totals {
-        let all = self.derived.totals.values();
-        all.fold(Totals::default(), |sum, totals| sum.with(*totals, u64::saturating_add))
+    pub fn sums(&self) -> &Sums {
+        &self.derived.sums
     }
 
-    /// Sums over the containers of a class.
-    #[must_use]
-    pub fn totals_of(&self, class: Class) -> Totals {
-        self.derived.totals.get(&class).copied().unwrap_or_default()
+    /// The class of a container, and what it adds to the sums.
+    pub(super) fn sums_with(&self, stored: &Stored) -> (Class, Totals) {
+        (self.class(&stored.place).0, Totals::of(stored, self.written(&stored.place)))
     }
 
     /// Columns of data of a class, if there is a segment of it.
     #[must_use]
     pub fn data_of(&self, class: Class) -> Option<u8> {
         self.segments.values().find(|segment| segment.class == class).map(|segment| segment.data)
-    }
-
-    /// Bytes of all containers.
-    #[must_use]
-    pub fn stored_bytes(&self) -> u64 {
-        self.totals().bytes
-    }
-
-    /// Bytes that stand replicated, and the containers.
-    #[must_use]
-    pub fn replicated(&self) -> (u64, u64) {
-        let totals = self.totals_of(Class::Replicated);
-        (totals.written_bytes, totals.containers)
     }
 }
 
@@ -459,8 +377,4 @@ fn listed_since_import(tables: &Tables) -> Result<Vec<(u64, ContainerId)>> {
         }
     }
     Ok(since)
-}
-
-fn totals_with(tables: &Tables, stored: &Stored) -> Totals {
-    Totals::of(stored, tables.written(&stored.place))
 }

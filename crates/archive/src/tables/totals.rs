@@ -49,34 +49,67 @@ impl Totals {
     }
 }
 
-/// The sums of each class.
-pub(super) type ByClass = BTreeMap<Class, Totals>;
+/// The sums over the containers of each class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sums(BTreeMap<Class, Totals>);
 
-/// Writes the sums of each class.
-pub(super) fn encode(totals: &ByClass, w: &mut Writer) {
-    w.u8(totals.len() as u8);
-    for (class, totals) in totals {
-        let Totals { containers, bytes, written_bytes, chunks, raw_bytes } = *totals;
-        w.u8(class.code());
-        [containers, bytes, written_bytes, chunks, raw_bytes].into_iter().for_each(|figure| {
-            w.u64(figure);
-        });
+impl Sums {
+    /// Over all containers.
+    #[must_use]
+    pub fn all(&self) -> Totals {
+        let all = self.0.values();
+        all.fold(Totals::default(), |sum, totals| sum.with(*totals, u64::saturating_add))
     }
-}
 
-/// Reads the sums of each class.
-pub(super) fn decode(r: &mut Reader<'_>) -> Result<ByClass> {
-    let mut all = ByClass::new();
-    for _ in 0..r.u8()? {
-        let class = Class::from_code(r.u8()?).ok_or_else(|| corrupt("an unknown class"))?;
-        let totals = Totals {
-            containers: r.u64()?,
-            bytes: r.u64()?,
-            written_bytes: r.u64()?,
-            chunks: r.u64()?,
-            raw_bytes: r.u64()?,
-        };
-        all.insert(class, totals);
+    /// Over the containers of a class.
+    #[must_use]
+    pub fn of(&self, class: Class) -> Totals {
+        self.0.get(&class).copied().unwrap_or_default()
     }
-    Ok(all)
+
+    /// Bytes that stand replicated, and the containers.
+    #[must_use]
+    pub fn replicated(&self) -> (u64, u64) {
+        let totals = self.of(Class::Replicated);
+        (totals.written_bytes, totals.containers)
+    }
+
+    /// A container came.
+    pub(super) fn add(&mut self, class: Class, more: Totals) {
+        let totals = self.0.entry(class).or_default();
+        *totals = totals.with(more, u64::saturating_add);
+    }
+
+    /// A container went.
+    pub(super) fn take_away(&mut self, class: Class, less: Totals) {
+        let totals = self.0.entry(class).or_default();
+        *totals = totals.with(less, u64::saturating_sub);
+    }
+
+    pub(super) fn encode(&self, w: &mut Writer) {
+        w.u8(self.0.len() as u8);
+        for (class, totals) in &self.0 {
+            let Totals { containers, bytes, written_bytes, chunks, raw_bytes } = *totals;
+            w.u8(class.code());
+            [containers, bytes, written_bytes, chunks, raw_bytes].into_iter().for_each(|figure| {
+                w.u64(figure);
+            });
+        }
+    }
+
+    pub(super) fn decode(r: &mut Reader<'_>) -> Result<Sums> {
+        let mut sums = Sums::default();
+        for _ in 0..r.u8()? {
+            let class = Class::from_code(r.u8()?).ok_or_else(|| corrupt("an unknown class"))?;
+            let totals = Totals {
+                containers: r.u64()?,
+                bytes: r.u64()?,
+                written_bytes: r.u64()?,
+                chunks: r.u64()?,
+                raw_bytes: r.u64()?,
+            };
+            sums.0.insert(class, totals);
+        }
+        Ok(sums)
+    }
 }

@@ -142,7 +142,7 @@ impl Rewriter {
         loop {
             let written = self.write_counts(number, &portion, goes_on, &changes);
             let is_full = matches!(&written, Err(error) if error.kind() == Kind::NoSpace);
-            if is_full && may_use_reserve && self.archive.spend_reserve()? {
+            if is_full && may_use_reserve && self.archive.reserve().spend()? {
                 continue;
             }
             // No frame names it, not even one that was lost.
@@ -454,7 +454,7 @@ impl Rewriter {
                 }
             }
         }
-        for volume in tables.volumes.values() {
+        for volume in tables.volumes.all().values() {
             match self.walk(tables, &volume.recipe(), &mut one_more) {
                 Err(error) if is_damage(&error) => {
                     unread(format!("the map of volume '{}'", volume.name.escape_debug()), error)?;

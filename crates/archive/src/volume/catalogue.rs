@@ -44,7 +44,7 @@ impl Archive {
         let decide = |tables: &Tables| {
             free_name(tables, name)?;
             Ok(vec![Record::VolumeCreated {
-                id: tables.next_volume.max(1),
+                id: tables.volumes.next_number(),
                 name: name.to_owned(),
                 bytes,
                 created: now,
@@ -72,9 +72,9 @@ impl Archive {
             ));
         }
         let decide = |tables: &Tables| {
-            let (of, _) = tables.volume(of)?;
+            let (of, _) = tables.volumes.named(of)?;
             free_name(tables, name)?;
-            let (id, name) = (tables.next_volume.max(1), name.to_owned());
+            let (id, name) = (tables.volumes.next_number(), name.to_owned());
             Ok(vec![Record::VolumeCloned { id, of, name, created: now, read_only }])
         };
         self.commit(false, decide).map(|_| ())
@@ -87,7 +87,7 @@ impl Archive {
     pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
         let bytes = volume_bytes(bytes)?;
         self.commit(true, |tables| {
-            let (id, volume) = tables.volume(name)?;
+            let (id, volume) = tables.volumes.named(name)?;
             writable(volume)?;
             Ok(vec![Record::VolumeResized { id, bytes }])
         })
@@ -101,7 +101,7 @@ impl Archive {
     pub fn rename_volume(&self, from: &str, to: &str) -> Result<()> {
         valid_volume_name(to)?;
         let decide = |tables: &Tables| {
-            let (id, _) = tables.volume(from)?;
+            let (id, _) = tables.volumes.named(from)?;
             free_name(tables, to)?;
             Ok(vec![Record::VolumeRenamed { id, name: to.to_owned() }])
         };
@@ -113,8 +113,10 @@ impl Archive {
     /// # Errors
     /// `NotFound`, and as for every change.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
-        self.commit(true, |tables| Ok(vec![Record::VolumeDeleted { id: tables.volume(name)?.0 }]))
-            .map(|_| ())
+        self.commit(true, |tables| {
+            Ok(vec![Record::VolumeDeleted { id: tables.volumes.named(name)?.0 }])
+        })
+        .map(|_| ())
     }
 }
 
@@ -128,7 +130,7 @@ pub(super) fn writable(volume: &Volume) -> Result<()> {
 }
 
 fn free_name(tables: &Tables, name: &str) -> Result<()> {
-    match tables.volume(name) {
+    match tables.volumes.named(name) {
         Ok(_) => Err(Error::new(
             Kind::Exists,
             format!("there is a volume '{}' already", name.escape_debug()),

@@ -20,7 +20,7 @@ impl Volume for ArchiveVolume {
     }
 
     fn current_name(&self) -> Option<String> {
-        self.volumes.archive.tables().volumes.get(&self.id).map(|volume| volume.name.clone())
+        self.volumes.archive.tables().volumes.all().get(&self.id).map(|volume| volume.name.clone())
     }
 
     fn is_read_only(&self) -> bool {
@@ -76,6 +76,7 @@ impl Exports for ArchiveExports {
         let tables = self.0.archive.refresh().unwrap_or_else(|_| self.0.archive.tables());
         let mut volumes: Vec<VolumeInfo> = tables
             .volumes
+            .all()
             .values()
             .map(|volume| VolumeInfo { name: volume.name.clone(), size: volume.bytes })
             .collect();
@@ -85,7 +86,7 @@ impl Exports for ArchiveExports {
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
         let (id, _) =
-            self.0.archive.refresh()?.volume(name).map(|(id, volume)| (id, volume.bytes))?;
+            self.0.archive.refresh()?.volumes.named(name).map(|(id, volume)| (id, volume.bytes))?;
         Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id }))
     }
 }

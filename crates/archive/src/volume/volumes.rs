@@ -159,7 +159,7 @@ impl Volumes {
     /// As [`Archive::clone_volume`], and the errors of a write-back.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
         // Before anything is written back, so that what can't be cloned costs nothing.
-        self.archive.refresh()?.volume(of)?;
+        self.archive.refresh()?.volumes.named(of)?;
         if self.archive.keeps(Rule::CloneFlushed) {
             self.write_back_all()?;
             // The error stays untold for the client whose write was lost.
@@ -285,7 +285,7 @@ impl Volumes {
         let mut guard = self.guard.lock();
         match &*guard {
             Some(guard) => Ok(guard.clone()),
-            None => Ok(guard.insert(Arc::new(self.archive.guard_epoch()?)).clone()),
+            None => Ok(guard.insert(Arc::new(EpochGuard::enter(&self.archive)?)).clone()),
         }
     }
 

@@ -63,7 +63,7 @@ impl Volumes {
             return Ok(None);
         }
         let tables = self.archive.tables();
-        let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
+        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
         let upper = &mut state.volumes.entry(id).or_default().upper;
         let before = upper.memory();
         let (mut at, mut rest) = (offset, data);
@@ -140,23 +140,23 @@ impl Volumes {
 
     /// The size of a volume.
     pub(super) fn size(&self, id: u64) -> u64 {
-        self.archive.tables().volumes.get(&id).map_or(0, |volume| volume.bytes)
+        self.archive.tables().volumes.all().get(&id).map_or(0, |volume| volume.bytes)
     }
 
     /// True for a clone to which nobody writes.
     pub(super) fn is_read_only(&self, id: u64) -> bool {
-        self.archive.tables().volumes.get(&id).is_some_and(|volume| volume.read_only)
+        self.archive.tables().volumes.all().get(&id).is_some_and(|volume| volume.read_only)
     }
 
     /// The range can be written to.
     fn to_write(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {
-        self.archive.tables().volumes.get(&id).map_or(Ok(()), writable)?;
+        self.archive.tables().volumes.all().get(&id).map_or(Ok(()), writable)?;
         self.within(id, offset, bytes)
     }
 
     pub(super) fn within(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {
         let tables = self.archive.tables();
-        let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
+        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
         match offset.checked_add(bytes) {
             Some(end) if end <= volume.bytes => Ok(()),
             _ => Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")),

@@ -156,7 +156,7 @@ impl Volumes {
                     if let Some(below) = layers.writing_back.take() {
                         let below =
                             Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
-                        layers.upper.absorb(below, tables.volumes.get(id));
+                        layers.upper.absorb(below, tables.volumes.all().get(id));
                     }
                 }
                 if error.kind() != Kind::NoSpace {
@@ -167,7 +167,7 @@ impl Volumes {
         let there = self.archive.tables();
         // Changes of a deleted volume are dropped with it.
         state.volumes.retain(|id, layers| {
-            there.volumes.contains_key(id)
+            there.volumes.all().contains_key(id)
                 && !(layers.upper.is_empty() && layers.writing_back.is_none())
         });
         state.bytes = state.volumes.values().map(|layers| layers.upper.memory()).sum();
@@ -305,7 +305,7 @@ impl Chunking<'_> {
     /// Runs of neighbouring blocks, each chunked as one stream. Where part of a block was not written, and
     /// keeps its mapping, a stream ends and another begins.
     fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
-        let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
+        let Some(volume) = self.tables.volumes.all().get(&self.id) else { return Ok(()) };
         let mut cutting = Cutting::new(&self.volumes.archive);
         let mut bytes = Vec::new();
         let mut next = 0;

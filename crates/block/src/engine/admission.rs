@@ -175,14 +175,14 @@ pub(crate) fn admit(
     }
     // Blocks must also be within reach of the zone list: on an aged store a zone may offer only
     // a few.
-    if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+    if state.allocator.free() < needed || state.allocator.data.ready_blocks() < to_place {
         state.allocator.open_ahead(to_place, &zones)?;
     }
-    if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+    if state.allocator.free() < needed || state.allocator.data.ready_blocks() < to_place {
         state.allocator.rewind();
         state.allocator.open_ahead(to_place, &zones)?;
     }
-    if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
+    if state.allocator.free() >= needed && state.allocator.data.ready_blocks() >= to_place {
         let kept = if purpose == Purpose::Relief { 0 } else { blocks_kept(kernel, state) };
         if kept == 0 || state.allocator.free() >= promised + kept {
             return Ok(Admission::Granted);

@@ -87,7 +87,7 @@ fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         && !state.overlays.is_frozen()
         && state.overlays.tables().discards.is_empty()
         && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
-        && state.allocator.long_runs()
+        && state.allocator.idle.long_runs()
         && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf() + kept(kernel, &state, None))
 }
 

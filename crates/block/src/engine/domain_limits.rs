@@ -271,7 +271,7 @@ pub(crate) fn check_new(kernel: &Kernel, scheme: &dyn Scheme, limits: DomainLimi
 
 /// Fails unless so many blocks are free that are kept for nobody.
 fn has_free(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State, blocks: u64) -> Result<()> {
-    let free = spare(kernel, scheme, state) + state.allocator.growable();
+    let free = spare(kernel, scheme, state) + state.allocator.idle.growable();
     let kept = kept(kernel, state, None) + reserve(&kernel.geometry());
     let left = free.saturating_sub(kept);
     if blocks <= left {

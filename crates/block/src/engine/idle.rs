@@ -164,5 +164,5 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
 fn load_free_space(kernel: &Kernel) -> Result<bool> {
     let mut state = kernel.state.lock();
     let zones = kernel.zones(state.releases.zone_table());
-    state.allocator.load_some(&zones)
+    state.allocator.idle.load_some(&zones)
 }

@@ -31,7 +31,7 @@ pub(crate) fn fingerprints(
     let state = kernel.state.lock();
     let of = |entry: &MapEntry| {
         let MapEntry::Block { pba, prefix, .. } = entry else { return None };
-        let fresh = state.allocator.fresh(*pba).map(|(fingerprint, _)| fingerprint);
+        let fresh = state.allocator.data.fresh(*pba).map(|(fingerprint, _)| fingerprint);
         let kept = || pages.get(pba.0).map(|((_, page), slot)| page::fingerprint(page, slot));
         fresh.or_else(kept).filter(|found| found.prefix() == *prefix)
     };

@@ -148,14 +148,14 @@ fn place(
             });
         }
         let carrier = !matches!(role, Role::Raw);
-        state.allocator.note(pba, window.number, carrier, fingerprint);
+        state.allocator.data.note(pba, window.number, carrier, fingerprint);
         if let Some(fingerprint) = &fingerprint {
             kernel.index.lock().insert(hash_of(fingerprint.prefix()), pba);
         }
         if carrier {
             plan.sources.push(Source::Carrier(plan.carriers.len() as u32));
             plan.carriers.push(Block::zeroed());
-            plan.generations.push(state.allocator.generation(pba));
+            plan.generations.push(state.allocator.data.generation(pba));
         } else {
             plan.sources.push(Source::Raw(content.slots[new[n]] as u32));
         }
@@ -198,10 +198,10 @@ fn ready<'k>(
         let zones = kernel.zones(state.releases.zone_table());
         // A store that is small or nearly full can't keep as much open.
         let most = needed + state.allocator.free() / 8;
-        if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
+        if state.allocator.data.ready_blocks() < (ahead + unflushed / 2).min(most) {
             let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
             // Admission has made sure that the zones needed now are open.
-            if state.allocator.ready_blocks() < needed {
+            if state.allocator.data.ready_blocks() < needed {
                 opened?;
             }
         }

@@ -186,9 +186,9 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
     Status {
         id: kernel.identity.id,
         usable_blocks: kernel.geometry().usable_blocks(),
-        free_blocks: (state.allocator.free() + state.allocator.growable())
+        free_blocks: (state.allocator.free() + state.allocator.idle.growable())
             .saturating_sub(reserve + kept),
-        unused_blocks: state.allocator.free() + state.allocator.growable(),
+        unused_blocks: state.allocator.free() + state.allocator.idle.growable(),
         kept_blocks: kept,
         domains: state.domains.all().iter().map(domain_of).collect(),
         mapped_blocks: tables.mapped_blocks,
@@ -203,7 +203,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         uncommitted_records: state.uncommitted_records(),
         records_max: kernel.settings.records_max,
         delayed_leaves,
-        uncommitted_zones: state.allocator.uncommitted_zones() as u64,
+        uncommitted_zones: state.allocator.list.listed() as u64,
         zones_max: state.allocator.list.limit() as u64,
         index_entries,
         index_on_disk: tables.index_entries,

@@ -265,7 +265,9 @@ mod tests {
             let files = changed(&[n as u8], "");
             assert!(files.all() == *good, "archive {n}");
             let archive = open(&files, false).unwrap();
-            assert!(!archive.tables().streams.is_empty() && !archive.tables().volumes.is_empty());
+            assert!(
+                !archive.tables().streams.is_empty() && !archive.tables().volumes.all().is_empty()
+            );
             let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
             assert!(report.is_well() && report.blocks > 0, "{report:?}");
         }

@@ -720,7 +720,7 @@ impl Sim {
         let archive = self.open(true)?;
         let tables = archive.tables();
         if !self.damaged
-            && (tables.stored_bytes() > 0
+            && (tables.sums().all().bytes > 0
                 || tables.segments.len() > self.segments_left()
                 || !tables.waiting_to_be_freed.is_empty())
         {

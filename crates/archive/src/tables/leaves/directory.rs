@@ -19,9 +19,10 @@ use crate::{
         container::Container,
         containers::{Containers, Entries, LeafStore, NamedLeaf},
         leaf_form::{Form, SNAPSHOTS, STREAMS, containers, out_of_order},
+        not_imported::Listed,
         persistent::{Map, SharedLeaf},
         state::Tables,
-        totals::{self, ByClass},
+        totals::Sums,
     },
 };
 
@@ -51,9 +52,9 @@ pub(in crate::tables) struct FoundInAll {
     /// Where merged and late-encoded containers lie now.
     pub(in crate::tables) moved_to: Map<ContainerId, Vec<ContainerId>>,
     /// Containers that were listed since the last import: by which frame, and their numbers.
-    pub(in crate::tables) not_imported: Map<(u64, ContainerId), ()>,
+    pub(in crate::tables) not_imported: Listed,
     /// Sums over the containers of each class.
-    pub(in crate::tables) totals: ByClass,
+    pub(in crate::tables) sums: Sums,
 }
 
 impl<K: Ord + Clone, V: Clone> Form<K, V> {
@@ -147,12 +148,12 @@ pub(in crate::tables) fn encode_directory(tables: &Tables, w: &mut Writer) {
         });
     }
     let recent: Vec<_> =
-        tables.derived.not_imported.0.iter().flat_map(|known| known.keys()).collect();
+        tables.derived.not_imported.known().into_iter().flat_map(|known| known.keys()).collect();
     w.u32(recent.len() as u32);
     for (logged, id) in recent {
         w.u64(*logged).u64(id.0);
     }
-    totals::encode(&tables.derived.totals, w);
+    tables.derived.sums.encode(w);
 }
 
 /// The part of a directory that only leaves on demand have.
@@ -174,7 +175,7 @@ fn decode_on_demand(
     for _ in 0..r.count(16, ID_MEMORY)? {
         not_imported.insert((r.u64()?, id(r)?), ());
     }
-    Ok((named, FoundInAll { moved_to, not_imported, totals: totals::decode(r)? }))
+    Ok((named, FoundInAll { moved_to, not_imported, sums: Sums::decode(r)? }))
 }
 
 /// Reads a directory, and the leaves that it names and that are not read on demand.

@@ -121,7 +121,7 @@ pub(crate) fn build(
             durable: scheme.built(&state, committed),
             last_window: state.windows.last_closed(),
             next_volume: state.volumes.next(),
-            high_water: state.allocator.high_water(),
+            high_water: state.allocator.idle.high_water(),
             used_blocks,
             next_generation: state.allocator.list.next_generation(),
             oldest_generation: state.allocator.oldest_generation(committed),

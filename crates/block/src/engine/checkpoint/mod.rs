@@ -71,7 +71,7 @@ pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         || state.overlays.active().records() >= kernel.settings.records_max / 4 * 3
         || state.overlays.active().carriers() >= kernel.settings.limits.carriers / 4 * 3
         || discards_crowded(kernel, scheme, &state)
-        || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
+        || state.allocator.list.listed() >= state.allocator.list.limit() / 4 * 3
         || state.overlays.active().records() > 0 && spill(kernel, scheme, &state).is_some()
 }
 

@@ -96,7 +96,7 @@ fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {
         return None;
     }
     let wanted = wanted(kernel);
-    let whole = kernel.state.lock().allocator.whole_zones(wanted);
+    let whole = kernel.state.lock().allocator.idle.whole_zones(wanted);
     let stage = Stage::Looking { next: 0, best: BTreeSet::new() };
     (whole < wanted).then(|| Emptying { stage, zones: BTreeSet::new(), whole })
 }
@@ -104,8 +104,8 @@ fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {
 /// The zones are as empty as they get.
 fn end(kernel: &Kernel, mover: &mut Mover, emptying: &Emptying) {
     let mut state = kernel.state.lock();
-    state.allocator.empty(BTreeSet::new());
-    let whole = state.allocator.whole_zones(u64::MAX);
+    state.allocator.idle.empty(BTreeSet::new());
+    let whole = state.allocator.idle.whole_zones(u64::MAX);
     drop(state);
     let gained = whole.saturating_sub(emptying.whole);
     kernel.coverage.add(Mark::ZonesWhole, gained as usize);
@@ -145,7 +145,9 @@ fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> R
         let state = kernel.state.lock();
         for (zone, used) in (first..end).map(ZoneId).zip(bitmaps) {
             let free = used.clear_from(0, geometry.zone_blocks as usize) as u64;
-            if free * FREE_SHARE >= geometry.zone_blocks && state.allocator.may_be_emptied(zone) {
+            if free * FREE_SHARE >= geometry.zone_blocks
+                && state.allocator.idle.may_be_emptied(zone)
+            {
                 best.insert((free, zone));
                 if best.len() as u64 > named {
                     best.pop_first();
@@ -160,7 +162,7 @@ fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> R
     emptying.zones = best.iter().map(|&(_, zone)| zone).collect();
     emptying.stage = Stage::Pages(Table::References, 0);
     kernel.coverage.add(Mark::ZonesEmptied, emptying.zones.len());
-    kernel.state.lock().allocator.empty(emptying.zones.clone());
+    kernel.state.lock().allocator.idle.empty(emptying.zones.clone());
     if emptying.zones.is_empty() {
         // Nothing is worth it.
         emptying.stage = Stage::Ends { sequence: 0 };

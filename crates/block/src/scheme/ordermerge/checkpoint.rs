@@ -212,14 +212,14 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
                 reclaimed.put_off.push(pba);
                 continue;
             }
-            let known = state.allocator.fresh(pba).map(|(fingerprint, _)| fingerprint);
+            let known = state.allocator.data.fresh(pba).map(|(fingerprint, _)| fingerprint);
             let stored = held.get(fingerprint).map(|page| page::fingerprint(&page, slot));
             for fingerprint in
                 known.into_iter().chain(stored).filter(|found| *found != Fingerprint::default())
             {
                 index.remove(hash_of(fingerprint.prefix()), pba);
             }
-            state.allocator.forget(pba);
+            state.allocator.data.forget(pba);
             if kernel.keeps(Rule::FingerprintGoesWithBlock) {
                 held.change(fingerprint, now, |page| {
                     page::set_fingerprint(page, slot, &Fingerprint::default());

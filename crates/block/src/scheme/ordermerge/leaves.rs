@@ -52,7 +52,7 @@ fn block_pages_ahead(own: &OrderMerge, kernel: &Kernel, state: &State) -> u64 {
 pub(super) fn block_leaves_wanted(kernel: &Kernel, state: &State, table: Table, ahead: u64) -> u64 {
     let geometry = kernel.geometry();
     let blocks =
-        (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
+        (state.allocator.idle.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
     blocks.div_ceil(table.per_leaf())
 }
 

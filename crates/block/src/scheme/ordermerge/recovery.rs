@@ -107,7 +107,7 @@ fn recover_zones(
             if allocator.recover_used(Pba(pba), &source)? {
                 kernel.coverage.hit(Mark::PlacedInUse);
                 overlay.publish_own(window, 0, &[Extent { at: Pba(pba), blocks: 1 }]);
-                allocator.note(Pba(pba), window, false, None);
+                allocator.data.note(Pba(pba), window, false, None);
             }
             if count == 1 {
                 kernel.coverage.hit(Mark::UnlinkedFound);
@@ -115,7 +115,7 @@ fn recover_zones(
             }
         }
     }
-    allocator.count_ready();
+    allocator.data.count_ready();
     kernel.state.lock().allocator = allocator;
     *kernel.checkpointing.lock() = Checkpointer::default();
     Ok(overlay)

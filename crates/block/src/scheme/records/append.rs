@@ -76,7 +76,7 @@ pub(crate) fn append_again(
         let opened = state.allocator.open_ahead(carriers, &zones);
         state.allocator.list.set_recovering(false);
         opened?;
-        if state.allocator.ready_blocks() < carriers
+        if state.allocator.data.ready_blocks() < carriers
             || carriers > 0 && kernel.settings.finds_no_room()
         {
             return Ok(false);
@@ -101,7 +101,7 @@ pub(crate) fn append_again(
             let addresses =
                 extents.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)));
             let generations: Vec<u64> =
-                addresses.map(|pba| state.allocator.generation(pba)).collect();
+                addresses.map(|pba| state.allocator.data.generation(pba)).collect();
             (number, extents, generations)
         };
         let (durable, epoch) = {
@@ -143,7 +143,7 @@ pub(crate) fn append_again(
         replay.records.wrote(number);
         let mut state = kernel.state.lock();
         for &pba in &addresses {
-            state.allocator.note(pba, number, true, None);
+            state.allocator.data.note(pba, number, true, None);
         }
         state.overlays.active_mut().publish_own(number, plan.carriers.len(), &plan.extents);
         state.windows.recovered(number, number);

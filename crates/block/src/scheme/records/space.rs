@@ -79,7 +79,7 @@ pub(super) fn recover_space(
     };
     for found in carriers {
         in_use(&mut allocator, found.header.address)?;
-        allocator.note(found.header.address, found.header.window, true, None);
+        allocator.data.note(found.header.address, found.header.window, true, None);
     }
     let mut pins = MixSet::default();
     pins.reserve(records.len() + verified.len());
@@ -88,7 +88,7 @@ pub(super) fn recover_space(
             Change::Block { pba, carried, fingerprint } => {
                 pins.insert(pba);
                 in_use(&mut allocator, pba)?;
-                allocator.note_recovered(
+                allocator.data.note_recovered(
                     pba,
                     WindowNumber::of(record.timestamp),
                     carried,
@@ -101,7 +101,7 @@ pub(super) fn recover_space(
             Change::Range { .. } => {}
         }
     }
-    allocator.count_ready();
+    allocator.data.count_ready();
     state.allocator = allocator;
     state.releases.recovered(deferred.len());
     kernel.coverage.add(Mark::HeldBlock, deferred.len());

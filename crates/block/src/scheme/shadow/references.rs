@@ -121,7 +121,7 @@ impl TableBuild<'_> {
     /// Notes blocks that are to be looked at, and what is known of those that are new.
     fn examine(&self, blocks: impl Iterator<Item = Pba>, deltas: &mut Vec<Delta>) {
         let state = self.kernel.state.lock();
-        deltas.extend(blocks.map(|pba| match state.allocator.fresh(pba) {
+        deltas.extend(blocks.map(|pba| match state.allocator.data.fresh(pba) {
             Some((fingerprint, carried)) => {
                 Delta::new(pba, Touch::New { carried }, fingerprint.prefix())
             }
@@ -146,7 +146,7 @@ impl TableBuild<'_> {
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
                     let copy = moves.fingerprint(pba).map(|fingerprint| (fingerprint, false));
-                    let known = copy.or_else(|| state.allocator.fresh(pba));
+                    let known = copy.or_else(|| state.allocator.data.fresh(pba));
                     if let Some((mut fingerprint, carried)) = known {
                         if !kernel.keeps(Rule::WholeFingerprintStored) && !carried {
                             fingerprint.0[8..].fill(0);

@@ -316,7 +316,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         encoded_chunks: done.encoded_chunks,
         encoded_chunk_bytes: done.encoded_chunk_bytes,
         encode_written_bytes: done.encode_bytes,
-        replicated_bytes: archive.refresh()?.replicated().0,
+        replicated_bytes: archive.refresh()?.sums().replicated().0,
         freed_bytes: done.freed_bytes,
         dropped_bytes: done.dropped_bytes,
         merged_bytes: done.merged_bytes,

@@ -22,7 +22,7 @@ pub(in crate::verbs) struct CloneOfVolume {
 /// The read-only clones of an archive that belong to a set, the oldest first.
 pub(in crate::verbs) fn clones(tables: &Tables) -> Vec<CloneOfVolume> {
     let mut clones = Vec::new();
-    for (number, volume) in tables.volumes.iter().filter(|(_, volume)| volume.read_only) {
+    for (number, volume) in tables.volumes.all().iter().filter(|(_, volume)| volume.read_only) {
         let Some((set, word)) = volume.name.rsplit_once('@') else { continue };
         if set.is_empty() || word.is_empty() {
             continue;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Format, Nodes, Tables, Totals, WriteCost, head_of,
-    lost_index_files, replay_due,
+    Archive, Care, Class, Completeness, EpochGuard, Format, Nodes, Tables, Totals, WriteCost,
+    head_of, lost_index_files, replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::{Kind, Result, clock::age};
@@ -219,7 +219,7 @@ struct WorkLine {
 
 fn classes(tables: &Tables) -> Vec<ClassLine> {
     let line = |class: Class| {
-        let totals = tables.totals_of(class);
+        let totals = tables.sums().of(class);
         let data = u64::from(tables.data_of(class)?);
         Some(ClassLine {
             class: class.to_string(),
@@ -264,10 +264,10 @@ impl Stats {
         let snapshot_bytes = tables.snapshots.listed().map(|one| one.bytes);
         let snapshot_bytes = snapshot_bytes.fold(0, u64::saturating_add);
         let damaged = tables.damaged.values().flatten();
-        let stored_bytes = tables.stored_bytes();
+        let stored_bytes = tables.sums().all().bytes;
         let volumes = archive_volume::lines(tables);
         let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
-        let Totals { chunks, raw_bytes: chunk_bytes, .. } = tables.totals();
+        let Totals { chunks, raw_bytes: chunk_bytes, .. } = tables.sums().all();
         let (index_directory, unused) = directory
             .index_directory()
             .map(|(path, unused)| (path.display().to_string(), unused))
@@ -311,7 +311,7 @@ impl Stats {
             index_directory,
             index_directory_unused: unused.flatten(),
             due: replay_due(archive, tables)?.into(),
-            reserve_bytes: archive.reserve_bytes()?,
+            reserve_bytes: archive.reserve().bytes()?,
             epoch: tables.epoch,
             nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
             code,
@@ -320,7 +320,7 @@ impl Stats {
             batch: late.map(|rad| rad.batch),
             batch_bytes: late.filter(|rad| rad.gathers > 0).map(|rad| u64::from(rad.gathers) << 10),
             classes: classes(tables),
-            replicated_bytes: tables.replicated().0,
+            replicated_bytes: tables.sums().replicated().0,
             work: WorkLine::from(&tables.write_cost),
             absent: absent.collect(),
             volumes,
@@ -474,7 +474,7 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
     // What is read when it is looked at stays where it is.
-    let guard = archive.guard_epoch()?;
+    let guard = EpochGuard::enter(&archive)?;
     let stats = Stats::new(directory, &archive, &guard.tables, nodes.as_deref(), server)?;
     drop(guard);
     Ok((archive, stats))

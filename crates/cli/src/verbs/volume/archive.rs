@@ -41,7 +41,7 @@ pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
         created: volume.created,
         read_only: volume.read_only,
     };
-    let mut lines: Vec<Line> = tables.volumes.values().map(line).collect();
+    let mut lines: Vec<Line> = tables.volumes.all().values().map(line).collect();
     lines.sort_by(|a, b| a.name.cmp(&b.name));
     lines
 }
@@ -70,7 +70,7 @@ pub(in crate::verbs) fn change(directory: &ArchiveDir, request: &Request) -> Res
 /// Changes the catalogue; durable on return.
 pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()> {
     let tables = archive.refresh()?;
-    guard::size(request, |name| tables.volume(name).ok().map(|(_, volume)| volume.bytes))?;
+    guard::size(request, |name| tables.volumes.named(name).ok().map(|(_, volume)| volume.bytes))?;
     match request {
         Request::VolumeCreate { name, bytes, .. } => archive.create_volume(name, *bytes, now()),
         Request::VolumeResize { name, bytes, .. } => archive.resize_volume(name, *bytes),

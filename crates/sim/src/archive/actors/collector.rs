@@ -113,7 +113,7 @@ impl Sim {
                 .and_then(|collection| collection.run(&mut |_| {}));
             collected.map_err(|e| self.judge("gc", &e))?;
         }
-        let left = self.open(true)?.tables().replicated();
+        let left = self.open(true)?.tables().sums().replicated();
         if left.1 > 0 {
             return Err(Failure::new(
                 Checker::Progress,

@@ -696,7 +696,8 @@ impl Sim {
     /// After a crash: the volumes are those of the model, with what they may hold.
     pub(crate) fn look_at_volumes(&mut self, archive: &Arc<Archive>) -> Flow {
         let tables = archive.tables();
-        let mut found: Vec<&str> = tables.volumes.values().map(|volume| &volume.name[..]).collect();
+        let mut found: Vec<&str> =
+            tables.volumes.all().values().map(|volume| &volume.name[..]).collect();
         found.sort_unstable();
         let expected: Vec<&str> = self.disks.keys().map(|name| &name[..]).collect();
         if found != expected {

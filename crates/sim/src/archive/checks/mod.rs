@@ -205,7 +205,7 @@ impl Sim {
                     self.streams.remove(name);
                 }
             }
-            Unsure::VolumeSize(name, after) => match tables.volume(name) {
+            Unsure::VolumeSize(name, after) => match tables.volumes.named(name) {
                 Err(_) => drop(self.disks.remove(name)),
                 Ok((_, volume)) if volume.blocks() == *after as u64 => {
                     self.disks
@@ -216,14 +216,14 @@ impl Sim {
                 Ok(_) => {}
             },
             Unsure::VolumeName(from, to) => {
-                if tables.volume(from).is_err()
+                if tables.volumes.named(from).is_err()
                     && let Some(disk) = self.disks.remove(from)
                 {
                     self.disks.insert(to.clone(), disk);
                 }
             }
             Unsure::VolumeClone(of, name, served, read_only) => {
-                if tables.volume(name).is_ok() {
+                if tables.volumes.named(name).is_ok() {
                     self.cloned(of, name.clone(), *served, *read_only);
                 }
             }

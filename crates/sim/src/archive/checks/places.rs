@@ -85,8 +85,8 @@ fn wrong_totals(tables: &Tables) -> Option<String> {
         sums.raw_bytes += u64::from(stored.raw_bytes);
         replicated += u64::from(tables.class(&stored.place).0 == Class::Replicated);
     }
-    let same = sums == tables.totals() && replicated == tables.replicated().1;
-    (!same).then(|| format!("{sums:?} is in containers, and {:?} is said", tables.totals()))
+    let same = sums == tables.sums().all() && replicated == tables.sums().replicated().1;
+    (!same).then(|| format!("{sums:?} is in containers, and {:?} is said", tables.sums().all()))
 }
 
 /// The chunks that a put stored, which gathered them, lie in containers of the classes that their
