@@ -15,7 +15,7 @@
 //!
 //! *Not judged,* as that needs keys: what a frame says, and whether anybody can open it. Readers judge that by
 //! signatures. Two frames that nobody can open make all refuse the archive, until manage gives them up
-//! ([`give_up_unreadable`](crate::Settings::give_up_unreadable)).
+//! ([`GiveUp`](crate::GiveUp)).
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -24,20 +24,29 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::format::{
     frame::{FRAME_ALIGN, FRAME_HEADER_BYTES, Header, PUT_FRAME_MAX},
-    label::find_label,
-    log_reader::LOG_BYTES_MAX,
-    names::{COMMIT, EPOCHS, WRITER, is_segment, log_name},
+    label::look_for_label,
+    log_reader::PUT_LOG_BYTES,
+    names::{COMMIT, EPOCHS, WRITER, log_name, segment_number},
 };
 
 /// Segments that a client appends to at most: those that it made last.
 const SEGMENTS_MAX: usize = 8;
+
+/// Bytes of a log that a client has appended to at most. Whoever manages the archive has room behind that.
+const LOG_MAX: u64 = PUT_LOG_BYTES + PUT_FRAME_MAX;
+
+/// Bytes of a log that are read at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// How an error begins that refuses what a client may not do.
+pub const MAY_ADD_ONLY: &str = "this connection may add, and ";
 
 /// The files of an archive, of which a client may only add to the content.
 pub struct Additions {
     files: Arc<dyn Files>,
     /// The segments that the client made last.
     made: Mutex<VecDeque<Arc<Segment>>>,
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<Option<HeldLog>>>,
 }
 
 impl Additions {
@@ -45,6 +54,21 @@ impl Additions {
     #[must_use]
     pub fn new(files: Arc<dyn Files>) -> Additions {
         Additions { files, made: Mutex::default(), log: Arc::default() }
+    }
+
+    /// The log that counts, if the client may append to it.
+    fn current_log(&self) -> Result<Option<HeldLog>> {
+        let (label, is_damaged) = look_for_label(&*self.files, true)?;
+        let next = match self.files.open(&log_name(label.snapshot + 1)) {
+            Err(error) if error.kind() == Kind::NotFound => 0,
+            opened => opened?.bytes()?,
+        };
+        // Another label may have counted, whose log goes on: manage writes it again.
+        if is_damaged || next > 0 {
+            return Ok(None);
+        }
+        let name = log_name(label.snapshot);
+        Ok(Some(HeldLog { file: self.files.open(&name)?, name, end: None }))
     }
 }
 
@@ -56,35 +80,34 @@ struct Segment {
     end: Mutex<u64>,
 }
 
-fn appended(segment: Arc<Segment>) -> Arc<dyn File> {
-    Arc::new(Addition { inner: segment.file.clone(), adds: Adds::Segment(segment) })
-}
-
-/// The log that the client appends to.
-#[derive(Default)]
-struct Log {
-    /// Its name, while the client holds the commit lock alone.
-    current: Option<String>,
+/// The log, while the client holds the commit lock alone.
+struct HeldLog {
+    name: String,
+    /// Opened under the lock: a handle of the client may be of another file that had the name.
+    file: Arc<dyn File>,
+    /// Looked for at the first write.
     end: Option<LogEnd>,
 }
 
-/// Where the log ends, by the headers of its frames.
+/// Where a log ends, by the headers of its frames.
 struct LogEnd {
-    name: String,
     /// Behind the last frame.
     at: u64,
-    /// The last frame and where it begins; `None` when there is none.
-    last: Option<(u64, Header)>,
+    last: Option<Header>,
     /// The frame that is being written, and how many of its bytes are there.
     begun: Option<(Header, u64)>,
 }
 
-fn denied(why: impl Into<String>) -> Error {
-    Error::new(Kind::Denied, why)
+fn denied(why: &str) -> Error {
+    Error::new(Kind::Denied, format!("{MAY_ADD_ONLY}{why}"))
 }
 
 fn takes_nothing_away() -> Error {
-    denied("this connection may add, and take nothing away")
+    denied("take nothing away")
+}
+
+fn appended(segment: Arc<Segment>) -> Arc<dyn File> {
+    Arc::new(Addition { inner: segment.file.clone(), adds: Adds::Segment(segment) })
 }
 
 impl Files for Additions {
@@ -93,8 +116,8 @@ impl Files for Additions {
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        if !is_segment(name) {
-            return Err(denied("this connection may make segments, and no other files"));
+        if segment_number(name).is_none() {
+            return Err(denied("make segments, and no other files"));
         }
         let file = self.files.create(name)?;
         let segment = Arc::new(Segment { name: name.to_owned(), file, end: Mutex::new(0) });
@@ -134,25 +157,19 @@ impl Files for Additions {
             Hold::Shared => name == COMMIT || EPOCHS.contains(&name),
         };
         if !may_hold {
-            return Err(denied("this connection may add, and adding needs no such lock"));
+            return Err(denied("adding needs no such lock"));
         }
         let lock = self.files.lock(name, hold, wait)?;
         if name != COMMIT || hold != Hold::Alone {
             return Ok(lock);
         }
-        let current = log_name(find_label(&*self.files)?.snapshot);
-        let mut log = self.log.lock();
-        // Others may have appended since, or begun another log.
-        if let Some(end) = &mut log.end {
-            end.begun = None;
-        }
-        log.current = Some(current);
+        *self.log.lock() = self.current_log()?;
         Ok(Box::new(CommitLock { log: self.log.clone(), _lock: lock }))
     }
 }
 
 struct CommitLock {
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<Option<HeldLog>>>,
     _lock: Box<dyn Lock>,
 }
 
@@ -161,99 +178,121 @@ impl Lock for CommitLock {}
 impl Drop for CommitLock {
     fn drop(&mut self) {
         // A write that is under way ends before.
-        self.log.lock().current = None;
+        *self.log.lock() = None;
+    }
+}
+
+impl HeldLog {
+    fn write(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        let end = match &mut self.end {
+            Some(end) => end,
+            None => self.end.insert(LogEnd::find(&*self.file)?),
+        };
+        end.admit(at, data)?;
+        self.file.write_at(at, data)?;
+        if let Some((_, there)) = &mut end.begun {
+            *there += data.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync()?;
+        let Some(end) = &mut self.end else { return Ok(()) };
+        if let Some((header, _)) = end.begun.take_if(|(header, there)| *there == header.bytes()) {
+            (end.at, end.last) = (end.at + header.bytes(), Some(header));
+        }
+        Ok(())
     }
 }
 
 impl LogEnd {
-    /// The end of a log, from this frame on, or from its beginning.
-    fn find(name: &str, file: &dyn File, from: Option<(u64, Header)>) -> Result<LogEnd> {
+    fn find(file: &dyn File) -> Result<LogEnd> {
         let bytes = file.bytes()?;
-        let mut at = from.as_ref().map_or(0, |(at, header)| at + header.bytes());
-        let mut last = from;
-        while let Some(header) = read_header(file, at)? {
-            let follows = last.as_ref().is_none_or(|(_, before)| header.follows(before));
+        let mut headers = Headers { file, from: 0, held: Vec::new() };
+        let (mut at, mut last) = (0, None);
+        while let Some(header) = headers.at(at)? {
+            let follows = last.is_none_or(|before| header.follows(&before));
             if !follows || at + header.bytes() > bytes {
                 break;
             }
-            (last, at) = (Some((at, header)), at + header.bytes());
+            (last, at) = (Some(header), at + header.bytes());
         }
-        Ok(LogEnd { name: name.to_owned(), at, last, begun: None })
-    }
-
-    /// The end as it is now, where this was the end earlier: others only append, but for a frame that nobody
-    /// can open.
-    fn go_on(self, file: &dyn File) -> Result<LogEnd> {
-        let last = match self.last {
-            Some((at, header)) if read_header(file, at)? == Some(header) => Some((at, header)),
-            _ => None,
-        };
-        LogEnd::find(&self.name, file, last)
+        // What a crash left of a frame has no header within. Behind a header that rotted are changes.
+        let mut behind = at + FRAME_ALIGN;
+        while behind < bytes {
+            if headers
+                .at(behind)?
+                .is_some_and(|header| last.is_none_or(|last| header.is_later(&last)))
+            {
+                return Err(denied(
+                    "the operations log is damaged: who manages the archive has to look at it",
+                ));
+            }
+            behind += FRAME_ALIGN;
+        }
+        Ok(LogEnd { at, last, begun: None })
     }
 
     /// Errors unless these bytes belong here.
     fn admit(&mut self, at: u64, data: &[u8]) -> Result<()> {
         let out_of_place = || {
             denied(
-                "this connection may append to the operations log, and change nothing in it: if a crash left \
-                 bytes behind its last change, a change by who manages the archive ends that, as `onefold gc`",
+                "change nothing in the operations log: if a crash left bytes behind its last change, a change by who \
+                 manages the archive ends that, as `onefold gc`",
             )
         };
-        if at == self.at {
+        let begins = at == self.at;
+        if begins {
             let header = Header::decode(data).ok_or_else(out_of_place)?;
-            let follows = self.last.as_ref().is_none_or(|(_, before)| header.follows(before));
-            if !follows || header.bytes() > PUT_FRAME_MAX {
+            let follows = self.last.is_none_or(|before| header.follows(&before));
+            if !follows || header.bytes() > PUT_FRAME_MAX || at + header.bytes() > LOG_MAX {
                 return Err(out_of_place());
             }
             self.begun = Some((header, 0));
         }
-        let (header, there) = self.begun.as_mut().ok_or_else(out_of_place)?;
+        let (header, there) = self.begun.as_ref().ok_or_else(out_of_place)?;
         let fits = there.checked_add(data.len() as u64).is_some_and(|end| end <= header.bytes());
-        if at != self.at + *there || !fits {
-            return Err(out_of_place());
-        }
         // Readers take a header that stands inside a torn frame for that of a later one. In what a cipher
-        // gives there is none, but once in a million frames.
-        let (from, begins) = (*there, at == self.at);
-        let skipped = (FRAME_ALIGN - from % FRAME_ALIGN) % FRAME_ALIGN;
-        let first = if begins { FRAME_ALIGN } else { skipped };
-        let inside = data.get(first as usize..).unwrap_or_default();
-        if from % FRAME_ALIGN != 0
-            || inside.chunks(FRAME_ALIGN as usize).any(|b| Header::decode(b).is_some())
-        {
-            return Err(denied("this looks like several changes at once"));
-        }
-        Ok(())
-    }
-
-    /// The bytes that were admitted are written.
-    fn wrote(&mut self, bytes: u64) {
-        if let Some((_, there)) = &mut self.begun {
-            *there += bytes;
-        }
-    }
-
-    /// All bytes that are written are durable.
-    fn synced(&mut self) {
-        if let Some((header, _)) = self.begun.take_if(|(header, there)| *there == header.bytes()) {
-            let at = self.at;
-            self.at += header.bytes();
-            self.last = Some((at, header));
+        // gives there is none, but once in millions of frames.
+        let are_blocks = (at | data.len() as u64) % FRAME_ALIGN == 0;
+        let mut inside = data.chunks(FRAME_ALIGN as usize).skip(usize::from(begins));
+        let has_others = inside.any(|block| Header::decode(block).is_some());
+        match at == self.at + *there && fits && are_blocks && !has_others {
+            true => Ok(()),
+            false => Err(out_of_place()),
         }
     }
 }
 
-fn read_header(file: &dyn File, at: u64) -> Result<Option<Header>> {
-    let mut bytes = [0; FRAME_HEADER_BYTES];
-    let n = file.read_at(at, &mut bytes)?;
-    Ok(Header::decode(&bytes[..n]))
+/// The headers in a log, which is read in pieces.
+struct Headers<'a> {
+    file: &'a dyn File,
+    from: u64,
+    held: Vec<u8>,
+}
+
+impl Headers<'_> {
+    /// The header at a byte of the log, if there is one.
+    fn at(&mut self, at: u64) -> Result<Option<Header>> {
+        let is_held = |held: &[u8], from: u64| {
+            at >= from && at + FRAME_HEADER_BYTES as u64 <= from + held.len() as u64
+        };
+        if !is_held(&self.held, self.from) {
+            self.held.resize(PIECE_BYTES, 0);
+            let n = self.file.read_at(at, &mut self.held)?;
+            self.held.truncate(n);
+            self.from = at;
+        }
+        Ok(Header::decode(&self.held[(at - self.from) as usize..]))
+    }
 }
 
 /// What may be added to a file.
 enum Adds {
     Nothing,
     Segment(Arc<Segment>),
-    Log(String, Arc<Mutex<Log>>),
+    Log(String, Arc<Mutex<Option<HeldLog>>>),
 }
 
 struct Addition {
@@ -272,6 +311,14 @@ impl Addition {
         }
         Err(takes_nothing_away())
     }
+
+    /// Does something with the log that this file is called like, if the client may append to it now; `None`
+    /// where it may not.
+    fn with_log<T>(&self, does: impl FnOnce(&mut HeldLog) -> Result<T>) -> Option<Result<T>> {
+        let Adds::Log(name, log) = &self.adds else { return None };
+        let mut log = log.lock();
+        log.as_mut().filter(|held| held.name == *name).map(does)
+    }
 }
 
 impl File for Addition {
@@ -288,26 +335,14 @@ impl File for Addition {
     }
 
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
-        let Adds::Log(name, log) = &self.adds else {
-            let mut end = self.end(at)?;
-            *end = at.saturating_add(data.len() as u64);
-            return self.inner.write_at(at, data);
-        };
-        let mut log = log.lock();
-        if log.current.as_ref() != Some(name) {
-            return Err(denied("this connection appends to the last log, while it holds its lock"));
+        if matches!(self.adds, Adds::Log(..)) {
+            let why =
+                "append to the last log, while it holds the commit lock and the label is whole";
+            return self.with_log(|log| log.write(at, data)).unwrap_or_else(|| Err(denied(why)));
         }
-        let mut end = match log.end.take() {
-            Some(end) if end.name == *name && end.begun.is_some() => end,
-            Some(end) if end.name == *name => end.go_on(&*self.inner)?,
-            _ => LogEnd::find(name, &*self.inner, None)?,
-        };
-        let admitted = end.admit(at, data);
-        let end = log.end.insert(end);
-        admitted?;
-        self.inner.write_at(at, data)?;
-        end.wrote(data.len() as u64);
-        Ok(())
+        let mut end = self.end(at)?;
+        *end = at.saturating_add(data.len() as u64);
+        self.inner.write_at(at, data)
     }
 
     fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
@@ -319,17 +354,7 @@ impl File for Addition {
     }
 
     fn sync(&self) -> Result<()> {
-        match &self.adds {
-            Adds::Nothing | Adds::Segment(_) => self.inner.sync(),
-            Adds::Log(name, log) => {
-                let mut log = log.lock();
-                self.inner.sync()?;
-                if let Some(end) = log.end.as_mut().filter(|end| end.name == *name) {
-                    end.synced();
-                }
-                Ok(())
-            }
-        }
+        self.with_log(HeldLog::sync).unwrap_or_else(|| self.inner.sync())
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {
@@ -338,18 +363,15 @@ impl File for Addition {
     }
 
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        let is_own = match &self.adds {
-            Adds::Nothing => false,
-            Adds::Segment(_) => true,
-            Adds::Log(name, log) => {
-                let end = at.checked_add(bytes).is_some_and(|end| end <= LOG_BYTES_MAX);
-                end && log.lock().current.as_ref() == Some(name)
-            }
-        };
-        if !is_own {
-            return Err(takes_nothing_away());
+        if let Adds::Segment(_) = &self.adds {
+            return self.inner.reserve(at, bytes);
         }
-        self.inner.reserve(at, bytes)
+        match at.checked_add(bytes) {
+            Some(end) if end <= LOG_MAX => self
+                .with_log(|log| log.file.reserve(at, bytes))
+                .unwrap_or_else(|| Err(takes_nothing_away())),
+            _ => Err(takes_nothing_away()),
+        }
     }
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {

@@ -56,7 +56,7 @@ mod usage_counts;
 mod volume;
 
 pub use crate::{
-    additions::Additions,
+    additions::{Additions, MAY_ADD_ONLY},
     background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
         ErasedFound, Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check,
@@ -107,7 +107,7 @@ pub use crate::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,
     },
-    settings::{FilterName, Format, KeySource, READER_BYTES, Settings},
+    settings::{FilterName, Format, GiveUp, KeySource, READER_BYTES, Settings},
     stream::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Growth, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,

@@ -10,6 +10,7 @@ use crate::{
         ContainerId,
         class::Rad,
         frame::FRAME_PAYLOAD_MAX,
+        log_reader::PUT_LOG_BYTES,
         parameters::{Chunking, Compression},
     },
     rules::Rule,
@@ -142,6 +143,18 @@ impl FromStr for FilterName {
     }
 }
 
+/// What may be given up of a log whose end can't be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GiveUp {
+    /// Nothing: the archive is refused.
+    #[default]
+    Nothing,
+    /// Frames that nobody can open, as who took over a put key leaves them.
+    Unreadable,
+    /// Later frames that can be opened, too: what the disk lost lies before them.
+    Later,
+}
+
 /// The settings that are chosen when an archive is opened for work.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -216,9 +229,9 @@ pub struct Settings {
     pub append_only: bool,
     /// Bytes of log at which a put key adds nothing more: whoever manages the archive makes a new one.
     pub put_log_bytes: u64,
-    /// Gives up what is in the log behind the last change that can be read, if this process manages an archive
+    /// What is given up of the log behind the last change that can be read, if this process manages an archive
     /// whose keys have roles. [`renew_log`](crate::renew_log) makes that last.
-    pub give_up_unreadable: bool,
+    pub give_up: GiveUp,
     /// Who is asked for the key of a sealed archive.
     pub opener: KeySource,
     /// The rule that the steps break; the simulator must find that out.
@@ -291,8 +304,8 @@ impl Default for Settings {
             leaf_bytes: 64 << 20,
             changed_leaves: 1024,
             append_only: false,
-            put_log_bytes: 192 << 20,
-            give_up_unreadable: false,
+            put_log_bytes: PUT_LOG_BYTES,
+            give_up: GiveUp::Nothing,
             opener: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,

@@ -12,8 +12,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Additions, Archive, Collection, Format, KeySource, Settings, SnapshotId, add_put_key, check,
-    create_sealed, forget, renew_log,
+    Additions, Archive, Collection, Format, GiveUp, KeySource, Settings, SnapshotId, add_put_key,
+    check, create_sealed, forget, renew_log,
 };
 use onefold_backend::Directory;
 use onefold_core::{Files, Hold, Kind, Result};
@@ -65,13 +65,13 @@ impl Desk {
         Archive::open(files, true, settings).map(Arc::new)
     }
 
-    fn try_manage(&self, give_up_unreadable: bool) -> Result<Arc<Archive>> {
+    fn try_manage(&self, give_up: GiveUp) -> Result<Arc<Archive>> {
         let opener = KeySource::new(Arc::new(By(1, false)));
-        self.open(self.files(), Settings { opener, give_up_unreadable, ..Settings::default() })
+        self.open(self.files(), Settings { opener, give_up, ..Settings::default() })
     }
 
     fn manage(&self) -> Arc<Archive> {
-        self.try_manage(false).unwrap()
+        self.try_manage(GiveUp::Nothing).unwrap()
     }
 
     fn grant(&self, name: &str) -> RoleKey {
@@ -268,7 +268,11 @@ fn rule_46_nobody_writes_to_a_file_that_a_client_made() {
 
 /// Bytes that look like the header of a frame which follows the last one of a log, and has so many bytes behind.
 fn header(desk: &Desk, body: u32) -> Vec<u8> {
-    let log = desk.content().remove(&desk.log()).unwrap();
+    header_of(desk, &desk.log(), body)
+}
+
+fn header_of(desk: &Desk, log: &str, body: u32) -> Vec<u8> {
+    let log = desk.content().remove(log).unwrap();
     let (mut at, mut last) = (0, (0, 0));
     while let Some(header) = log.get(at..at + 40).filter(|header| header.starts_with(b"ONFL")) {
         let word = |from: usize| u64::from_le_bytes(header[from..from + 8].try_into().unwrap());
@@ -312,6 +316,7 @@ fn rule_46_the_log_grows_by_one_frame_at_a_time() {
         ("longer than it says", [&frame[..], &[0; 64]].concat()),
         ("not the next one", header(&desk, 88).iter().map(|b| b.wrapping_add(1)).collect()),
         ("far too long", header(&desk, 32 << 20)),
+        ("a header in the last bytes", [&frame[..64], &frame[..16]].concat()),
     ] {
         assert_eq!(kind(append(&desk, &bytes)), Err(Kind::Denied), "{what}");
     }
@@ -350,6 +355,100 @@ fn rule_46_what_a_crash_left_of_a_frame_is_written_over() {
     is_whole(&desk);
 }
 
+/// What the client has open was the next log for a moment, and is another file now.
+#[test]
+fn rule_46_a_stale_handle_of_a_log_writes_nowhere() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    let (client, old) = (Additions::new(desk.files()), desk.log());
+    let next = format!("log-{:010}", old[4..].parse::<u32>().unwrap() + 1);
+    desk.files().create(&next).unwrap();
+    let stale = client.open(&next).unwrap();
+    desk.files().remove(&next).unwrap();
+    renew_log(&desk.manage()).unwrap();
+    assert_eq!(desk.log(), next);
+    store(&desk.adding(&web), "web1", 1, &noise(1, 1000)).unwrap();
+    let before = desk.content();
+    let _commit = client.lock("lock-commit", Hold::Alone, true).unwrap();
+    let now = client.open(&next).unwrap();
+    let long = [header(&desk, 16_000), vec![7; 24]].concat();
+    let _ = stale.write_at(0, &long[..64]);
+    let _ = now.write_at(64, &[0; 64]);
+    let _ = (stale.sync(), now.write_at(64, &[0; 64]));
+    let after = desk.content();
+    for (name, bytes) in &before {
+        assert!(after[name].starts_with(bytes), "{name} was changed");
+    }
+}
+
+#[test]
+fn rule_46_a_log_that_is_not_certainly_the_last_one_takes_nothing() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    store(&desk.manage(), "vault", 1, &noise(1, 1000)).unwrap();
+    let name = desk.log();
+    let next = format!("log-{:010}", name[4..].parse::<u32>().unwrap() + 1);
+    let refused = |what: &str| {
+        let frame = [header(&desk, 88), vec![7; 88]].concat();
+        assert_eq!(
+            append(&desk, &frame).map_err(|error| error.kind()),
+            Err(Kind::Denied),
+            "{what}"
+        );
+    };
+    // Another label may have named it, and its write was lost.
+    fs::write(desk.at().join(&next), [1; 64]).unwrap();
+    let frame = [header_of(&desk, &name, 88), vec![7; 88]].concat();
+    let files = Additions::new(desk.files());
+    let commit = files.lock("lock-commit", Hold::Alone, true).unwrap();
+    let log = files.open(&name).unwrap();
+    let done = log.write_at(log.bytes().unwrap(), &frame);
+    assert_eq!(done.map_err(|error| error.kind()), Err(Kind::Denied), "a log behind");
+    drop(commit);
+    fs::remove_file(desk.at().join(&next)).unwrap();
+    let (label, log) = (desk.at().join("label"), desk.at().join(&name));
+    let whole = fs::read(&label).unwrap();
+    for place in [0, 4096] {
+        let mut damaged = whole.clone();
+        damaged[place + 100..place + 200].fill(0xee);
+        fs::write(&label, &damaged).unwrap();
+        // A place that was never written is no damage.
+        if whole[place..place + 16] != [0; 16] {
+            refused("a damaged label");
+        }
+    }
+    fs::write(&label, &whole).unwrap();
+    // The header of a frame rotted: behind it are changes.
+    let kept = fs::read(&log).unwrap();
+    let mut rotten = kept.clone();
+    rotten[..8].fill(0);
+    fs::write(&log, &rotten).unwrap();
+    refused("a header that rotted");
+    fs::write(&log, &kept).unwrap();
+    store(&desk.adding(&web), "web1", 2, &noise(2, 1000)).unwrap();
+    is_whole(&desk);
+}
+
+#[test]
+fn rule_46_what_can_be_opened_behind_damage_is_given_up_by_another_word() {
+    let desk = Desk::new();
+    let web = desk.grant("web1");
+    store(&desk.manage(), "vault", 1, &noise(1, 1000)).unwrap();
+    let end = fs::metadata(desk.at().join(desk.log())).unwrap().len() as usize;
+    for number in [2, 3] {
+        store(&desk.adding(&web), "web1", number, &noise(2, 1000)).unwrap();
+    }
+    // A frame of the first backup rots.
+    let path = desk.at().join(desk.log());
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[end + 48] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let error = desk.try_manage(GiveUp::Unreadable).err().unwrap();
+    assert!(error.to_string().contains("--cut-log=all"), "{error}");
+    renew_log(&desk.try_manage(GiveUp::Later).unwrap()).unwrap();
+    assert_eq!(names(&desk.manage()), [1]);
+}
+
 #[test]
 fn rule_46_frames_that_nobody_can_open_are_given_up_by_manage() {
     let desk = Desk::new();
@@ -358,10 +457,10 @@ fn rule_46_frames_that_nobody_can_open_are_given_up_by_manage() {
     for _ in 0..3 {
         append(&desk, &[header(&desk, 88), vec![7; 88]].concat()).unwrap();
     }
-    let error = desk.try_manage(false).err().unwrap();
+    let error = desk.try_manage(GiveUp::Nothing).err().unwrap();
     assert_eq!(error.kind(), Kind::Corrupt, "{error}");
     assert!(error.to_string().contains("--cut-log"), "{error}");
-    renew_log(&desk.try_manage(true).unwrap()).unwrap();
+    renew_log(&desk.try_manage(GiveUp::Unreadable).unwrap()).unwrap();
     assert_eq!(names(&desk.manage()), [1]);
     store(&desk.adding(&web), "web1", 2, &noise(2, 1000)).unwrap();
     assert_eq!(names(&desk.manage()), [1, 2]);

@@ -18,6 +18,7 @@ use std::{
     path::Path,
     sync::Arc,
     thread::JoinHandle,
+    time::Duration,
 };
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
@@ -255,10 +256,15 @@ impl Directory {
     /// Takes part in a turn of a file, until what is returned is dropped ([`lock::take_turn`]).
     ///
     /// # Errors
-    /// `Busy` when an earlier turn does not end, and those of the system.
-    pub fn turn(&self, name: &str, turn: impl Fn() -> u64) -> Result<Box<dyn Lock>> {
+    /// `Busy` when an earlier turn does not end for as long as `patience`, and those of the system.
+    pub fn turn(
+        &self,
+        name: &str,
+        turn: impl Fn() -> u64,
+        patience: Duration,
+    ) -> Result<Box<dyn Lock>> {
         let file = self.own.file(name, false)?;
-        lock::take_turn(&file, &self.own.at(name), turn)?;
+        lock::take_turn(&file, &self.own.at(name), turn, patience)?;
         Ok(Box::new(FileLock(file)))
     }
 

@@ -176,8 +176,13 @@ fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
 /// above 0 and rises. Each who takes part has opened the file for itself.
 ///
 /// # Errors
-/// `Busy` after [`PATIENCE`], and those of the system. There are no turns where locks are not by range.
-pub fn take_turn(file: &fs::File, shown: &str, turn: impl Fn() -> u64) -> Result<()> {
+/// `Busy` after `patience`, and those of the system. There are no turns where locks are not by range.
+pub fn take_turn(
+    file: &fs::File,
+    shown: &str,
+    turn: impl Fn() -> u64,
+    patience: Duration,
+) -> Result<()> {
     if Locality::of(file.as_fd()) != Ok(Locality::Local) {
         return Ok(());
     }
@@ -196,8 +201,8 @@ pub fn take_turn(file: &fs::File, shown: &str, turn: impl Fn() -> u64) -> Result
                 Err(errno) => return Err(failed(errno)),
             }
         }
-        if begun.elapsed() >= PATIENCE {
-            return Err(busy(file, shown, true));
+        if begun.elapsed() >= patience {
+            return Err(busy(file, shown, false));
         }
         std::thread::sleep(PAUSE);
     }
@@ -384,7 +389,7 @@ mod tests {
         drop(open(&path));
         let take = |turn: u64| {
             let file = fs::File::open(&path).unwrap();
-            take_turn(&file, "label", || turn).map(|()| file)
+            take_turn(&file, "label", || turn, PATIENCE).map(|()| file)
         };
         let [one, other, same] = [7; 3].map(|turn| take(turn).unwrap());
         drop(one);

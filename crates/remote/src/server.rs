@@ -37,6 +37,12 @@ const FILES_MAX: usize = 4096;
 /// Most locks that a connection holds or waits for.
 const LOCKS_MAX: usize = 64;
 
+/// How long a lock is waited for within one turn.
+const IN_TURN: Duration = Duration::from_secs(10);
+
+/// How often it is asked for meanwhile.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// How long a turn outlasts its lock: by then a writer that waits has the lock.
 const AFTER_TURN: Duration = Duration::from_millis(50);
 
@@ -419,8 +425,27 @@ impl House {
         self.own(name)?;
         let is_brief =
             self.right < Right::Manage && (self.offer.reader_lock)(name) == Some(Stay::Brief);
-        let turn = if is_brief { Some((self.offer.turn)()?) } else { None };
-        Ok((self.offer.files.lock(name, hold, wait)?, turn))
+        if !is_brief {
+            return Ok((self.offer.files.lock(name, hold, wait)?, None));
+        }
+        // Waiting within a turn is bounded, so that a turn is: later ones wait for it.
+        loop {
+            let turn = (self.offer.turn)()?;
+            let until = Instant::now() + IN_TURN.min(self.offer.brief);
+            loop {
+                match self.offer.files.lock(name, hold, false) {
+                    Err(error) if wait && error.kind() == Kind::Busy => {}
+                    locked => return Ok((locked?, Some(turn))),
+                }
+                if Instant::now() >= until {
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
+            if self.is_deaf.load(Relaxed) || self.locks.lock().is_closing {
+                return Err(Error::new(Kind::Stopped, "the connection ends"));
+            }
+        }
     }
 
     /// Ends turns a moment after their locks, until the connection ends. If the other side keeps a lock for

@@ -5,7 +5,7 @@
 //! ```text
 //! 16  "onefold files 1\n"
 //!  4  bytes that follow, at most 16 KiB
-//!  1  right: 0 read, 2 manage, 255 none
+//!  1  right: 0 read, 1 put, 2 manage, 255 none
 //!     why there is no more right, or nothing; who serves the archive there, or nothing: texts of
 //!     2 bytes of length and UTF-8
 //!     without a right: 1 kind of an error, then its sentence

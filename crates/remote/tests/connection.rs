@@ -4,7 +4,10 @@
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -183,6 +186,39 @@ fn rule_46_who_may_add_removes_nothing_and_loses_a_lock_for_which_writers_wait()
     drop(files.lock("brief", Hold::Alone, true).unwrap());
     drop((held, remote));
     let _ = far.join().unwrap();
+}
+
+/// Who waits for a lock that somebody keeps comes again in a later turn: a turn in which many wait, one after
+/// the other, would have no end for those in the next one.
+#[test]
+fn rule_46_nobody_waits_for_long_within_a_turn() {
+    static TURNS: AtomicUsize = AtomicUsize::new(0);
+    let (_dir, files) = directory();
+    files.create("brief").unwrap();
+    let offer = Offer {
+        turn: Box::new(|| {
+            TURNS.fetch_add(1, Relaxed);
+            Ok(Box::new(NoTurn))
+        }),
+        ..offer(files.clone())
+    };
+    let (near, far) = UnixStream::pair().unwrap();
+    let thread = std::thread::spawn(move || {
+        let output = Box::new(far.try_clone().unwrap());
+        answer(offer, &Greeting::of(Right::Put), &far, output, &Pulse::default())
+    });
+    let output = Box::new(Closing(near.try_clone().unwrap()));
+    let (remote, _) = connect(Box::new(near), output, "far").unwrap();
+    let kept = files.lock("brief", Hold::Alone, true).unwrap();
+    let waiting = remote.clone();
+    let waiter = std::thread::spawn(move || waiting.lock("brief", Hold::Alone, true).map(drop));
+    while TURNS.load(Relaxed) < 3 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(kept);
+    waiter.join().unwrap().unwrap();
+    drop(remote);
+    thread.join().unwrap().unwrap();
 }
 
 /// The far side of a connection of whose near side the test says each byte.

@@ -181,8 +181,14 @@ impl Appender {
     pub(crate) fn give_back(&mut self) -> Result<()> {
         self.syncs.forget();
         let open = std::mem::take(&mut self.open);
-        if open.is_empty() || self.archive.has_stopped() || is_put(&self.archive) {
+        if open.is_empty() || self.archive.has_stopped() {
             return Ok(());
+        }
+        if is_put(&self.archive) {
+            let ahead = open.values().filter(|open| open.taken > open.end);
+            return ahead
+                .into_iter()
+                .try_for_each(|open| give_ahead_back(&self.archive, open, open.taken));
         }
         let tables = self.archive.refresh()?;
         open.values().try_for_each(|open| {
@@ -253,8 +259,7 @@ impl Appender {
 
 fn names_taken(name: &str) -> Error {
     let why = format!(
-        "there are files up to {name}, which no change of the archive made: who manages it has to remove those behind \
-         the ones that `onefold inspect` names"
+        "there are files up to {name}, which no change of the archive made: `onefold gc` removes them"
     );
     Error::new(Kind::Denied, why)
 }

@@ -163,6 +163,12 @@ impl Header {
     pub(crate) fn follows(&self, other: &Header) -> bool {
         Some(self.sequence) == other.sequence.checked_add(1) && self.before == other.checksum
     }
+
+    /// True when this frame has a higher number than the other one.
+    #[must_use]
+    pub(crate) fn is_later(&self, other: &Header) -> bool {
+        self.sequence > other.sequence
+    }
 }
 
 /// The number of the frame that begins with this header, as it says itself; 0 where it is not whole.

@@ -13,6 +13,9 @@ use crate::{format::Identity, memory::Drawn};
 /// room on the disk a log goes on, and not beyond this.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 
+/// Bytes of a log at which put keys add nothing more: whoever manages the archive begins a new one.
+pub(crate) const PUT_LOG_BYTES: u64 = 192 << 20;
+
 /// Bytes read at once.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
@@ -117,6 +120,33 @@ impl<'a> LogReader<'a> {
     /// Goes on behind so many bytes, which were looked at; never beyond the end.
     pub(crate) fn pass(&mut self, bytes: u64) {
         self.taken = self.held.len().min(self.taken.saturating_add(bytes as usize));
+    }
+
+    /// A reader at the same place.
+    pub(crate) fn again(&self) -> LogReader<'a> {
+        let at = self.at + self.taken as u64;
+        LogReader { at, held: Vec::new(), taken: 0, room: PIECE_BYTES, ..*self }
+    }
+
+    /// How many frames can be opened from here on that have a higher number than this one.
+    pub(crate) fn later(&mut self, identity: &Identity, sequence: u64) -> Result<u64> {
+        let (mut count, mut claimed) = (0, 0_u64);
+        loop {
+            let header = self.look(FRAME_HEADER_BYTES)?;
+            if header.is_empty() {
+                return Ok(count);
+            }
+            let wanted = frame::claimed(header);
+            claimed += wanted.unwrap_or(0) as u64;
+            let frame = match wanted {
+                Some(_) if claimed <= CLAIMED_MAX => self.frame(identity, true)?,
+                _ => None,
+            };
+            let later = frame.filter(|(frame, _)| frame.sequence > sequence);
+            let bytes = later.map(|(frame, _)| frame.bytes);
+            count += u64::from(bytes.is_some());
+            self.pass(bytes.unwrap_or(FRAME_ALIGN));
+        }
     }
 
     /// The bytes here and behind, where no frame follows the one of this number. Frames are later

@@ -56,6 +56,12 @@ pub(crate) fn is_segment(name: &str) -> bool {
     name.starts_with("segment-")
 }
 
+/// The number of a segment by its name.
+pub(crate) fn segment_number(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("segment-")?.parse().ok()?;
+    (segment_name(number) == name).then_some(number)
+}
+
 /// True for files of the chunk index.
 pub(crate) fn is_index(name: &str) -> bool {
     name.starts_with("index-")

@@ -9,7 +9,7 @@ use crate::{
     format::{
         ContainerId,
         care::CareNote,
-        names::{COLLECTOR, segment_name},
+        names::{COLLECTOR, segment_number},
         record::Record,
     },
     operations_log::Archive,
@@ -502,11 +502,8 @@ impl Collection {
         let counted = files_of_counts(&self.archive, tables.named_counts());
         let is_named = |n: &u64| counted.as_ref().map_or(true, |files| files.contains(n));
         for name in names {
-            let segment =
-                name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
             let counts = counts_number(&name);
-            let orphan = segment
-                .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
+            let orphan = segment_number(&name).is_some_and(|n| !tables.segments.contains_key(&n))
                 || counts.is_some_and(|n| !is_named(&n) && n != highest.max(tables.counts));
             if orphan {
                 self.archive.files.remove(&name)?;

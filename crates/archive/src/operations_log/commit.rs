@@ -423,7 +423,17 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
         make_label_durable(archive, position)?;
         record_synced(archive, tables.sequence, position.snapshot)?;
     } else if unsure && archive.keeps(Rule::TailDurableBeforeRead) {
-        return archive.replay_lasting_frames(position, tables, end, recorded);
+        // Where keys have roles nobody appends before the disk has what is there, and put keys record nothing.
+        let name = log_name(position.snapshot);
+        let is_kept =
+            archive.label.roles && archive.files.keeps(&name, end - last.len() as u64, &last)?;
+        if !is_kept {
+            let sequence = position.tables.sequence;
+            archive.replay_lasting_frames(position, tables, end, recorded)?;
+            let kept = position.tables.sequence.saturating_sub(sequence);
+            position.hashes.extend(hashes.into_iter().take(kept as usize));
+            return Ok(());
+        }
     }
     (position.tables, position.end) = (Arc::new(tables), end);
     position.hashes.extend(hashes);

@@ -24,7 +24,7 @@ use crate::{
     },
     memory::Drawn,
     rules::Rule,
-    settings::Settings,
+    settings::{GiveUp, Settings},
     tables::{MANAGE, Tables},
 };
 
@@ -122,12 +122,28 @@ pub(crate) fn ends_here(
     tables: &Tables,
     settings: &Settings,
 ) -> Result<()> {
+    let (mut rest, give_up) = (frames.again(), settings.give_up);
     match frames.behind(identity, tables.sequence)? {
         Behind::End => Ok(()),
-        _ if settings.give_up_unreadable && manages(identity) => Ok(()),
+        _ if manages(identity) && give_up == GiveUp::Later => Ok(()),
+        _ if manages(identity) && give_up == GiveUp::Unreadable => {
+            match rest.later(identity, tables.sequence)? {
+                0 => Ok(()),
+                count => Err(acknowledged(tables.sequence, count)),
+            }
+        }
         Behind::Later => Err(or_cut(later_changes(tables.sequence), identity)),
         Behind::Rubbish => Err(or_cut(no_log(tables.sequence), identity)),
     }
+}
+
+/// The log was damaged, and not filled by a client.
+fn acknowledged(sequence: u64, count: u64) -> Error {
+    let what = format!(
+        "{count} changes behind change {sequence} can be opened: the log is damaged, and these may be backups that were \
+         acknowledged"
+    );
+    corrupt(format!("{what}; {PUT_BACK}, or give them up too by --cut-log=all"))
 }
 
 /// The error, with what manage can do about it.

@@ -23,7 +23,7 @@ use crate::{
     leaf_file,
     memory::{Budget, Drawn},
     rules::Rule,
-    settings::Settings,
+    settings::{GiveUp, Settings},
     tables::{LeafStore, Tables},
 };
 
@@ -209,15 +209,10 @@ impl LogPosition {
                 drawn = Drawn::from(budget);
                 let tables = read(label.snapshot - 1, None, &drawn).map_err(|_| error.clone())?;
                 let mut replayed = Replayed::of(&tables);
-                replay(
-                    &*open(label.snapshot - 1)?,
-                    0,
-                    identity,
-                    &mut replayed,
-                    &drawn,
-                    settings,
-                    u64::MAX,
-                )?;
+                // Another log follows it: nothing of it may be given up.
+                let whole = Settings { give_up: GiveUp::Nothing, ..settings.clone() };
+                let log = open(label.snapshot - 1)?;
+                replay(&*log, 0, identity, &mut replayed, &drawn, &whole, u64::MAX)?;
                 snapshot_lost = Some(error);
                 let mut tables = replayed.tables.into_owned();
                 if tables.on_demand {

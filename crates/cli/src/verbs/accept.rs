@@ -105,6 +105,10 @@ const BRIEF: Duration = Duration::from_secs(10);
 /// The same for who may only add, who also writes a change while he has it: 16 MiB at most.
 const BRIEF_OF_PUT: Duration = Duration::from_secs(60);
 
+/// How long a turn is waited for. Those before it take part for 20 s while they wait, and then have the lock
+/// for a minute at most.
+const TURN_PATIENCE: Duration = Duration::from_secs(180);
+
 /// How long the end of a connection waits for requests that are being done, as one that waits for a lock.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -231,7 +235,7 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
             is_own: is_archive_file,
             reader_lock,
             brief: brief.min(options.idle),
-            turn: Box::new(move || of_turns.turn(TURNS, turn)),
+            turn: Box::new(move || of_turns.turn(TURNS, turn, TURN_PATIENCE)),
             free_bytes,
             heard: Box::new(move |act| audited.hear(act)),
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{
     Found,
@@ -12,7 +12,7 @@ use onefold::parts::{
     archive_care::{Depth, Extent},
     archive_dir::ArchiveDir,
 };
-use onefold_archive::{Role, Settings, renew_log};
+use onefold_archive::{GiveUp, Role, Settings, renew_log};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -46,20 +46,31 @@ pub(crate) struct Options {
     only: Option<String>,
 
     /// Of an archive whose keys have roles, and that says that its operations log can't be read behind a
-    /// change: gives up what is behind that change. A put key that was taken over can leave that. What
-    /// other hosts stored is before it
-    #[arg(long)]
-    cut_log: bool,
+    /// change: gives up what is behind that change, if nobody can open it, as who took over a put key may
+    /// leave it. `all` gives up changes that can be opened, too: then the disk damaged the log, and what
+    /// hosts were told is stored may be among them
+    #[arg(long, value_name = "WHAT", value_enum, num_args = 0..=1, require_equals = true,
+          default_missing_value = "unreadable")]
+    cut_log: Option<CutLog>,
 
     #[command(flatten)]
     answer: Answer,
+}
+
+/// What is given up of an operations log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CutLog {
+    /// What nobody can open
+    Unreadable,
+    /// All that is behind the last change that can be read
+    All,
 }
 
 /// Repairs, and tells what was done and what is left.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let only = options.only.as_deref();
     match found_for(&options.store, only)? {
-        Found::Block(_) | Found::Cluster(_) if options.cut_log => {
+        Found::Block(_) | Found::Cluster(_) if options.cut_log.is_some() => {
             Err(Failure::usage("only an archive has an operations log to cut off (--cut-log)"))
         }
         Found::Block(file) => {
@@ -68,8 +79,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         }
         Found::Archive(directory) => {
             let memory = options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0);
-            if options.cut_log {
-                let last = cut_log(&directory)?;
+            if let Some(what) = options.cut_log {
+                let last = cut_log(&directory, what)?;
                 if !options.answer.json {
                     output::line(format_args!("the operations log ends with change {last} now"));
                 }
@@ -82,8 +93,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Ends the operations log behind the last change that can be read; gives the number of that change.
-fn cut_log(directory: &ArchiveDir) -> Result<u64, Failure> {
-    let settings = Settings { give_up_unreadable: true, ..Settings::default() };
+fn cut_log(directory: &ArchiveDir, what: CutLog) -> Result<u64, Failure> {
+    let give_up = match what {
+        CutLog::Unreadable => GiveUp::Unreadable,
+        CutLog::All => GiveUp::Later,
+    };
+    let settings = Settings { give_up, ..Settings::default() };
     let archive = directory.open(settings)?;
     if archive.role() != Some(Role::Manage) {
         let why = "--cut-log is for who manages an archive whose keys have roles: in others a log that can't be \

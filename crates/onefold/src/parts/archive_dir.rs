@@ -17,8 +17,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, Nodes, Role, Settings, find_label, is_unfinished, lost_index_files,
-    seal,
+    Archive, IndexDirectory, MAY_ADD_ONLY, Nodes, Role, Settings, find_label, is_unfinished,
+    lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room};
 use onefold_core::{Error, Files, Kind, Result, hex_digits};
@@ -642,7 +642,7 @@ fn adding(far: &Far, opened: Result<Archive>) -> Result<Archive> {
     let is_refused = match &opened {
         Ok(archive) => !matches!(archive.role(), Some(Role::Put(_))),
         // Who manages may write when it opens.
-        Err(error) => error.kind() == Kind::Denied,
+        Err(error) => error.to_string().contains(MAY_ADD_ONLY),
     };
     if far.greeting().right != Right::Put || !is_refused {
         return opened;
