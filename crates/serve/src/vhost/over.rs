@@ -7,7 +7,7 @@ use std::time::Instant;
 use onefold_core::Volume;
 use parking_lot::Mutex;
 
-use super::durable::Waits;
+use super::durable::{Durable, Waits};
 use super::marks::Owed;
 use super::memory::Memory;
 use super::queue::{Device, Worker};
@@ -60,10 +60,10 @@ pub fn ring_over(volume: &dyn Volume, limits: &Limits, memory: &[u8]) -> Result<
         owed: Owed::default(),
         working: AtomicUsize::new(0),
     };
-    let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::default());
+    let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::new(usize::MAX));
     let taken = Worker::new(&device, &ring, &waits, true, || {}).batch();
     waits.close();
-    waits.help(volume, &ring, &counters, &device.owed, &device.trouble);
+    waits.help(volume, Durable::new(&device, &ring));
     taken?;
     match device.trouble.take() {
         Some(reason) => Err(reason),

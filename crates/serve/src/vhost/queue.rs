@@ -22,13 +22,13 @@ use parking_lot::Mutex;
 use vm_memory::GuestMemoryMmap;
 
 use super::bell;
-use super::durable::Waits;
+use super::durable::{Durable, Waits};
 use super::marks::Owed;
 use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
 use super::trouble::Trouble;
+use crate::batch::durable::Until;
 use crate::nbd::buffers::{Borrower, Loan};
-use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::limits::{LOOK, Limits};
 use crate::nbd::session::{House, Seat, TURN_BYTES, TURN_TIME};
@@ -125,15 +125,13 @@ impl<'scope> Started<'scope> {
         let thread = std::thread::Builder::new().name("vhost queue".into()).spawn_scoped(
             scope,
             move || {
-                let waits = Arc::new(Waits::default());
+                let waits = Arc::new(Waits::new(usize::MAX));
                 let mut helper = None;
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
-                    let Device { volume, counters, owed, trouble, .. } = device;
-                    helper =
-                        Some(scope.spawn(move || {
-                            helps.help(*volume, &helps_ring, counters, owed, trouble)
-                        }));
+                    helper = Some(scope.spawn(move || {
+                        helps.help(device.volume, Durable::new(device, &helps_ring));
+                    }));
                 };
                 let ends = EndOnDrop { waits: &waits, trouble: &device.trouble };
                 let mut queue = Worker::new(device, &its_ring, &waits, flushes, help);
@@ -536,7 +534,8 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         if let Some(start) = self.start_helper.take() {
             start();
         }
-        self.waits.push(until, due, begun);
+        let took = self.waits.push(until, (due, begun));
+        debug_assert!(took, "no more requests wait than the ring has places");
     }
 
     /// Copies what the guest gives, piece by piece, each once, and writes it.
