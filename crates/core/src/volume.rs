@@ -1,6 +1,9 @@
 //! The volume, as servers see it, whichever engine stands behind it.
 
-use std::{sync::Arc, task::Waker};
+use std::{
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use crate::{Block, Changes, Lba, Result};
 
@@ -98,42 +101,42 @@ pub trait Volume: Send + Sync {
     /// write is acknowledged, some of it may be there.
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
 
-    /// As [`write`](Volume::write), but does not wait for room: it is [`Kind::Busy`](crate::Kind::Busy)
-    /// then. Who was told so calls again with the same range and `attempt`, once
+    /// As [`write`](Volume::write), but does not wait for room: the change is `Pending` then. Its
+    /// front end calls again with the same range and `attempt`, once
     /// [`on_progress`](Volume::on_progress) has woken it; of the data, only what is behind
     /// `attempt.taken` is looked at. What was taken may be read before the change is complete. An
-    /// engine that never says `Busy` may wait here.
+    /// engine whose changes are never `Pending` may wait here.
     ///
     /// # Errors
-    /// As [`write`](Volume::write), and `Busy`.
-    fn try_write(&self, offset: u64, data: &[u8], _attempt: &mut Attempt) -> Result<Ticket> {
-        self.write(offset, data)
+    /// As [`write`](Volume::write).
+    fn try_write(&self, offset: u64, data: &[u8], _attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.write(offset, data).map(Poll::Ready)
     }
 
     /// As [`trim`](Volume::trim), and does not wait, as [`try_write`](Volume::try_write).
     ///
     /// # Errors
-    /// As [`trim`](Volume::trim), and `Busy`.
-    fn try_trim(&self, offset: u64, bytes: u64, _attempt: &mut Attempt) -> Result<Ticket> {
-        self.trim(offset, bytes)
+    /// As [`trim`](Volume::trim).
+    fn try_trim(&self, offset: u64, bytes: u64, _attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.trim(offset, bytes).map(Poll::Ready)
     }
 
     /// As [`write_zeroes`](Volume::write_zeroes), and does not wait, as
     /// [`try_write`](Volume::try_write).
     ///
     /// # Errors
-    /// As [`write_zeroes`](Volume::write_zeroes), and `Busy`.
+    /// As [`write_zeroes`](Volume::write_zeroes).
     fn try_zeroes(
         &self,
         offset: u64,
         bytes: u64,
         keep: bool,
         _attempt: &mut Attempt,
-    ) -> Result<Ticket> {
-        self.write_zeroes(offset, bytes, keep)
+    ) -> Result<Poll<Ticket>> {
+        self.write_zeroes(offset, bytes, keep).map(Poll::Ready)
     }
 
-    /// Wakes `waker` once, from any thread, when there may be room for what was `Busy`, or
+    /// Wakes `waker` once, from any thread, when there may be room for what was `Pending`, or
     /// [`durable`](Volume::durable) may have risen. Until then the volume counts as one that
     /// somebody waits for. Room that came between a try and this call wakes nobody: try again after
     /// it, and look again now and then.

@@ -28,7 +28,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::Waker,
+    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -207,7 +207,7 @@ impl Store {
         self.commit.flush()
     }
 
-    /// Tries a change, which is `Busy` when the engine asks to wait for room.
+    /// Tries a change, which is `Pending` when the engine asks to wait for room.
     ///
     /// # Errors
     /// `NoSpace` when so many checkpoints made no room that none will come.
@@ -215,40 +215,38 @@ impl Store {
         &self,
         busy_since: &mut Option<[u64; 2]>,
         change: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        let changed = change();
-        if changed.as_ref().is_err_and(|busy| busy.kind() == Kind::Busy) {
-            let counts = self.engine.counts();
-            let now = [counts.discard_leaves, counts.checkpoints];
-            let begun = busy_since.get_or_insert(now);
-            // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be
-            // room.
-            if now[0] > begun[0] {
-                *begun = now;
-            }
-            if now[1] > begun[1] + ROOM_CHECKPOINTS {
-                return Err(Error::new(
-                    Kind::NoSpace,
-                    "the store is full; trim or delete data, or give it more space",
-                ));
-            }
+    ) -> Result<Poll<T>> {
+        match change() {
+            Err(busy) if busy.kind() == Kind::Busy => {}
+            other => return other.map(Poll::Ready),
         }
-        changed
+        let counts = self.engine.counts();
+        let now = [counts.discard_leaves, counts.checkpoints];
+        let begun = busy_since.get_or_insert(now);
+        // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room.
+        if now[0] > begun[0] {
+            *begun = now;
+        }
+        if now[1] > begun[1] + ROOM_CHECKPOINTS {
+            return Err(Error::new(
+                Kind::NoSpace,
+                "the store is full; trim or delete data, or give it more space",
+            ));
+        }
+        Ok(Poll::Pending)
     }
 
-    /// Tries until it is not `Busy` any more. Waits for room between two tries.
-    fn until_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    /// Tries until it is not `Pending` any more. Waits for room between two tries.
+    fn until_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<Poll<T>>) -> Result<T> {
         loop {
             let seen = self.commit.progress();
-            match attempt() {
-                Err(busy) if busy.kind() == Kind::Busy => {
-                    self.pressure.fetch_add(1, Ordering::SeqCst);
-                    self.make_room();
-                    self.commit.wait_for_progress(seen, ROOM_WAIT);
-                    self.pressure.fetch_sub(1, Ordering::SeqCst);
-                }
-                other => return other,
+            if let Poll::Ready(done) = attempt()? {
+                return Ok(done);
             }
+            self.pressure.fetch_add(1, Ordering::SeqCst);
+            self.make_room();
+            self.commit.wait_for_progress(seen, ROOM_WAIT);
+            self.pressure.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -280,13 +278,13 @@ impl Store {
         &self,
         attempt: &mut Attempt,
         change: impl FnOnce(&mut u64) -> Result<Ticket>,
-    ) -> Result<Ticket> {
+    ) -> Result<Poll<Ticket>> {
         let Attempt { taken, busy_since } = attempt;
-        let ticket = self.try_change(busy_since, || change(taken))?;
-        if self.engine.kernel.has_closed_windows() {
+        let changed = self.try_change(busy_since, || change(taken))?;
+        if changed.is_ready() && self.engine.kernel.has_closed_windows() {
             self.writer.raise();
         }
-        Ok(ticket)
+        Ok(changed)
     }
 
     /// A change of data: made at once, or with strong persistence when it is durable.

@@ -1,6 +1,11 @@
 //! A volume of a served store.
 
-use std::{ops::Range, sync::Arc, task::Waker, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    task::{Poll, Waker},
+    time::Duration,
+};
 
 use onefold_core::{
     Attempt, BLOCK_BYTES, BlockRead, Change, Changes, Error, Exports, Extent, Kind, Lba, Result,
@@ -121,14 +126,16 @@ impl Volume for BlockVolume {
         self.store.until_there_is_room(|| self.try_write(offset, data, &mut attempt))
     }
 
-    fn try_write(&self, offset: u64, data: &[u8], attempt: &mut Attempt) -> Result<Ticket> {
-        let ticket = self.store.try_data_change(attempt, |taken| {
+    fn try_write(&self, offset: u64, data: &[u8], attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        let written = self.store.try_data_change(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, data.len() as u64);
             self.store.engine.write_from(self.id, offset, data, taken)
         })?;
-        self.traffic.written(data.len() as u64);
-        Ok(ticket)
+        if written.is_ready() {
+            self.traffic.written(data.len() as u64);
+        }
+        Ok(written)
     }
 
     fn acknowledges_late(&self) -> bool {
@@ -148,7 +155,7 @@ impl Volume for BlockVolume {
         self.store.until_there_is_room(|| self.try_trim(offset, bytes, &mut attempt))
     }
 
-    fn try_trim(&self, offset: u64, bytes: u64, attempt: &mut Attempt) -> Result<Ticket> {
+    fn try_trim(&self, offset: u64, bytes: u64, attempt: &mut Attempt) -> Result<Poll<Ticket>> {
         self.store.try_data_change(attempt, |_| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);
@@ -167,7 +174,7 @@ impl Volume for BlockVolume {
         bytes: u64,
         keep: bool,
         attempt: &mut Attempt,
-    ) -> Result<Ticket> {
+    ) -> Result<Poll<Ticket>> {
         self.store.try_data_change(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);

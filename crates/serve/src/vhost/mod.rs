@@ -14,12 +14,15 @@
 //! the volume said that the data is durable.
 
 mod bell;
+mod change;
 mod device_socket;
 mod durable;
 mod features;
 mod marks;
 mod memory;
 mod over;
+#[cfg(test)]
+mod planted;
 mod queue;
 mod request;
 mod ring;

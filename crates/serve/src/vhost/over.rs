@@ -7,6 +7,7 @@ use std::time::Instant;
 use onefold_core::Volume;
 use parking_lot::Mutex;
 
+use super::change::Parked;
 use super::durable::{Durable, Waits};
 use super::marks::Owed;
 use super::memory::Memory;
@@ -61,7 +62,8 @@ pub fn ring_over(volume: &dyn Volume, limits: &Limits, memory: &[u8]) -> Result<
         working: AtomicUsize::new(0),
     };
     let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::new(usize::MAX));
-    let taken = Worker::new(&device, &ring, &waits, true, || {}).batch();
+    let parked = Parked::new().map_err(|_| "there is no event")?;
+    let taken = Worker::new(&device, &ring, &waits, true, parked, || {}).batch();
     waits.close();
     waits.help(volume, Durable::new(&device, &ring));
     taken?;

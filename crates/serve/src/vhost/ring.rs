@@ -18,6 +18,8 @@ use vm_memory::{Bytes, GuestAddress};
 use super::bell;
 use super::marks::{Marks, Region};
 use super::memory::Memory;
+#[cfg(test)]
+use super::planted;
 use super::request::{Request, Table};
 
 /// Most places of a ring: what hypervisors offer at most.
@@ -213,6 +215,10 @@ impl Ring {
         map.write_obj(status as u8, at).map_err(|_| "an answer outside the guest's memory")?;
         if let Some(marks) = &mut self.marks {
             marks.ending(head);
+            #[cfg(test)]
+            if planted::is(planted::Bug::MarkGoesFirst) {
+                marks.ended(head, self.queue.next_used().wrapping_add(1));
+            }
         }
         self.queue.add_used(map, head, bytes).map_err(|_| NOT_THERE)?;
         if let Some(marks) = &mut self.marks {
