@@ -28,6 +28,8 @@ mod request;
 mod ring;
 mod room;
 mod session;
+#[cfg(test)]
+mod tests;
 mod trouble;
 mod wire;
 

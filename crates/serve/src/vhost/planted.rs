@@ -24,10 +24,10 @@ pub(crate) fn is(bug: Bug) -> bool {
     BUG.get() == Some(bug)
 }
 
-/// Does something while this thread makes a mistake, or none.
-pub(crate) fn with<T>(bug: Option<Bug>, does: impl FnOnce() -> T) -> T {
-    let before = BUG.replace(bug);
+/// Does something while this thread makes a mistake.
+pub(crate) fn with<T>(bug: Bug, does: impl FnOnce() -> T) -> T {
+    BUG.set(Some(bug));
     let done = does();
-    BUG.set(before);
+    BUG.set(None);
     done
 }

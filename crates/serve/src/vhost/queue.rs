@@ -382,8 +382,14 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         }
     }
 
+    /// True when the volume says that there may be room.
+    #[cfg(test)]
+    pub(crate) fn is_called_for(&self) -> bool {
+        bell::wait([self.parked.bell()], Some(0)) == [true]
+    }
+
     /// Tries changes again that wait for room; if the ring is to be stopped, until they are made.
-    fn again(&mut self, stops: bool) -> Result<(), &'static str> {
+    pub(crate) fn again(&mut self, stops: bool) -> Result<(), &'static str> {
         if !self.work() {
             return Ok(());
         }
