@@ -3,13 +3,14 @@
 use onefold_core::Ticket;
 use parking_lot::Mutex;
 
+use super::marks::Owed;
 #[cfg(test)]
 use super::planted;
-use super::queue::Device;
 use super::ring::{Answer, Due, Ring};
+use super::trouble::Trouble;
 use crate::batch::durable::{self, Answers, Outcome, Until};
 use crate::nbd::durations::{Begun, Ended};
-use crate::nbd::statistics::{add, sub};
+use crate::nbd::statistics::{Counters, add, sub};
 
 /// A request that waits, and when it began.
 pub(crate) type Waiting = (Due, Option<Begun>);
@@ -20,31 +21,33 @@ pub(crate) type Waits = durable::Waits<Waiting>;
 
 /// What the helper of a queue answers with.
 pub(crate) struct Durable<'a> {
-    device: &'a Device<'a>,
-    ring: &'a Mutex<Ring>,
+    pub(crate) ring: &'a Mutex<Ring>,
+    pub(crate) counters: &'a Counters,
+    pub(crate) owed: &'a Owed,
+    pub(crate) trouble: &'a Trouble,
+    pub(crate) answered: Answered,
+}
+
+/// What the helper remembers from one answer to the next.
+#[derive(Default)]
+pub(crate) struct Answered {
     ended: Ended,
     /// What the guest had heard of when the helper began to wait.
     heard: Option<Ticket>,
 }
 
-impl<'a> Durable<'a> {
-    pub(crate) fn new(device: &'a Device<'a>, ring: &'a Mutex<Ring>) -> Durable<'a> {
-        Durable { device, ring, ended: Ended::default(), heard: None }
-    }
-}
-
 impl Answers<Waiting> for Durable<'_> {
     fn begin(&mut self) {
         // Of what comes while the flush runs nobody knows.
-        self.heard = self.device.owed.greatest();
+        self.answered.heard = self.owed.greatest();
     }
 
     fn answer(&mut self, until: Until, waited: &[(Until, Waiting)], outcome: Outcome) {
-        let Device { counters, owed, trouble, .. } = self.device;
+        let Durable { counters, owed, trouble, .. } = self;
         let answer = match outcome {
             Outcome::Durable => {
                 owed.settle(match until {
-                    Until::Flushed => self.heard,
+                    Until::Flushed => self.answered.heard,
                     Until::Ticket(ticket) => Some(ticket),
                 });
                 Answer::Done
@@ -61,8 +64,8 @@ impl Answers<Waiting> for Durable<'_> {
         let answered = if planted::is(planted::Bug::GuestNotTold) { return } else { answered };
         let told = answered.and_then(|()| ring.tell());
         drop(ring);
-        waited.iter().for_each(|&(_, (_, begun))| self.ended.push(begun));
-        self.ended.count(&counters.durations);
+        waited.iter().for_each(|&(_, (_, begun))| self.answered.ended.push(begun));
+        self.answered.ended.count(&counters.durations);
         if let Err(reason) = told {
             trouble.tell(reason);
         }

@@ -8,7 +8,7 @@ use onefold_core::Volume;
 use parking_lot::Mutex;
 
 use super::change::Parked;
-use super::durable::{Durable, Waits};
+use super::durable::Waits;
 use super::marks::Owed;
 use super::memory::Memory;
 use super::queue::{Device, Worker};
@@ -65,7 +65,7 @@ pub fn ring_over(volume: &dyn Volume, limits: &Limits, memory: &[u8]) -> Result<
     let parked = Parked::new().map_err(|_| "there is no event")?;
     let taken = Worker::new(&device, &ring, &waits, true, parked, || {}).batch();
     waits.close();
-    waits.help(volume, Durable::new(&device, &ring));
+    waits.help(volume, device.durable(&ring));
     taken?;
     match device.trouble.take() {
         Some(reason) => Err(reason),

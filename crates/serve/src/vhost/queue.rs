@@ -23,7 +23,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::bell;
 use super::change::{Change, Parked, ROOM_LOOK, What};
-use super::durable::{Durable, Waits};
+use super::durable::{Answered, Durable, Waits};
 use super::marks::Owed;
 use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
@@ -62,6 +62,14 @@ pub(crate) struct Device<'a> {
     pub(crate) owed: Owed,
     /// Queues that hold a working place.
     pub(crate) working: AtomicUsize,
+}
+
+impl Device<'_> {
+    /// What the helper of a queue answers with.
+    pub(crate) fn durable<'a>(&'a self, ring: &'a Mutex<Ring>) -> Durable<'a> {
+        let Device { counters, owed, trouble, .. } = self;
+        Durable { ring, counters, owed, trouble, answered: Answered::default() }
+    }
 }
 
 /// A queue that was started, for the device's thread.
@@ -132,7 +140,7 @@ impl<'scope> Started<'scope> {
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
                     helper = Some(scope.spawn(move || {
-                        helps.help(device.volume, Durable::new(device, &helps_ring));
+                        helps.help(device.volume, device.durable(&helps_ring));
                     }));
                 };
                 let ends = EndOnDrop { waits: &waits, trouble: &device.trouble };

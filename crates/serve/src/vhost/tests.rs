@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::bell;
 use super::change::Parked;
-use super::durable::{Durable, Waits};
+use super::durable::Waits;
 use super::marks::Owed;
 use super::memory::Memory;
 use super::planted::{self, Bug};
@@ -264,7 +264,7 @@ fn with_queue<T>(
     // The helper answers what waits, and ends.
     let help = || {
         waits.close();
-        waits.help(volume, Durable::new(&device, &ring));
+        waits.help(volume, device.durable(&ring));
     };
     let done = act(&mut worker, &help);
     assert!(device.trouble.take().is_none());
