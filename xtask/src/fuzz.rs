@@ -30,6 +30,7 @@ const TARGETS: [&str; 40] = [
     "trace",
     "nbd_session",
     "vhost_ring",
+    "vhost_messages",
     "nbd_secured",
     "certificate",
     "access_file",

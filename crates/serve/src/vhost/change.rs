@@ -21,6 +21,9 @@ use crate::nbd::durations::Begun;
 /// A queue with changes that wait tries them after this time, also when nobody wakes it.
 pub(crate) const ROOM_LOOK: Duration = Duration::from_millis(20);
 
+/// The weight of a change without its buffers.
+const OWN_WEIGHT: usize = 8;
+
 /// What a change does.
 pub(crate) enum What {
     /// Writes what the guest gives, from this byte of the volume on.
@@ -91,6 +94,15 @@ impl Change {
         }
     }
 
+    /// The memory that it takes while it waits, in places of a list of buffers.
+    fn weight(&self) -> usize {
+        let ranges = match &self.what {
+            What::Write(_) => 0,
+            What::Discard(ranges) | What::Zeroes(ranges) => ranges.len(),
+        };
+        OWN_WEIGHT + self.request.given.parts() + 2 * ranges
+    }
+
     /// Notes how far a step came: all of it, or only so much.
     fn came(&mut self, step: Poll<Ticket>, all: usize, some: usize) -> bool {
         match step {
@@ -117,8 +129,8 @@ impl Wake for Room {
 /// The changes of a queue that wait for room, in their order.
 pub(crate) struct Parked {
     changes: VecDeque<Change>,
-    /// The guest's buffers for them.
-    parts: usize,
+    /// What they weigh together.
+    weight: usize,
     room: Arc<Room>,
     waker: Waker,
     /// When they were tried last.
@@ -133,33 +145,33 @@ impl Parked {
     pub(crate) fn new() -> rustix::io::Result<Parked> {
         let room = Arc::new(Room(bell::new()?));
         let waker = Waker::from(room.clone());
-        Ok(Parked { changes: VecDeque::new(), parts: 0, room, waker, tried: Instant::now() })
+        Ok(Parked { changes: VecDeque::new(), weight: 0, room, waker, tried: Instant::now() })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
-    /// True when one more may wait: all together have no more buffers than one request may.
+    /// True when one more may wait: all together weigh no more than the buffers of one request may.
     pub(crate) fn takes(&self, change: &Change) -> bool {
-        self.parts + change.request.given.parts() <= BUFFERS
+        self.weight + change.weight() <= BUFFERS
     }
 
     pub(crate) fn push(&mut self, change: Change) {
-        self.parts += change.request.given.parts();
+        self.weight += change.weight();
         self.changes.push_back(change);
     }
 
     /// The one that goes next.
     pub(crate) fn pop(&mut self) -> Option<Change> {
         let change = self.changes.pop_front()?;
-        self.parts -= change.request.given.parts();
+        self.weight -= change.weight();
         Some(change)
     }
 
     /// There was no room for it again.
     pub(crate) fn put_back(&mut self, change: Change) {
-        self.parts += change.request.given.parts();
+        self.weight += change.weight();
         self.changes.push_front(change);
     }
 

@@ -35,7 +35,7 @@ mod wire;
 
 pub(crate) use device_socket::{DeviceSocket, Taken};
 pub(crate) use marks::Owed;
-pub use over::{AVAILABLE, PLACES, USED, ring_over};
+pub use over::{AVAILABLE, PLACES, USED, messages_over, ring_over};
 pub(crate) use queue::Device;
 pub(crate) use request::ID_BYTES;
 pub(crate) use room::Room;

@@ -74,6 +74,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) hold: AtomicBool,
     /// Reads, waits and flushes panic: a bug in an engine.
     pub(crate) panic: AtomicBool,
+    /// Clients may hear of changes only when they are durable.
+    pub(crate) late: AtomicBool,
     /// The name that it got when it was renamed.
     pub(crate) renamed: Mutex<Option<String>>,
 }
@@ -98,6 +100,7 @@ impl MemoryVolume {
             hold_status: AtomicBool::new(false),
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
+            late: AtomicBool::new(false),
             renamed: Mutex::default(),
         })
     }
@@ -328,6 +331,10 @@ impl Volume for MemoryVolume {
         _: &mut Attempt,
     ) -> Result<Poll<Ticket>> {
         self.tried(|| self.write_zeroes(offset, bytes, keep))
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        self.late.load(SeqCst)
     }
 
     fn on_progress(&self, waker: &Waker) {
