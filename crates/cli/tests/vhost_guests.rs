@@ -90,7 +90,10 @@ fn writes_that_a_guest_has_under_way_become_durable_together() {
     let mut serving = desk.serve(arguments);
     let socket = desk.path("v.sock");
     let mut driver = Driver::start(&socket, &guest, Wants::default()).unwrap();
-    let flushes = || desk.status("a")["writes"]["flushes"].as_u64().unwrap();
+    let flushes = || {
+        let writes = &desk.status("a")["server"]["writes"];
+        writes["flushes"].as_u64().unwrap() + writes["durable_writes"].as_u64().unwrap()
+    };
     let before = flushes();
     for round in 0..4 {
         for n in 0..64u64 {

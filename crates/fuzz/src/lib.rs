@@ -71,7 +71,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 40] = [
+pub const TARGETS: [Target; 41] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
