@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 40] = [
+const TARGETS: [&str; 41] = [
     "superblock",
     "zone_list",
     "claim",
@@ -30,6 +30,7 @@ const TARGETS: [&str; 40] = [
     "trace",
     "nbd_session",
     "vhost_ring",
+    "vhost_messages",
     "nbd_secured",
     "certificate",
     "access_file",

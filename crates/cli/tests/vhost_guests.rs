@@ -82,6 +82,42 @@ fn a_guest_goes_on_whenever_its_server_is_killed() {
 }
 
 #[test]
+fn writes_that_a_guest_has_under_way_become_durable_together() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let guest = Guest::new(SealFlags::SHRINK);
+    let arguments = "a --persistence strong --vhost v=unix:v.sock";
+    let mut serving = desk.serve(arguments);
+    let socket = desk.path("v.sock");
+    let mut driver = Driver::start(&socket, &guest, Wants::default()).unwrap();
+    let flushes = || {
+        let writes = &desk.status("a")["server"]["writes"];
+        writes["flushes"].as_u64().unwrap() + writes["durable_writes"].as_u64().unwrap()
+    };
+    let before = flushes();
+    for round in 0..4 {
+        for n in 0..64u64 {
+            driver.queues[0].add(&guest, OUT, 8 * n, &content(n, round), 0);
+        }
+        driver.queues[0].show(&guest);
+        for _ in 0..64 {
+            assert_eq!(driver.queues[0].wait(&guest).1, OK);
+        }
+    }
+    let flushes = flushes() - before;
+    assert!((1..=64).contains(&flushes), "{flushes} flushes for four times 64 writes");
+    serving.kill();
+    serving = desk.serve(arguments);
+    driver.again(&socket, &guest).unwrap();
+    for n in 0..64 {
+        let found = driver.queues[0].read(&guest, 8 * n, 4096);
+        assert!(found == (OK, content(n, 3)), "block {n} was acknowledged");
+    }
+    drop(driver);
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
 fn a_guest_that_was_told_of_what_is_lost_hears_of_it() {
     let desk = Desk::new();
     desk.store_with_volume("a");

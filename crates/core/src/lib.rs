@@ -34,5 +34,5 @@ pub use hex::hex_digits;
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
 pub use volume::{
-    BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits,
+    Attempt, BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits,
 };

@@ -1,6 +1,9 @@
 //! The volume, as servers see it, whichever engine stands behind it.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use crate::{Block, Changes, Lba, Result};
 
@@ -8,6 +11,17 @@ use crate::{Block, Changes, Lba, Result};
 /// changes have equal or greater tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
+
+/// What a volume remembers of a change between two tries. Each change has its own, which begins as the
+/// default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// Bytes of the change, from its beginning, that the volume has taken. Later tries do not look at
+    /// them any more.
+    pub taken: u64,
+    /// How far the engine was when it had no room for the first time, in numbers of its own.
+    pub busy_since: Option<[u64; 2]>,
+}
 
 /// The content of a range of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +101,51 @@ pub trait Volume: Send + Sync {
     /// write is acknowledged, some of it may be there.
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket>;
 
-    /// True when a client may hear of a write only after [`wait`](Volume::wait) on its ticket. Then
-    /// writes that come together are made durable together, and may still fail until then.
+    /// As [`write`](Volume::write), but does not wait for room: the change is `Pending` then. Its
+    /// front end calls again with the same range and `attempt`, once
+    /// [`on_progress`](Volume::on_progress) has woken it; of the data, only what is behind
+    /// `attempt.taken` is looked at. What was taken may be read before the change is complete. An
+    /// engine whose changes are never `Pending` may wait here.
+    ///
+    /// # Errors
+    /// As [`write`](Volume::write).
+    fn try_write(&self, offset: u64, data: &[u8], _attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.write(offset, data).map(Poll::Ready)
+    }
+
+    /// As [`trim`](Volume::trim), and does not wait, as [`try_write`](Volume::try_write).
+    ///
+    /// # Errors
+    /// As [`trim`](Volume::trim).
+    fn try_trim(&self, offset: u64, bytes: u64, _attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.trim(offset, bytes).map(Poll::Ready)
+    }
+
+    /// As [`write_zeroes`](Volume::write_zeroes), and does not wait, as
+    /// [`try_write`](Volume::try_write).
+    ///
+    /// # Errors
+    /// As [`write_zeroes`](Volume::write_zeroes).
+    fn try_zeroes(
+        &self,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        _attempt: &mut Attempt,
+    ) -> Result<Poll<Ticket>> {
+        self.write_zeroes(offset, bytes, keep).map(Poll::Ready)
+    }
+
+    /// Wakes `waker` once, from any thread, when there may be room for what was `Pending`, or
+    /// [`durable`](Volume::durable) may have risen. Until then the volume counts as one that
+    /// somebody waits for. Room that came between a try and this call wakes nobody: try again after
+    /// it, and look again now and then.
+    fn on_progress(&self, waker: &Waker) {
+        waker.wake_by_ref();
+    }
+
+    /// True when a client may hear of a change only after [`wait`](Volume::wait) on its ticket. Then
+    /// changes that come together are made durable together, and may still fail until then.
     fn acknowledges_late(&self) -> bool {
         false
     }

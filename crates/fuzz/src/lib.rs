@@ -58,7 +58,7 @@ pub use secured::nbd_secured;
 pub use stream::stream;
 pub use tools::tools;
 pub use trace::trace;
-pub use vhost::vhost_ring;
+pub use vhost::{vhost_messages, vhost_ring};
 
 /// A target: its name, its body, and examples to begin with.
 pub struct Target {
@@ -71,7 +71,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 40] = [
+pub const TARGETS: [Target; 41] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -86,6 +86,7 @@ pub const TARGETS: [Target; 40] = [
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
     Target { name: "vhost_ring", body: vhost_ring, examples: vhost::examples },
+    Target { name: "vhost_messages", body: vhost_messages, examples: vhost::conversations },
     Target { name: "nbd_secured", body: nbd_secured, examples: secured::examples },
     Target { name: "certificate", body: certificate, examples: certificate::examples },
     Target { name: "access_file", body: access_file, examples: access::examples },

@@ -1,10 +1,10 @@
 //! A guest's memory, with a ring in it: whatever the bytes are, each request is answered once, or the
-//! ring is refused.
+//! ring is refused. And a client's messages: whatever they are, the connection ends.
 
 use onefold_core::{Error, Exports, Kind};
 use onefold_serve::{
     nbd::Limits,
-    vhost::{AVAILABLE, PLACES, USED, ring_over},
+    vhost::{AVAILABLE, PLACES, USED, messages_over, ring_over},
 };
 
 use crate::{memory::OneVolume, reach};
@@ -30,6 +30,65 @@ pub fn vhost_ring(data: &[u8]) {
         }
         Err(how) => reach::refused(&Error::new(Kind::InvalidInput, how)),
     }
+}
+
+/// Bytes of all messages of a client: its answers have room in the socket.
+const MESSAGES: usize = 2 << 10;
+
+/// All messages of one client, whose guest's memory begins with the same bytes.
+pub fn vhost_messages(data: &[u8]) {
+    let Ok(volume) = OneVolume::new(SIZE).open("disk") else { return };
+    let limits = Limits { read_batch_bytes: 16 << 10, ..Limits::default() };
+    match messages_over(&*volume, &limits, &data[..data.len().min(MESSAGES)]) {
+        Ok(()) => reach::good(),
+        Err(how) => reach::refused(&Error::new(Kind::InvalidInput, how)),
+    }
+}
+
+/// A message: what it asks for, and its body.
+fn message(request: u32, body: &[&[u8]]) -> Vec<u8> {
+    let body = body.concat();
+    let head = [request, 1 | 8, body.len() as u32].map(u32::to_le_bytes).concat();
+    [head, body].concat()
+}
+
+/// Connections that go well: one that only asks, and one that starts a ring and stops it.
+pub(crate) fn conversations() -> Vec<Vec<u8>> {
+    const MEMORY: u64 = 1 << 32;
+    let numbers =
+        |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+    let state = |queue: u32, number: u32| [queue, number].map(u32::to_le_bytes).concat();
+    let places = [1u16, 16].map(u16::to_le_bytes).concat();
+    let region = [&numbers(&[4096, 0])[..], &places, &[0; 4]].concat();
+    let asks = [
+        message(1, &[]),
+        message(15, &[]),
+        message(17, &[]),
+        message(24, &[&[0, 0, 0, 0, 60, 0, 0, 0, 0, 0, 0, 0], &[0; 60]]),
+        message(31, &[&region]),
+        message(3, &[]),
+        message(34, &[]),
+    ]
+    .concat();
+    let ring = [
+        message(2, &[&numbers(&[1 << 32 | 1 << 30])]),
+        message(3, &[]),
+        message(5, &[&state(1, 0), &numbers(&[0, 64 << 10, MEMORY, 0])]),
+        message(8, &[&state(0, 16)]),
+        message(10, &[&state(0, 0)]),
+        message(
+            9,
+            &[&state(0, 0), &numbers(&[MEMORY + 0x8000, MEMORY + 0xa000, MEMORY + 0x9000, 0])],
+        ),
+        message(13, &[&numbers(&[0])]),
+        message(14, &[&numbers(&[0])]),
+        message(12, &[&numbers(&[0])]),
+        message(18, &[&state(0, 1)]),
+        message(21, &[]),
+        message(11, &[&state(0, 0)]),
+    ]
+    .concat();
+    vec![asks, ring]
 }
 
 /// A buffer: its address, its length, its flags and the next one.

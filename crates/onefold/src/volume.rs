@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Extent, Kind, Lba, Result};
+use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Extent, Kind, Lba, Result, Ticket};
 
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 256;
@@ -125,7 +125,11 @@ impl Volume {
     /// # Ok::<(), onefold::Error>(())
     /// ```
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let ticket = self.inner.write(offset, data)?;
+        self.made(self.inner.write(offset, data)?)
+    }
+
+    /// Waits until a change counts as made.
+    fn made(&self, ticket: Ticket) -> Result<()> {
         if self.inner.acknowledges_late() { self.inner.wait(ticket) } else { Ok(()) }
     }
 
@@ -152,7 +156,7 @@ impl Volume {
     /// # Ok::<(), onefold::Error>(())
     /// ```
     pub fn trim(&self, offset: u64, bytes: u64) -> Result<()> {
-        self.inner.trim(offset, bytes).map(drop)
+        self.made(self.inner.trim(offset, bytes)?)
     }
 
     /// Makes `bytes` bytes at `offset` read as zeroes.
@@ -177,7 +181,7 @@ impl Volume {
     /// # Ok::<(), onefold::Error>(())
     /// ```
     pub fn write_zeroes(&self, offset: u64, bytes: u64) -> Result<()> {
-        self.inner.write_zeroes(offset, bytes, false).map(drop)
+        self.made(self.inner.write_zeroes(offset, bytes, false)?)
     }
 
     /// Makes each change that completed before this call durable.

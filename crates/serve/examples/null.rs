@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p onefold-serve --example null -- /tmp/null.sock [flush µs]`, then for
 //! example `fio --name=w --ioengine=nbd --uri='nbd+unix:///null?socket=/tmp/null.sock'
-//! --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=5`
+//! --rw=randwrite --bs=4k --iodepth=32 --time_based --runtime=5`, or the example `load` with
+//! `vhost /tmp/null.sock.vhost`.
 //!
 //! Reads give bytes that are not zero, because zeroes would travel as holes. The example prints its
 //! counters and its CPU time whenever a connection has closed, and ends at the end of its standard
@@ -112,8 +113,9 @@ fn main() -> Result<()> {
     let flush = Duration::from_micros(arguments.next().and_then(|us| us.parse().ok()).unwrap_or(0));
     let mut server = Server::new(Arc::new(Null { flush }), Limits::default());
     server.add_unix(Path::new(&path))?;
+    server.add_vhost("null", Path::new(&format!("{path}.vhost")))?;
     server.start()?;
-    println!("serving the volume null on {path}");
+    println!("serving the volume null on {path}, and as a device on {path}.vhost");
 
     let (ended, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -10,6 +10,7 @@
 //! *Invariant:* a client, whatever it sends, costs at most its own connection.
 
 pub mod audit;
+mod batch;
 mod brief;
 mod client_fd;
 mod farewell;

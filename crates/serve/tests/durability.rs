@@ -115,6 +115,30 @@ fn a_slow_flush_does_not_keep_later_requests_waiting() {
 }
 
 #[test]
+fn a_volume_that_acknowledges_late_holds_up_no_later_requests() {
+    let served = served(Limits::default());
+    served.volume.late.store(true, SeqCst);
+    let mut raw = Raw::go(&served.socket, Mode::Simple);
+    served.volume.hold.store(true, SeqCst);
+    raw.send(&requests(
+        Mode::Simple,
+        &[
+            (0, WRITE, 0, b"abc"),
+            (0, WRITE, 8192, b"def"),
+            (0, WRITE_ZEROES, 4096, &[]),
+            (0, TRIM, 16_384, &[]),
+            (0, READ, 0, &[]),
+        ],
+    ));
+    assert_eq!(raw.chunk(0).unwrap().cookie, 4);
+    assert_eq!(raw.read(0, 8192, 3).unwrap(), b"def");
+    served.volume.hold.store(false, SeqCst);
+    let mut late = [0; 4].map(|_| raw.chunk(0).unwrap().cookie);
+    late.sort_unstable();
+    assert_eq!((late, served.volume.volatile()), ([0, 1, 2, 3], 0));
+}
+
+#[test]
 fn flushes_that_wait_together_are_one_flush() {
     let served = served(Limits::default());
     let mut raw = Raw::go(&served.socket, Mode::Simple);

@@ -128,6 +128,80 @@ fn a_parked_flush_holds_up_nothing_and_is_answered() {
 }
 
 #[test]
+fn a_volume_that_acknowledges_late_holds_up_no_later_requests() {
+    let served = served();
+    let guest = &served.guest;
+    served.volume.late.store(true, SeqCst);
+    let mut driver = served.start(Wants::default());
+    let queue = &mut driver.queues[0];
+    served.volume.hold.store(true, SeqCst);
+    for n in 0..20 {
+        queue.add(guest, OUT, 8 * n, &[n as u8 + 1; 4096], 0);
+    }
+    queue.show(guest);
+    // Each of them is taken and read by others before the first is durable.
+    assert_eq!(queue.read(guest, 8 * 19, 4096), (OK, vec![20; 4096]));
+    assert_eq!(queue.wait_for(guest, MOMENT), None, "nothing is durable");
+    served.volume.hold.store(false, SeqCst);
+    for _ in 0..20 {
+        assert_eq!(queue.wait(guest).1, OK);
+    }
+    assert_eq!(served.volume.volatile(), 0);
+}
+
+#[test]
+fn changes_without_room_hold_up_nothing_and_are_made_when_there_is() {
+    let served = served();
+    let guest = &served.guest;
+    let mut driver = served.start(Wants::default());
+    let queue = &mut driver.queues[0];
+    assert_eq!(queue.write(guest, 0, &[1; 4096]), OK);
+    served.volume.set_room(false);
+    let changes = [
+        queue.add(guest, OUT, 8, &[2; 4096], 0),
+        queue.add(guest, DISCARD, 0, &range(16, 8, 0), 0),
+        queue.add(guest, ZEROES, 0, &range(24, 8, 0), 0),
+    ];
+    queue.show(guest);
+    for _ in 0..20 {
+        assert_eq!(queue.read(guest, 0, 4096), (OK, vec![1; 4096]));
+        assert_eq!(queue.flush(guest), OK);
+    }
+    assert!(served.volume.awaited() > 0);
+    assert_eq!(served.volume.peek(4096, 1), [0]);
+    assert_eq!(queue.wait_for(guest, MOMENT), None, "there is no room");
+    served.volume.set_room(true);
+    assert_eq!([0; 3].map(|_| queue.wait(guest)), changes.map(|slot| (slot, OK, 1)));
+    assert_eq!(served.volume.peek(4096, 4096), [2; 4096]);
+}
+
+#[test]
+fn more_changes_than_may_wait_for_room_are_made_all_the_same() {
+    let served = served();
+    let guest = &served.guest;
+    let mut driver = served.start(Wants::default());
+    let queue = &mut driver.queues[0];
+    served.volume.set_room(false);
+    for n in 0..120u64 {
+        queue.add(guest, OUT, 8 * n, &[n as u8 + 1; 4096], 0);
+    }
+    queue.show(guest);
+    // The queue waits with the first that may not, and the volume makes room for it; the rest waits.
+    for _ in 0..114 {
+        assert_eq!(queue.wait(guest).1, OK);
+    }
+    assert_eq!(queue.wait_for(guest, MOMENT), None);
+    // A ring that stops has all of them made first.
+    assert!(driver.frontend.get_vring_base(0).is_ok());
+    for _ in 114..120 {
+        assert_eq!(driver.queues[0].wait_for(guest, Duration::ZERO).unwrap().1, OK);
+    }
+    for block in 0..120u64 {
+        assert_eq!(served.volume.peek(block * 4096, 1), [block as u8 + 1]);
+    }
+}
+
+#[test]
 fn who_does_not_flush_or_keeps_no_marks_hears_of_changes_when_they_are_durable() {
     let served = served();
     let guest = &served.guest;

@@ -104,7 +104,7 @@ impl Kernel {
 /// Makes the golden image, an ext4 file system that virtual machines boot from; `tree` is a new
 /// directory for what is in it.
 pub(super) fn golden_image(tree: &Path, image: &Path, mebibytes: u64) -> Result<()> {
-    for directory in ["sbin", "proc", "dev", "work", "noise"] {
+    for directory in ["sbin", "proc", "sys", "dev", "work", "noise"] {
         fs::create_dir_all(tree.join(directory))?;
     }
     for writer in 1..=WRITERS {
@@ -113,9 +113,10 @@ pub(super) fn golden_image(tree: &Path, image: &Path, mebibytes: u64) -> Result<
         fs::write(directory.join("count"), "000000000\n")?;
     }
     copy_program("busybox", tree)?;
-    for applet in
-        ["mount", "yes", "head", "sync", "printf", "dd", "sed", "sleep", "usleep", "rm", "fstrim"]
-    {
+    for applet in [
+        "mount", "yes", "head", "sync", "printf", "dd", "sed", "sleep", "usleep", "rm", "fstrim",
+        "cat",
+    ] {
         symlink("busybox", tree.join("bin").join(applet))?;
     }
     write_program(&tree.join("sbin/init"), include_str!("work.sh"))?;

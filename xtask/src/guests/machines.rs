@@ -24,6 +24,9 @@ use crate::{
 /// MiB of the golden image.
 const IMAGE_MIB: u64 = 256;
 
+/// What a volume grows to under its guest.
+const GROWN_MIB: u64 = IMAGE_MIB + 64;
+
 /// Files that each writer syncs before a kill.
 const WRITES: u64 = 6;
 
@@ -62,6 +65,9 @@ pub(super) fn run(tally: &mut Tally, kernel: &Kernel, extent: Extent) {
     let Some(mut yard) = yard else { return };
     let more = if extent.all_ways { &[WRITE_THROUGH][..] } else { &[] };
     for (n, (name, way, options)) in WAYS.iter().chain(more).enumerate() {
+        if extent.only_vhost && *way != Way::Vhost {
+            continue;
+        }
         let name = format!("{name}: {} kills", extent.kills);
         check(tally, &name, || yard.prove(&format!("vm{n}"), *way, options, extent.kills));
     }
@@ -132,6 +138,9 @@ impl Yard<'_> {
         }
         machine.come_on(&acknowledged, WRITES)?;
         machine.well()?;
+        if way == Way::Vhost {
+            self.trim_and_grow(&mut machine, volume)?;
+        }
         let acknowledged = machine.acknowledged();
         machine.kill();
         self.look(volume, kills + 1, &acknowledged)?;
@@ -141,6 +150,22 @@ impl Yard<'_> {
              way at {at_work} of {kills} kills"
         );
         Ok(())
+    }
+
+    /// The guest's file system says what is free, and the guest learns that its disk has grown, while
+    /// both are at work.
+    fn trim_and_grow(&self, machine: &mut VirtualMachine, volume: &str) -> Result<()> {
+        machine.trimmed()?;
+        let (onefold, store) = (&self.served.onefold, path(&self.served.store));
+        ensure!(
+            onefold.status(&self.served.store)?["server"]["nbd"]["trims"].as_u64() > Some(0),
+            "the server knows nothing of the guest's trims"
+        );
+        let size = format!("{GROWN_MIB}M");
+        onefold.verb(["volume", "resize", store, volume, "--size", &size])?;
+        machine.grown(GROWN_MIB << 11)?;
+        println!("    {volume}: trimmed, and grown to {size} under its guest");
+        machine.well()
     }
 
     /// The socket of the device of a volume.

@@ -118,6 +118,17 @@ impl VirtualMachine {
         last
     }
 
+    /// Waits until its file system has told the disk what is free.
+    pub(super) fn trimmed(&mut self) -> Result<()> {
+        self.wait("does not trim", |machine| machine.says("TRIMMED"))
+    }
+
+    /// Waits until its disk has so many sectors.
+    pub(super) fn grown(&mut self, sectors: u64) -> Result<()> {
+        let size = format!("SIZE {sectors}");
+        self.wait("does not learn that its disk has grown", |machine| machine.says(&size))
+    }
+
     /// Fails when a program in it had an error.
     pub(super) fn well(&self) -> Result<()> {
         ensure!(!self.says("FAILED"), "a write failed in the guest:\n{}", self.said());

@@ -3,6 +3,7 @@
 # that is overwritten in place, and say so on the console; beside them writes that nobody waits for.
 export PATH=/bin
 mount -t proc none /proc
+mount -t sysfs none /sys
 mount -t devtmpfs none /dev
 exec >/dev/console 2>&1
 # The kernel writes back what is 0.3 s old.
@@ -37,11 +38,22 @@ noise() {
         done
         # Where the disk can be told that blocks are free.
         rm /noise/4
-        fstrim / 2>/dev/null
+        fstrim / 2>/dev/null && echo TRIMMED
+    done
+}
+
+# Says how many sectors the disk has, as often as that changes.
+sizes() {
+    while :; do
+        now=$(cat /sys/block/vda/size)
+        [ "$now" = "$size" ] || echo "SIZE $now"
+        size=$now
+        sleep 1
     done
 }
 
 echo BOOTED
 noise &
+[ -e /sys/block/vda ] && sizes &
 for w in 1 2 3; do writer "$w" & done
 wait

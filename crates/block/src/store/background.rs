@@ -55,7 +55,7 @@ impl Store {
 
     /// A change waits for room.
     fn is_pressed(&self) -> bool {
-        self.pressure.load(Ordering::SeqCst) > 0
+        self.pressure.load(Ordering::SeqCst) > 0 || self.commit.is_awaited()
     }
 
     /// Makes checkpoints when they are due, and uses idle time. Returns after

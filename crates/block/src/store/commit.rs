@@ -1,6 +1,6 @@
 //! Group commit: one thread at a time commits, for itself and for all who gathered meanwhile.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
 
 use onefold_core::{Clock, CpuContention, Result, Ticket};
 use parking_lot::{Condvar, Mutex};
@@ -13,9 +13,16 @@ pub(super) struct GroupCommit {
     engine: Arc<Engine>,
     clock: Arc<dyn Clock>,
     queue: Mutex<Queue>,
-    /// Raised whenever windows were published or space was made.
-    progress: Mutex<u64>,
+    progress: Mutex<Progress>,
     progressed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Raised whenever windows were published or space was made.
+    count: u64,
+    /// Who wants to hear of the next time. Each front end has one of its own.
+    wakers: Vec<Waker>,
 }
 
 #[derive(Default)]
@@ -55,19 +62,36 @@ impl GroupCommit {
 
     /// Tells those who wait that windows were published or space was made.
     pub(super) fn advance(&self) {
-        *self.progress.lock() += 1;
+        let mut progress = self.progress.lock();
+        progress.count += 1;
+        let wakers = std::mem::take(&mut progress.wakers);
+        drop(progress);
         self.progressed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes `waker` the next time.
+    pub(super) fn on_progress(&self, waker: &Waker) {
+        let mut progress = self.progress.lock();
+        if !progress.wakers.iter().any(|known| known.will_wake(waker)) {
+            progress.wakers.push(waker.clone());
+        }
+    }
+
+    /// True when a front end waits to be woken.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.progress.lock().wakers.is_empty()
     }
 
     /// How often windows were published or space was made.
     pub(super) fn progress(&self) -> u64 {
-        *self.progress.lock()
+        self.progress.lock().count
     }
 
     /// Waits for progress beyond `seen`, at most so long.
     pub(super) fn wait_for_progress(&self, seen: u64, most: Duration) {
         let mut progress = self.progress.lock();
-        if *progress == seen {
+        if progress.count == seen {
             self.progressed.wait_for(&mut progress, most);
         }
     }

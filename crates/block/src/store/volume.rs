@@ -1,10 +1,15 @@
 //! A volume of a served store.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    task::{Poll, Waker},
+    time::Duration,
+};
 
 use onefold_core::{
-    BLOCK_BYTES, BlockRead, Change, Changes, Error, Exports, Extent, Kind, Lba, Result, Ticket,
-    Volume, VolumeId, VolumeInfo, VolumeLimits,
+    Attempt, BLOCK_BYTES, BlockRead, Change, Changes, Error, Exports, Extent, Kind, Lba, Result,
+    Ticket, Volume, VolumeId, VolumeInfo, VolumeLimits,
 };
 
 use super::{Store, handles::Handle};
@@ -117,22 +122,41 @@ impl Volume for BlockVolume {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        let mut taken = 0;
-        let ticket = self.store.data_change(|| {
+        let mut attempt = Attempt::default();
+        self.store.until_there_is_room(|| self.try_write(offset, data, &mut attempt))
+    }
+
+    fn try_write(&self, offset: u64, data: &[u8], attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        let written = self.store.try_data_change(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, data.len() as u64);
-            self.store.engine.write_from(self.id, offset, data, &mut taken)
+            self.store.engine.write_from(self.id, offset, data, taken)
         })?;
-        self.traffic.written(data.len() as u64);
-        Ok(ticket)
+        if written.is_ready() {
+            self.traffic.written(data.len() as u64);
+        }
+        Ok(written)
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        self.store.is_strong()
     }
 
     fn durable(&self) -> Option<Ticket> {
         Some(self.store.engine.durable())
     }
 
+    fn on_progress(&self, waker: &Waker) {
+        self.store.on_progress(waker);
+    }
+
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.store.data_change(|| {
+        let mut attempt = Attempt::default();
+        self.store.until_there_is_room(|| self.try_trim(offset, bytes, &mut attempt))
+    }
+
+    fn try_trim(&self, offset: u64, bytes: u64, attempt: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.store.try_data_change(attempt, |_| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);
             self.store.engine.trim(self.id, offset, bytes)
@@ -140,11 +164,21 @@ impl Volume for BlockVolume {
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
-        let mut taken = 0;
-        self.store.data_change(|| {
+        let mut attempt = Attempt::default();
+        self.store.until_there_is_room(|| self.try_zeroes(offset, bytes, keep, &mut attempt))
+    }
+
+    fn try_zeroes(
+        &self,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        attempt: &mut Attempt,
+    ) -> Result<Poll<Ticket>> {
+        self.store.try_data_change(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);
-            self.store.engine.write_zeroes(self.id, offset, bytes, keep, &mut taken)
+            self.store.engine.write_zeroes(self.id, offset, bytes, keep, taken)
         })
     }
 

@@ -33,7 +33,7 @@ use super::ahead::{Ahead, PART_BLOCKS};
 use super::aside::{self, Aside, WithAhead};
 use super::buffers::{Borrower, Buffers, Loan, Share};
 use super::command::{Command, check};
-use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
+use super::durable::Durable;
 use super::durations::Begun;
 use super::ending::Ending;
 use super::handshake::{Agreed, handshake};
@@ -50,6 +50,7 @@ use super::statistics::{Counters, add, sub};
 use super::status;
 use super::turns::{Presence, REQUEST_COST, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
+use crate::batch::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
 ///
@@ -197,7 +198,8 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
         let help = move || {
             (0..helpers).for_each(|_| {
-                drop(scope.spawn(move || waits.help(volume, dialect, outbox, counters)))
+                let answers = Durable::new(dialect, outbox, counters);
+                drop(scope.spawn(move || waits.help(volume, answers)))
             })
         };
         let read = || {
@@ -247,7 +249,7 @@ struct Session<'a, 'b, W, H, R> {
     silent: Duration,
     counters: &'a Counters,
     outbox: &'a Outbox<W>,
-    waits: &'a Waits,
+    waits: &'a Waits<Of>,
     /// Starts the helper; gone once it runs.
     start_helper: Option<H>,
     aside: &'a Aside<'b>,

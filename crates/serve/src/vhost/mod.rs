@@ -14,23 +14,28 @@
 //! the volume said that the data is durable.
 
 mod bell;
+mod change;
 mod device_socket;
 mod durable;
 mod features;
 mod marks;
 mod memory;
 mod over;
+#[cfg(test)]
+mod planted;
 mod queue;
 mod request;
 mod ring;
 mod room;
 mod session;
+#[cfg(test)]
+mod tests;
 mod trouble;
 mod wire;
 
 pub(crate) use device_socket::{DeviceSocket, Taken};
 pub(crate) use marks::Owed;
-pub use over::{AVAILABLE, PLACES, USED, ring_over};
+pub use over::{AVAILABLE, PLACES, USED, messages_over, ring_over};
 pub(crate) use queue::Device;
 pub(crate) use request::ID_BYTES;
 pub(crate) use room::Room;

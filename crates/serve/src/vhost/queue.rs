@@ -22,13 +22,14 @@ use parking_lot::Mutex;
 use vm_memory::GuestMemoryMmap;
 
 use super::bell;
-use super::durable::Waits;
+use super::change::{Change, Parked, ROOM_LOOK, What};
+use super::durable::{Answered, Durable, Waits};
 use super::marks::Owed;
 use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
 use super::trouble::Trouble;
+use crate::batch::durable::Until;
 use crate::nbd::buffers::{Borrower, Loan};
-use crate::nbd::durable::Until;
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::limits::{LOOK, Limits};
 use crate::nbd::session::{House, Seat, TURN_BYTES, TURN_TIME};
@@ -61,6 +62,14 @@ pub(crate) struct Device<'a> {
     pub(crate) owed: Owed,
     /// Queues that hold a working place.
     pub(crate) working: AtomicUsize,
+}
+
+impl Device<'_> {
+    /// What the helper of a queue answers with.
+    pub(crate) fn durable<'a>(&'a self, ring: &'a Mutex<Ring>) -> Durable<'a> {
+        let Device { counters, owed, trouble, .. } = self;
+        Durable { ring, counters, owed, trouble, answered: Answered::default() }
+    }
 }
 
 /// A queue that was started, for the device's thread.
@@ -121,22 +130,21 @@ impl<'scope> Started<'scope> {
     ) -> std::io::Result<Started<'scope>> {
         let ring = Arc::new(Mutex::new(ring));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), bell: bell::new()? });
+        let parked = Parked::new()?;
         let (its_ring, its_stop) = (ring.clone(), stop.clone());
         let thread = std::thread::Builder::new().name("vhost queue".into()).spawn_scoped(
             scope,
             move || {
-                let waits = Arc::new(Waits::default());
+                let waits = Arc::new(Waits::new(usize::MAX));
                 let mut helper = None;
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
-                    let Device { volume, counters, owed, trouble, .. } = device;
-                    helper =
-                        Some(scope.spawn(move || {
-                            helps.help(*volume, &helps_ring, counters, owed, trouble)
-                        }));
+                    helper = Some(scope.spawn(move || {
+                        helps.help(device.volume, device.durable(&helps_ring));
+                    }));
                 };
                 let ends = EndOnDrop { waits: &waits, trouble: &device.trouble };
-                let mut queue = Worker::new(device, &its_ring, &waits, flushes, help);
+                let mut queue = Worker::new(device, &its_ring, &waits, flushes, parked, help);
                 if let Err(reason) = queue.run(&kick, &its_stop) {
                     device.trouble.tell(reason);
                 }
@@ -202,6 +210,8 @@ pub(crate) struct Worker<'a, H> {
     reads_blocks: usize,
     /// The guest's buffers for them.
     reads_parts: usize,
+    /// Changes that wait for room.
+    parked: Parked,
     cost: u64,
     since: Instant,
     size: u64,
@@ -216,6 +226,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         ring: &'a Mutex<Ring>,
         waits: &'a Waits,
         flushes: bool,
+        parked: Parked,
         start_helper: H,
     ) -> Worker<'a, H> {
         let Device { house, seat, .. } = device;
@@ -234,6 +245,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             reads: Vec::new(),
             reads_blocks: 0,
             reads_parts: 0,
+            parked,
             cost: 0,
             since: Instant::now(),
             size: 0,
@@ -251,9 +263,13 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
     fn run(&mut self, kick: &OwnedFd, stop: &Stop) -> Result<(), &'static str> {
         // What a server before this one answered, the guest may not have heard of.
         self.ring.lock().wake()?;
-        let (mut silent, mut empty) = (Duration::ZERO, 0_u32);
+        let (mut silent, mut empty, mut room) = (Duration::ZERO, 0_u32, false);
         while !self.is_cut() {
             let stops = stop.asked.load(Relaxed);
+            if stops && !self.parked.is_empty() || self.parked.is_due(room) {
+                room = false;
+                self.again(stops)?;
+            }
             let more = if stops { self.ring.lock().owes_again() } else { self.has_more() };
             if more {
                 (silent, empty) = (Duration::ZERO, 0);
@@ -261,7 +277,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                 self.batch()?;
                 continue;
             }
-            if stops {
+            if stops && self.parked.is_empty() {
                 break;
             }
             if self.ring.lock().listen()? {
@@ -272,13 +288,19 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             }
             let working = self.place.is_some();
             let began = Instant::now();
-            let timeout = working.then_some(LOOK.as_millis() as u32);
+            let look = if self.parked.is_empty() { LOOK } else { ROOM_LOOK };
+            let waits = working || !self.parked.is_empty();
+            let timeout = waits.then_some(look.as_millis() as u32);
             // An event can be made so that it is rung for ever, at no cost to who made it.
             let rest = empty.saturating_sub(EMPTY_KICKS).min(KICK_REST);
             if rest > 0 {
                 bell::wait([&stop.bell], Some(rest));
             }
-            let [kicked, _] = bell::wait([kick, &stop.bell], timeout);
+            let [kicked, _, rung] = bell::wait([kick, &stop.bell, self.parked.bell()], timeout);
+            if rung {
+                bell::quiet(self.parked.bell());
+                room = true;
+            }
             self.brisk = rest == 0 && began.elapsed() < self.limits().awake;
             if kicked {
                 bell::quiet(kick);
@@ -366,6 +388,22 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         if self.device.working.fetch_sub(1, Relaxed) == 1 {
             self.device.seat.activity.rests();
         }
+    }
+
+    /// True when the volume says that there may be room.
+    #[cfg(test)]
+    pub(crate) fn is_called_for(&self) -> bool {
+        bell::wait([self.parked.bell()], Some(0)) == [true]
+    }
+
+    /// Tries changes again that wait for room; if the ring is to be stopped, until they are made.
+    pub(crate) fn again(&mut self, stops: bool) -> Result<(), &'static str> {
+        if !self.work() {
+            return Ok(());
+        }
+        let memory = self.ring.lock().memory();
+        self.try_parked(memory.map_of_guest(), stops)?;
+        self.finish(memory.map_of_guest())
     }
 
     /// Answers the requests that the ring has.
@@ -465,8 +503,7 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                     return self.answer(due, Answer::Failed, begun);
                 };
                 add(&counters.written_bytes, length);
-                let written = self.write(&request, offset, length, memory)?;
-                self.changed(written, due, begun)
+                self.change(Change::new(What::Write(offset), request, due, begun), memory)
             }
             Kind::Discard | Kind::Zeroes => {
                 let counter =
@@ -475,8 +512,10 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
                 match request.ranges(memory, self.size)? {
                     Ranges::Unsupported => self.answer(due, Answer::Unsupported, begun),
                     Ranges::All(ranges) if self.device.writes => {
-                        let cleared = self.clear(request.kind, &ranges)?;
-                        self.changed(cleared, due, begun)
+                        let zeroes = request.kind == Kind::Zeroes;
+                        let what =
+                            if zeroes { What::Zeroes(ranges) } else { What::Discard(ranges) };
+                        self.change(Change::new(what, request, due, begun), memory)
                     }
                     Ranges::All(_) | Ranges::Wrong => self.answer(due, Answer::Failed, begun),
                 }
@@ -536,64 +575,101 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         if let Some(start) = self.start_helper.take() {
             start();
         }
-        self.waits.push(until, due, begun);
+        let took = self.waits.push(until, (due, begun));
+        debug_assert!(took, "no more requests wait than the ring has places");
     }
 
-    /// Copies what the guest gives, piece by piece, each once, and writes it.
+    /// Makes a change, or has it wait for room, behind those that wait already.
+    fn change(&mut self, mut change: Change, memory: &GuestMemoryMmap) -> Result<(), &'static str> {
+        let waits = !self.parked.takes(&change);
+        if waits {
+            self.try_parked(memory, true)?;
+        }
+        if self.parked.is_empty() {
+            if self.make(&mut change, memory, waits)? {
+                return Ok(());
+            }
+            // Room may have come before anybody would have said so.
+            self.parked.ask(self.device.volume);
+            if self.make(&mut change, memory, waits)? {
+                return Ok(());
+            }
+        }
+        self.parked.push(change);
+        Ok(())
+    }
+
+    /// Tries the changes that wait for room, and waits for it if they have to be made now.
+    fn try_parked(&mut self, memory: &GuestMemoryMmap, waits: bool) -> Result<(), &'static str> {
+        if self.parked.is_empty() {
+            return Ok(());
+        }
+        self.parked.ask(self.device.volume);
+        while let Some(mut change) = self.parked.pop() {
+            if !self.make(&mut change, memory, waits)? {
+                self.parked.put_back(change);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what is left of a change, and answers it; false when there is no room.
+    fn make(
+        &mut self,
+        change: &mut Change,
+        memory: &GuestMemoryMmap,
+        waits: bool,
+    ) -> Result<bool, &'static str> {
+        let made = match change.what {
+            What::Write(offset) => self.write(change, offset, memory, waits)?,
+            What::Discard(_) | What::Zeroes(_) => {
+                let turn = self.turn_to_write(0)?;
+                let cleared = change.clear(self.device.volume, waits);
+                drop(turn);
+                cleared
+            }
+        };
+        match made {
+            Ok(false) => return Ok(false),
+            Ok(true) => self.changed(Ok(change.ticket), change.due, change.begun)?,
+            Err(error) => self.changed(Err(error), change.due, change.begun)?,
+        }
+        Ok(true)
+    }
+
+    /// Copies what the guest gives, piece by piece, each once, and writes it; false when there is no
+    /// room for all.
     fn write(
         &mut self,
-        request: &Request,
-        mut offset: u64,
-        length: u64,
+        change: &mut Change,
+        start: u64,
         memory: &GuestMemoryMmap,
-    ) -> Result<onefold_core::Result<Ticket>, &'static str> {
+        waits: bool,
+    ) -> Result<onefold_core::Result<bool>, &'static str> {
+        let end = start + change.request.given.bytes();
         // The memory for reads that wait is what the write needs.
-        if length > self.free_bytes() as u64 && !self.reads.is_empty() {
+        if end - start - change.done as u64 > self.free_bytes() as u64 && !self.reads.is_empty() {
             self.run_reads(memory)?;
         }
-        let (start, end) = (offset, offset + length);
-        let mut ticket = Ticket(0);
-        while offset < end {
+        while start + (change.done as u64) < end {
+            let (from, offset) = (change.done as u64, start + change.done as u64);
             let free = self.reads_blocks;
             let room = self.free_bytes() as u64;
             // Pieces end where blocks end, so that no block is written twice.
             let next = ((offset + room) & !(BLOCK - 1)).clamp(offset + 1, end);
             let piece = &mut bytes_mut(&mut self.blocks[free..])[..(next - offset) as usize];
-            request.given.copy_from(memory, offset - start, piece)?;
+            change.request.given.copy_from(memory, from, piece)?;
             let turn = self.turn_to_write(next - offset)?;
             let piece = &bytes(&self.blocks[free..])[..(next - offset) as usize];
-            let written = self.device.volume.write(offset, piece);
+            let written = change.write(self.device.volume, offset, piece, waits);
             drop(turn);
             match written {
-                Ok(of_piece) => ticket = ticket.max(of_piece),
-                Err(error) => return Ok(Err(error)),
-            }
-            offset = next;
-        }
-        Ok(Ok(ticket))
-    }
-
-    /// Discards ranges, or fills them with zeroes.
-    fn clear(
-        &mut self,
-        kind: Kind,
-        ranges: &[(u64, u64, bool)],
-    ) -> Result<onefold_core::Result<Ticket>, &'static str> {
-        let volume = self.device.volume;
-        let mut ticket = Ticket(0);
-        for &(offset, length, unmap) in ranges {
-            let turn = self.turn_to_write(0)?;
-            let cleared = match kind {
-                Kind::Zeroes => volume.write_zeroes(offset, length, !unmap),
-                _ => volume.trim(offset, length),
-            };
-            drop(turn);
-            match cleared {
-                Ok(of_range) => ticket = ticket.max(of_range),
-                Err(error) => return Ok(Err(error)),
+                Ok(true) => {}
+                none => return Ok(none),
             }
         }
-        Ok(Ok(ticket))
+        Ok(Ok(true))
     }
 
     /// Bytes of the buffer that no waiting read needs.

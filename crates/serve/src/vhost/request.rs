@@ -10,8 +10,9 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{ByteValued, GuestAddress, GuestMemoryMmap};
 
+use super::memory;
 use super::wire::{u32_at, u64_at};
 
 /// Bytes of a sector, in which addresses count.
@@ -121,7 +122,7 @@ impl Buffers {
         into: &mut [u8],
     ) -> Result<(), &'static str> {
         self.pieces(from, into.len(), |address, range| {
-            memory.read_slice(&mut into[range], address).map_err(|_| NOT_SHARED)
+            memory::read(memory, &mut into[range], address).map_err(|_| NOT_SHARED)
         })
     }
 
@@ -133,7 +134,7 @@ impl Buffers {
         bytes: &[u8],
     ) -> Result<(), &'static str> {
         self.pieces(from, bytes.len(), |address, range| {
-            memory.write_slice(&bytes[range], address).map_err(|_| NOT_SHARED)
+            memory::write(memory, &bytes[range], address).map_err(|_| NOT_SHARED)
         })
     }
 
@@ -181,7 +182,9 @@ impl Table {
         }
         let at = self.at.0.checked_add(u64::from(place) * DESCRIPTOR_BYTES as u64);
         let at = GuestAddress(at.ok_or(NOT_SHARED)?);
-        memory.read_obj(at).map_err(|_| NOT_SHARED)
+        let mut descriptor = Descriptor::default();
+        memory::read(memory, descriptor.as_mut_slice(), at).map_err(|_| NOT_SHARED)?;
+        Ok(descriptor)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::client_fd::ClientFd;
 const BODY_BYTES: u32 = 4096;
 /// Descriptors with one message: one for each region of memory, of which clients have at most eight.
 const FILES: usize = 32;
-const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 
 /// The version of the protocol, in a header's flags.
 const VERSION: u32 = 1;
@@ -178,16 +178,27 @@ pub(crate) fn answer(
     file: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let message = [&header(request, VERSION | REPLY, body.len())[..], body].concat();
+    send(socket, &message, file.as_slice(), SendFlags::NOSIGNAL)
+}
+
+/// Sends a message, with descriptors.
+pub(crate) fn send(
+    socket: &OwnedFd,
+    message: &[u8],
+    files: &[impl AsFd],
+    flags: SendFlags,
+) -> io::Result<()> {
     let mut sent = 0;
     while sent < message.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let files: Vec<BorrowedFd<'_>> = file.into_iter().filter(|_| sent == 0).collect();
+        let files: Vec<BorrowedFd<'_>> =
+            files.iter().filter(|_| sent == 0).map(AsFd::as_fd).collect();
         if !files.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&files));
         }
         let slices = [IoSlice::new(&message[sent..])];
-        match sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(socket, &slices, &mut control, flags) {
             Err(rustix::io::Errno::INTR) => {}
             done => sent += done?,
         }

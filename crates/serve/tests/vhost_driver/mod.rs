@@ -18,6 +18,7 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    VolatileMemory, VolatileSlice,
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -73,12 +74,20 @@ impl Guest {
         Guest { memory, file }
     }
 
+    /// Bytes of the memory, which is in one part.
+    fn piece(&self, at: u64, bytes: usize) -> VolatileSlice<'_> {
+        let part = self.memory.iter().next().unwrap();
+        VolatileMemory::get_slice(&**part, at as usize, bytes).unwrap()
+    }
+
     pub(crate) fn put<T: vm_memory::ByteValued>(&self, value: T, at: u64) {
-        self.memory.write_obj(value, GuestAddress(at)).unwrap();
+        self.piece(at, size_of::<T>()).copy_from(value.as_slice());
     }
 
     pub(crate) fn get<T: vm_memory::ByteValued>(&self, at: u64) -> T {
-        self.memory.read_obj(GuestAddress(at)).unwrap()
+        let mut value = T::zeroed();
+        self.piece(at, size_of::<T>()).copy_to(value.as_mut_slice());
+        value
     }
 
     pub(crate) fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
@@ -171,7 +180,7 @@ impl Queue {
         guest.put(sector, at + 8);
         guest.put(0xffu8, at + 16);
         if !data.is_empty() {
-            guest.memory.write_slice(data, GuestAddress(at + DATA)).unwrap();
+            guest.piece(at + DATA, data.len()).copy_from(data);
         }
         let (table, first) = match self.indirect {
             true => (at + 0x1000, 0),

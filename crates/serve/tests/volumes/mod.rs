@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Changes, Error, Exports, Extent, ExtentKind, Kind, Result,
-    Ticket, Volume, VolumeInfo, VolumeLimits,
+    Attempt, BLOCK_BYTES, Block, BlockRead, Changes, Error, Exports, Extent, ExtentKind, Kind,
+    Result, Ticket, Volume, VolumeInfo, VolumeLimits,
 };
 use parking_lot::Mutex;
 
@@ -34,6 +35,9 @@ struct State {
     bad: Option<u64>,
     /// Set by a test: nothing can be written any more.
     stopped: bool,
+    /// Set by a test: changes wait for room.
+    no_room: bool,
+    wakers: Vec<Waker>,
 }
 
 /// A volume in memory. Tickets count changes; waiting and flushing makes the changes durable.
@@ -70,6 +74,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) hold: AtomicBool,
     /// Reads, waits and flushes panic: a bug in an engine.
     pub(crate) panic: AtomicBool,
+    /// Clients may hear of changes only when they are durable.
+    pub(crate) late: AtomicBool,
     /// The name that it got when it was renamed.
     pub(crate) renamed: Mutex<Option<String>>,
 }
@@ -94,6 +100,7 @@ impl MemoryVolume {
             hold_status: AtomicBool::new(false),
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
+            late: AtomicBool::new(false),
             renamed: Mutex::default(),
         })
     }
@@ -105,6 +112,29 @@ impl MemoryVolume {
 
     pub(crate) fn set_full(&self, full: bool) {
         self.state.lock().full = full;
+    }
+
+    /// Changes that are tried wait until there is room again, and those that wait are woken then.
+    pub(crate) fn set_room(&self, room: bool) {
+        let mut state = self.state.lock();
+        state.no_room = !room;
+        if room {
+            std::mem::take(&mut state.wakers).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Front ends that wait to be woken.
+    pub(crate) fn awaited(&self) -> usize {
+        self.state.lock().wakers.len()
+    }
+
+    /// Tries a change.
+    fn tried(&self, change: impl FnOnce() -> Result<Ticket>) -> Result<Poll<Ticket>> {
+        let no_room = self.state.lock().no_room;
+        match no_room {
+            true => Ok(Poll::Pending),
+            false => change().map(Poll::Ready),
+        }
     }
 
     pub(crate) fn set_bad(&self, block: Option<u64>) {
@@ -283,6 +313,32 @@ impl Volume for MemoryVolume {
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
         self.change(offset, bytes, None, keep.then_some(Content::Zero))
+    }
+
+    fn try_write(&self, offset: u64, data: &[u8], _: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.tried(|| self.write(offset, data))
+    }
+
+    fn try_trim(&self, offset: u64, bytes: u64, _: &mut Attempt) -> Result<Poll<Ticket>> {
+        self.tried(|| self.trim(offset, bytes))
+    }
+
+    fn try_zeroes(
+        &self,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        _: &mut Attempt,
+    ) -> Result<Poll<Ticket>> {
+        self.tried(|| self.write_zeroes(offset, bytes, keep))
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        self.late.load(SeqCst)
+    }
+
+    fn on_progress(&self, waker: &Waker) {
+        self.state.lock().wakers.push(waker.clone());
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
