@@ -55,11 +55,11 @@ impl Collection {
             }
         }
         let (mut whole, mut others) = (Vec::new(), Vec::new());
-        for id in roles.unproven.keys().take(SNAPSHOTS_MAX) {
-            let Ok(snapshot) = tables.snapshots.get(*id) else { continue };
+        for (id, _) in roles.unproven.iter().take(SNAPSHOTS_MAX) {
+            let Ok(snapshot) = tables.snapshots.get(id) else { continue };
             match self.is_whole(&mut reader, &tables, snapshot)? {
-                None => whole.push(*id),
-                Some(why) => others.push((*id, why)),
+                None => whole.push(id),
+                Some(why) => others.push((id, why)),
             }
         }
         self.done.proven += read;
@@ -81,8 +81,8 @@ impl Collection {
             return self.archive.commit(true, |_| Ok(vec![Record::Expired { ids }])).map(drop);
         }
         let owner = tables.roles.as_ref().and_then(|roles| {
-            let number = roles.unproven.get(id)?;
-            Some(format!("put key {number} ('{}')", roles.keys.get(number)?.name.escape_debug()))
+            let number = roles.unproven.maker(*id)?;
+            Some(format!("put key {number} ('{}')", roles.keys.get(&number)?.name.escape_debug()))
         });
         let set = tables.snapshots.get(*id).map_or("", |snapshot| &snapshot.set);
         Err(Error::new(
