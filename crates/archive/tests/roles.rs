@@ -270,6 +270,21 @@ fn rule_45_two_put_keys_with_sets_of_one_name_replace_nothing_of_each_other() {
 }
 
 #[test]
+fn rule_45_a_put_key_that_collects_is_refused_before_it_removes_a_file() {
+    let desk = Desk::new();
+    let web = desk.grant("web1", &["web1"]);
+    store(&desk.by(&web), "web1", 1, &noise(1, 10_000)).unwrap();
+    // No frame names it, as it may be while another process begins a segment.
+    let orphan = desk.at().join("segment-00000077");
+    fs::write(&orphan, b"a new segment").unwrap();
+    let error = Collection::begin(&desk.by(&web), options(9_000)).err().unwrap();
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(orphan.exists());
+    desk.collect();
+    assert!(!orphan.exists());
+}
+
+#[test]
 fn rule_45_checkpoints_of_a_put_key_count_too() {
     let desk = Desk::new();
     let web = desk.grant("web1", &["web1"]);

@@ -12,7 +12,7 @@ use crate::{
         names::{COLLECTOR, segment_name},
         record::Record,
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_put},
     rad::{self, LateEncoding},
     rules::Rule,
     tables::{Tables, WriteCost},
@@ -162,7 +162,7 @@ impl Collection {
     /// Becomes the collector.
     ///
     /// # Errors
-    /// `Busy` when another one is at work, and those of the system.
+    /// `Busy` when another one is at work, `Denied` for a put key, and those of the system.
     pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
         Collection::begin_paced(archive, options, Pace::default())
     }
@@ -172,6 +172,10 @@ impl Collection {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_paced(archive: &Arc<Archive>, options: Options, pace: Pace) -> Result<Collection> {
+        if is_put(archive) {
+            let why = "this is a put key, which takes nothing away: who manages the archive collects";
+            return Err(Error::new(Kind::Denied, why));
+        }
         let lock =
             archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| {
                 match error.kind() {
