@@ -441,11 +441,7 @@ fn rule_45_unproven_snapshots_without_a_bound_are_work_without_end() {
     let (desk, web, db) = Desk::of_three();
     let tables = desk.manage().tables();
     let own = tables.snapshots.get(SnapshotId([3; 16])).unwrap();
-    let of = |n: u32| {
-        let mut id = [7; 16];
-        id[..4].copy_from_slice(&(1 << 24 | n).to_be_bytes());
-        snapshot(own, |it| it.id = SnapshotId(id)).remove(0)
-    };
+    let of = |n: u32| snapshot(own, |it| it.id = id_of(n)).remove(0);
     let attacker = desk.hostile(&web);
     for frame in 0..80 {
         let _ = append_records(&attacker, |_| (0..64).map(|n| of(64 * frame + n)).collect());
@@ -462,6 +458,107 @@ fn rule_45_unproven_snapshots_without_a_bound_are_work_without_end() {
     assert_eq!(unproven(&desk.manage()), 0);
     desk.is_well();
     store(&desk.by(&web), "web", 6, &content(6)).unwrap();
+}
+
+/// An id that begins as no other one does.
+fn id_of(n: u32) -> SnapshotId {
+    let mut id = [7; 16];
+    id[..4].copy_from_slice(&(1 << 24 | n).to_be_bytes());
+    SnapshotId(id)
+}
+
+#[test]
+fn rule_45_a_put_key_that_adds_all_the_time_keeps_no_collection_from_its_end() {
+    for has_counts in [false, true] {
+        let (desk, web, db) = Desk::of_three();
+        if has_counts {
+            desk.collect();
+        }
+        store(&desk.manage(), "vault", 4, &content(4)).unwrap();
+        forget(&desk.manage(), &[SnapshotId([1; 16]), SnapshotId([4; 16])], 2_000).unwrap();
+        let own = desk.manage().tables().snapshots.get(SnapshotId([3; 16])).unwrap().clone();
+        let attacker = desk.hostile(&web);
+        let (mut added, mut stored) = (0, 10);
+        let mut adds = |desk: &Desk| {
+            added += 1;
+            append_records(&attacker, |_| snapshot(&own, |it| it.id = id_of(added))).unwrap();
+            // Another host stores, too: nothing of it may be freed, proven or not.
+            if added % 4 == 0 {
+                store(&desk.by(&db), "db", stored, &content(stored.into())).unwrap();
+                stored += 1;
+            }
+        };
+        let mut dropped = 0;
+        for round in 0..3 {
+            let mut collection = desk.collection();
+            let mut steps = 0;
+            loop {
+                adds(&desk);
+                steps += 1;
+                assert!(steps < 100, "collection {round} does not end");
+                if !collection.step().unwrap() {
+                    break;
+                }
+            }
+            dropped += collection.done.dropped;
+        }
+        assert!(dropped >= 2, "what was forgotten is still there: {dropped}");
+        let tables = desk.manage().tables();
+        assert!(!tables.roles.as_ref().unwrap().unproven.is_empty());
+        desk.is_well();
+        for number in 10..stored {
+            assert_eq!(restored(&desk.manage(), number).unwrap(), content(number.into()));
+        }
+        // What was left is counted once nobody adds any more.
+        let mut recounted = desk.collection();
+        recounted.recount();
+        while recounted.step().unwrap() {}
+        let counts = recounted.recounted.unwrap();
+        assert_eq!((counts.too_low.chunks, counts.too_high.chunks), (0, 0));
+        desk.is_well();
+    }
+}
+
+#[test]
+fn rule_45_a_snapshot_with_other_totals_or_another_root_is_untrue_and_no_damage() {
+    let (desk, web, _) = Desk::of_three();
+    let own = desk.manage().tables().snapshots.get(SnapshotId([3; 16])).unwrap().clone();
+    let mut reader = onefold_archive::TreeReader::new(&desk.manage()).unwrap();
+    let root = reader.root(&own).unwrap();
+    let onefold_archive::TreeWhat::Directory(Some(page)) = root.directory.what else {
+        panic!("a directory with a file")
+    };
+    let attacker = desk.hostile(&web);
+    let attacks: [&dyn Fn(&mut Snapshot); 5] = [
+        &|it| it.entries = u64::MAX,
+        &|it| it.bytes = u64::MAX,
+        &|it| it.root = page.node,
+        &|it| (it.root, it.entries, it.bytes) = (page.node, 1, own.bytes),
+        &|it| it.stats = Some(page),
+    ];
+    for (n, attack) in attacks.iter().enumerate() {
+        append_records(&attacker, |_| {
+            snapshot(&own, |it| {
+                it.id = id_of(n as u32);
+                attack(it);
+            })
+        })
+        .unwrap();
+    }
+    drop(reader);
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well(), "{:?}", report.problems);
+    assert_eq!((report.untrue_found, report.untrue.len()), (5, 5), "{:?}", report.untrue);
+    let error = desk.collection().run(&mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("--drop-untrue"), "{error}");
+    let mut collection = desk.collection();
+    collection.drop_untrue();
+    while collection.step().unwrap() {}
+    assert_eq!(collection.done.untrue_snapshots, 5);
+    drop(collection);
+    assert_eq!(names(&desk.manage()), [1, 2, 3]);
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well() && report.untrue.is_empty(), "{report:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! passed over by everybody: its place in the order of changes is taken, and nothing in it counts. So a put
 //! key that somebody else got hold of makes no archive unreadable for others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
@@ -12,7 +12,7 @@ use super::{
     persistent::List,
     roles::{MANAGE, NOBODY, PutKey, RANGES_KEPT, Roles, SETS_MAX},
     snapshots::{DIGITS, roots},
-    state::{PLACE_ALIGN, Tables},
+    state::{Difference, PLACE_ALIGN, Tables},
     unproven::UNPROVEN_MAX,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
         class::Class,
         container::CONTAINER_BYTES_MAX,
         domain::FIRST_DOMAIN,
-        record::{Owner, Record, Stored},
+        record::{Owner, Pieces, Record, Stored},
     },
     rules::Rule,
     settings::{ID_RANGE, Settings},
@@ -202,6 +202,52 @@ impl Tables {
             _ => {}
         }
         Ok(())
+    }
+
+    /// How many of the differences come before the first that belongs to a snapshot of a put key which manage has
+    /// not looked through. These may be counted; the rest may not, yet.
+    pub(crate) fn countable(&self) -> usize {
+        let all = self.differences.len();
+        self.uncounted().last().map_or(all, |last| all - 1 - last)
+    }
+
+    /// These tables as if there were no snapshots that manage has not looked through, and no change behind
+    /// theirs; `None` where another change lies between theirs or behind them: what is counted from the roots
+    /// up has that change already.
+    pub(crate) fn without_unproven(&self) -> Option<Tables> {
+        let Some(roles) = self.roles.as_ref().filter(|roles| !roles.unproven.is_empty()) else {
+            return Some(self.clone());
+        };
+        let last = self.uncounted();
+        let are_last = last.len() == roles.unproven.len() && last.iter().copied().eq(0..last.len());
+        let mut tables = self.with_differences(self.countable());
+        let ids: Vec<SnapshotId> = roles.unproven.iter().map(|(id, _)| id).collect();
+        tables.snapshots.apply(Record::Expired { ids }).ok().filter(|_| are_last)?;
+        Some(tables)
+    }
+
+    /// Which differences belong to snapshots that manage has not looked through, from the last one on: 0 is the
+    /// last. Of those that name the same, the last ones are taken for theirs, which comes to the same.
+    fn uncounted(&self) -> Vec<usize> {
+        let mut left: BTreeMap<Vec<Pieces>, usize> = BTreeMap::new();
+        let unproven = self.roles.iter().flat_map(|roles| roles.unproven.iter());
+        for snapshot in unproven.filter_map(|(id, _)| self.snapshots.get(id).ok()) {
+            *left.entry(roots(snapshot)).or_default() += 1;
+        }
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let is_it = |one: &Difference| one.added && one.nodes && left.contains_key(&one.recipe);
+        let all = self.differences.iter().enumerate().filter(|(_, one)| is_it(one));
+        let all: Vec<_> = all.map(|(n, one)| (n, one.recipe.clone())).collect();
+        let mut found = Vec::new();
+        for (n, recipe) in all.into_iter().rev() {
+            if let Some(count) = left.get_mut(&recipe).filter(|count| **count > 0) {
+                *count -= 1;
+                found.push(self.differences.len() - 1 - n);
+            }
+        }
+        found
     }
 
     /// True when a snapshot that is gone was counted, so that its references are to be taken away. A snapshot
@@ -405,7 +451,7 @@ mod tests {
         super::snapshots::{looked_at, tests::snapshot},
         *,
     };
-    use crate::format::label::Kinds;
+    use crate::format::{Address, label::Kinds, tree_node::TreeNodeRef};
 
     /// Tables with the put key 1 of host `web`, which adds to the sets `etc` and `home`, and the key 2 of host
     /// `db`, which adds to `etc`.
@@ -494,6 +540,36 @@ mod tests {
         }
         assert_eq!(tables.snapshots, loaded.snapshots);
         assert_eq!(tables.roles, loaded.roles);
+    }
+
+    #[test]
+    fn rule_45_what_is_proven_is_counted_before_the_first_that_is_not() {
+        let mut tables = tables();
+        let of = |n: u64, root: u64| {
+            let address = Address { container: ContainerId(root), slot: 0 };
+            let one = snapshot(id(n), "web", "etc");
+            Snapshot { root: TreeNodeRef { address, ..one.root }, ..one }
+        };
+        let counts = |tables: &Tables| {
+            let without = tables.without_unproven();
+            (tables.countable(), without.map(|it| (it.differences.len(), it.snapshots.len())))
+        };
+        assert_eq!(counts(&tables), (0, Some((0, 0))));
+        // One of manage names the same as one of a put key that came later.
+        tables.apply(9, vec![made(of(1, 5))]).unwrap();
+        add(&mut tables, 1, vec![of(2, 5)]).unwrap();
+        assert_eq!(counts(&tables), (1, Some((1, 1))));
+        add(&mut tables, 1, vec![of(3, 6)]).unwrap();
+        assert_eq!(counts(&tables), (1, Some((1, 1))));
+        // A change behind them is not counted before they are looked through.
+        let ids = vec![SnapshotId(id(1))];
+        tables.apply(12, vec![Record::Expired { ids }]).unwrap();
+        assert_eq!(counts(&tables), (1, None));
+        let snapshots = vec![SnapshotId(id(2)), SnapshotId(id(3))];
+        tables.apply(13, vec![Record::Proven { upto: 13, untrue: Vec::new(), snapshots }]).unwrap();
+        assert_eq!(counts(&tables), (4, Some((4, 2))));
+        add(&mut tables, 1, vec![of(4, 5)]).unwrap();
+        assert_eq!(counts(&tables), (4, Some((4, 2))));
     }
 
     #[test]
