@@ -114,8 +114,8 @@ pub use crate::{
     },
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
-        Roles, Snapshots, Sums, Tables, Totals, Volume, VolumeTable, WriteCost, decode_leaf,
-        valid_name,
+        Roles, Snapshots, Sums, Tables, Totals, Unproven, Volume, VolumeTable, WriteCost,
+        decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

@@ -14,6 +14,12 @@ pub enum Rule {
     /// Chunks are duplicates where they lie in containers of one's own, or in those that manage has proven.
     /// Otherwise somebody stores rubbish under a fingerprint that others will need.
     DuplicatesProven,
+    /// A put key adds snapshots of the host of its own name. Otherwise two hosts whose sets have one name replace
+    /// each other's snapshots.
+    PutHostCompared,
+    /// Few snapshots of a put key wait to be looked through. Otherwise whoever took one over makes work without
+    /// end for all readers.
+    UnprovenBounded,
     /// A put key's own program signs only what a put key may do. Whoever took one over has another program:
     /// with this rule broken a simulation is that program.
     PutJudgesItself,

@@ -229,6 +229,9 @@ pub struct Settings {
     pub append_only: bool,
     /// Bytes of log at which a put key adds nothing more: whoever manages the archive makes a new one.
     pub put_log_bytes: u64,
+    /// Frames of put keys in a log, at which manage begins a new one with its next change: who opens the archive
+    /// verifies and judges each of them.
+    pub put_frames: u64,
     /// What is given up of the log behind the last change that can be read, if this process manages an archive
     /// whose keys have roles. [`renew_log`](crate::renew_log) makes that last.
     pub give_up: GiveUp,
@@ -305,6 +308,7 @@ impl Default for Settings {
             changed_leaves: 1024,
             append_only: false,
             put_log_bytes: PUT_LOG_BYTES,
+            put_frames: 1024,
             give_up: GiveUp::Nothing,
             opener: KeySource::default(),
             #[cfg(feature = "planted-bugs")]

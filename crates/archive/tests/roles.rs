@@ -11,14 +11,16 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, Event, FileMap, Format, Gauge, KeySource, Known, Role, Settings,
-    SnapshotId, Stat, TreeWhat, add_put_key, backup, check, create_sealed, forget, read_key,
-    remove_put_key,
+    Archive, BackupRequest, Collection, Event, FileMap, Format, Gauge, KeySource, Known, Role,
+    Settings, SnapshotId, Stat, TreeWhat, add_put_key, backup, check, create_sealed, forget,
+    read_key, remove_put_key,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
-use support::{By, Counter, entry, names, noise, options, put, request, restored, secret, store};
+use support::{
+    By, Counter, entry, names, noise, options, put, request_by, restored, secret, store,
+};
 
 struct Desk(tempfile::TempDir);
 
@@ -217,12 +219,78 @@ fn rule_45_at_the_end_of_the_log_a_put_key_asks_for_manage() {
 }
 
 #[test]
+fn rule_45_manage_begins_a_log_anew_behind_many_frames_of_put_keys() {
+    let desk = Desk::new();
+    let web = desk.grant("web1", &["web1"]);
+    let newest = || {
+        let names = fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap().file_name());
+        let logs = names.filter(|name| name.to_string_lossy().starts_with("log-"));
+        logs.max().unwrap()
+    };
+    let before = newest();
+    for number in 1..=4 {
+        store(&desk.by(&web), "web1", number, &noise(number.into(), 10_000)).unwrap();
+    }
+    let changes = |put_frames| {
+        let opener = KeySource::new(Arc::new(By(1, false)));
+        let settings =
+            Settings { log_ahead_bytes: 4096, put_frames, opener, ..Settings::default() };
+        let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+        let archive = Arc::new(Archive::open(files, true, settings).unwrap());
+        forget(&archive, &[SnapshotId([1; 16])], 2_000).unwrap();
+        archive
+    };
+    drop(changes(1_000));
+    assert_eq!(newest(), before, "few frames of put keys are no reason");
+    drop(changes(4));
+    let next = newest();
+    assert_ne!(next, before);
+    // What manage signs itself is no reason, and neither is what lies in the log before.
+    drop(changes(4));
+    assert_eq!(newest(), next);
+    assert_eq!(names(&desk.manage()), [2, 3, 4]);
+}
+
+#[test]
+fn rule_45_two_put_keys_with_sets_of_one_name_replace_nothing_of_each_other() {
+    let desk = Desk::new();
+    let (web, db) = (desk.grant("web1", &["/etc"]), desk.grant("db1", &["/etc"]));
+    store(&desk.by(&web), "/etc", 9, &noise(1, 10_000)).unwrap();
+    // It began, and ended, before the other one.
+    store(&desk.by(&db), "/etc", 2, &noise(2, 10_000)).unwrap();
+    let archive = desk.by(&db);
+    let asked = BackupRequest { host: "web1".into(), ..request_by(&archive, "/etc", 20) };
+    let error = backup(&archive, &asked, true, &Gauge::default(), |_| panic!("nothing is read"));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(error.to_string().contains("host 'db1'"), "{error}");
+    let error = store(&archive, "/etc", 1, &noise(3, 10_000)).unwrap_err();
+    assert!(error.to_string().contains("before the last one"), "{error}");
+    assert_eq!(names(&desk.manage()), [9, 2]);
+}
+
+#[test]
+fn rule_45_a_put_key_that_collects_is_refused_before_it_removes_a_file() {
+    let desk = Desk::new();
+    let web = desk.grant("web1", &["web1"]);
+    store(&desk.by(&web), "web1", 1, &noise(1, 10_000)).unwrap();
+    // No frame names it, as it may be while another process begins a segment.
+    let orphan = desk.at().join("segment-00000077");
+    fs::write(&orphan, b"a new segment").unwrap();
+    let error = Collection::begin(&desk.by(&web), options(9_000)).err().unwrap();
+    assert_eq!(error.kind(), Kind::Denied);
+    assert!(orphan.exists());
+    desk.collect();
+    assert!(!orphan.exists());
+}
+
+#[test]
 fn rule_45_checkpoints_of_a_put_key_count_too() {
     let desk = Desk::new();
     let web = desk.grant("web1", &["web1"]);
     let archive = desk.by(&web);
     let content = noise(6, 1_000_000);
-    backup(&archive, &request("web1", 1), true, &Gauge::default(), |feeder| {
+    backup(&archive, &request_by(&archive, "web1", 1), true, &Gauge::default(), |feeder| {
         let root = entry("", TreeWhat::Directory(None));
         feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
         for (name, checkpoint) in [("file", 50), ("other", 51)] {

@@ -492,6 +492,34 @@ fn the_nightly_backup_goes_by_the_name_of_a_host_that_is_given() {
 }
 
 #[test]
+fn the_nightly_backup_by_a_put_key_only_adds_and_ends_well() {
+    let desk = Desk::new();
+    desk.ok("create archive a --roles --key vault.key");
+    desk.ok("key grant a put --to web1.key --name web1 --set web1 --key vault.key");
+    fs::create_dir_all(desk.path("tree")).unwrap();
+    for n in 0..2 {
+        fs::write(desk.path("tree/file"), noise(n, 300_000)).unwrap();
+        let said =
+            nightly(&desk, &[("SET", "web1"), ("KEY", "web1.key"), ("KEEP", "--keep-last 1")]);
+        assert_eq!(said.status.code(), Some(0), "{said:?}");
+    }
+    let all = json(&desk, "snapshots a --key vault.key");
+    let hosts = all.as_array().unwrap().iter().filter(|one| one["host"] == "web1");
+    assert_eq!(hosts.count(), 2, "{all}");
+    desk.fails(
+        "backup a tree --set web1 --host db1 --key web1.key",
+        1,
+        &["adds snapshots of host 'web1'", "not of 'db1'"],
+    );
+    // Who manages forgets and frees, and so does whoever is told to, and fails.
+    let said = nightly(&desk, &[("SET", "web1"), ("KEY", "web1.key"), ("ADDS", "more")]);
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    let manages = [("SET", "web1"), ("KEY", "vault.key"), ("AS_HOST", "web1")];
+    let said = nightly(&desk, &[&manages[..], &[("KEEP", "--keep-last 2 --yes")]].concat());
+    assert!(!String::from_utf8_lossy(&said.stderr).contains("put key"), "{said:?}");
+}
+
+#[test]
 fn a_server_that_takes_commands_elsewhere_is_named_and_not_waited_for_without_end() {
     let desk = Desk::new();
     desk.ok("create archive a");

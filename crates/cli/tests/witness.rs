@@ -269,3 +269,48 @@ fn rule_43_the_packaged_witness_reads_no_more_than_a_request() {
     assert_eq!(String::from_utf8_lossy(&said.stderr), "onefold-witness: no request\n");
     assert!(file_of(&desk).is_none());
 }
+
+/// Gives the packaged script, with these words behind its directory, a request; what it answers, or why not.
+fn asks(desk: &Desk, words: &str, request: &str) -> Result<String, String> {
+    use std::{io::Write, process::Stdio};
+    let mut command = std::process::Command::new(keeps(desk, "witness", words));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    writeln!(child.stdin.take().unwrap(), "{request}").unwrap();
+    let said = child.wait_with_output().unwrap();
+    let [out, err] = [said.stdout, said.stderr].map(|text| String::from_utf8(text).unwrap());
+    if said.status.success() { Ok(out) } else { Err(err) }
+}
+
+#[test]
+fn rule_43_the_packaged_witness_keeps_states_of_the_stores_that_it_was_told_of() {
+    let desk = Desk::new();
+    let [own, other, stranger] = ["0a", "0b", "0c"].map(|byte| byte.repeat(16));
+    let put = |id: &str, n: u32| format!("put {id} {n} {}", "d".repeat(32));
+    let words = format!("{own} rising {other}");
+    for id in [&own, &other] {
+        assert_eq!(asks(&desk, &words, &put(id, 7)).unwrap(), format!("7 {}\n", "d".repeat(32)));
+    }
+    for request in [put(&stranger, 7), format!("get {stranger}")] {
+        let why = asks(&desk, &words, &request).unwrap_err();
+        assert!(why.contains("not one of those"), "{why}");
+    }
+    assert!(asks(&desk, &words, &put(&own, 6)).unwrap_err().contains("no lower number"));
+    assert!(asks(&desk, &words, &put(&own, 8)).is_ok());
+}
+
+#[test]
+fn rule_43_the_packaged_witness_makes_no_files_without_number() {
+    let desk = Desk::new();
+    let id = |n: u32| format!("{n:032x}");
+    let put = |n: u32| format!("put {} 7 {}", id(n), "d".repeat(32));
+    assert!(asks(&desk, "", &put(0)).is_ok());
+    for n in 1..1024 {
+        fs::write(desk.path("elsewhere").join(id(n)), "7 d\n").unwrap();
+    }
+    let why = asks(&desk, "", &put(1024)).unwrap_err();
+    assert!(why.contains("1024 files"), "{why}");
+    // Those that it knows go on.
+    assert!(asks(&desk, "", &put(0)).is_ok());
+    assert_eq!(asks(&desk, "", &format!("get {}", id(2000))).unwrap(), "none\n");
+}

@@ -17,7 +17,7 @@ use onefold_core::{Files, Fingerprint, Kind, Result};
 use onefold_seal::{AgreementKey, Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
 use parking_lot::Mutex;
-use support::{feed_file, names, options, request, restored, secret};
+use support::{feed_file, names, options, request_by, restored, secret};
 
 struct Chance(Mutex<Rng>);
 
@@ -267,6 +267,9 @@ fn rule_45_nothing_that_a_put_key_may_not_do_counts_whatever_it_signs() {
         ("another's set", snapshot(of(3), |it| it.set = "db".into())),
         ("a set of nobody", snapshot(of(3), |it| it.set = "new".into())),
         ("the past", snapshot(of(3), |it| it.ended -= 1)),
+        ("another's host", snapshot(of(3), |it| it.host = "db".into())),
+        ("a host of nobody", snapshot(of(3), |it| it.host = String::new())),
+        ("another's digits", snapshot(of(3), |it| it.id.0[..4].fill(1))),
         ("a forgotten one", snapshot(of(3), |it| it.forgotten = Some((1, None)))),
         ("another's id", snapshot(of(3), |it| it.id = SnapshotId([1; 16]))),
         ("paths without end", snapshot(of(3), |it| it.paths = vec![vec![b'a'; 1 << 20]; 40])),
@@ -407,6 +410,158 @@ fn rule_45_a_snapshot_of_the_tables_counts_when_manage_signed_it() {
 }
 
 #[test]
+fn rule_45_a_host_that_is_not_compared_keeps_another_one_out_of_its_own_set() {
+    for broken in [Some(Rule::PutHostCompared), None] {
+        let desk = Desk::new();
+        let mut keys = ["web", "db"].map(|name| {
+            let mut kept = None;
+            add_put_key(&desk.manage(), name, &["/etc".to_owned()], |key| {
+                kept = Some(key.again());
+                Ok(())
+            })
+            .unwrap();
+            kept
+        });
+        let [web, db] = [0, 1].map(|n| keys[n].take().unwrap());
+        store(&desk.by(&web), "/etc", 1, &content(1)).unwrap();
+        let tables = desk.manage().tables();
+        let own = tables.snapshots.get(SnapshotId([1; 16])).unwrap();
+        let far = |it: &mut Snapshot| (it.host, it.ended) = ("db".into(), u64::MAX);
+        let _ = append_records(&desk.hostile(&web), |_| snapshot(own, far));
+        // All processes have the bug, or none.
+        let by_db = desk.open(Some(&db), broken, true).unwrap();
+        let stored = store(&by_db, "/etc", 2, &content(2));
+        assert_eq!(stored.is_err(), broken.is_some(), "{stored:?}");
+        assert_eq!(names(&by_db).contains(&99), broken.is_some());
+    }
+}
+
+#[test]
+fn rule_45_unproven_snapshots_without_a_bound_are_work_without_end() {
+    let (desk, web, db) = Desk::of_three();
+    let tables = desk.manage().tables();
+    let own = tables.snapshots.get(SnapshotId([3; 16])).unwrap();
+    let of = |n: u32| snapshot(own, |it| it.id = id_of(n)).remove(0);
+    let attacker = desk.hostile(&web);
+    for frame in 0..80 {
+        let _ = append_records(&attacker, |_| (0..64).map(|n| of(64 * frame + n)).collect());
+    }
+    let unproven = |archive: &Archive| archive.tables().roles.as_ref().unwrap().unproven.of(1);
+    let unbounded = desk.open(None, Some(Rule::UnprovenBounded), false).unwrap();
+    assert_eq!(unproven(&unbounded), 80 * 64 + 1);
+    // One was there before, so the 64 of the last frame are beyond the bound.
+    assert_eq!(unproven(&desk.manage()), 63 * 64 + 1);
+    let error = store(&desk.by(&web), "web", 5, &content(5));
+    assert!(error.is_ok(), "there is room for {}", 4096 - 63 * 64 - 1);
+    store(&desk.by(&db), "db", 4, &content(4)).unwrap();
+    desk.collect();
+    assert_eq!(unproven(&desk.manage()), 0);
+    desk.is_well();
+    store(&desk.by(&web), "web", 6, &content(6)).unwrap();
+}
+
+/// An id that begins as no other one does.
+fn id_of(n: u32) -> SnapshotId {
+    let mut id = [7; 16];
+    id[..4].copy_from_slice(&(1 << 24 | n).to_be_bytes());
+    SnapshotId(id)
+}
+
+#[test]
+fn rule_45_a_put_key_that_adds_all_the_time_keeps_no_collection_from_its_end() {
+    for has_counts in [false, true] {
+        let (desk, web, db) = Desk::of_three();
+        if has_counts {
+            desk.collect();
+        }
+        store(&desk.manage(), "vault", 4, &content(4)).unwrap();
+        forget(&desk.manage(), &[SnapshotId([1; 16]), SnapshotId([4; 16])], 2_000).unwrap();
+        let own = desk.manage().tables().snapshots.get(SnapshotId([3; 16])).unwrap().clone();
+        let attacker = desk.hostile(&web);
+        let (mut added, mut stored) = (0, 10);
+        let mut adds = |desk: &Desk| {
+            added += 1;
+            append_records(&attacker, |_| snapshot(&own, |it| it.id = id_of(added))).unwrap();
+            // Another host stores, too: nothing of it may be freed, proven or not.
+            if added % 4 == 0 {
+                store(&desk.by(&db), "db", stored, &content(stored.into())).unwrap();
+                stored += 1;
+            }
+        };
+        let mut dropped = 0;
+        for round in 0..3 {
+            let mut collection = desk.collection();
+            let mut steps = 0;
+            loop {
+                adds(&desk);
+                steps += 1;
+                assert!(steps < 100, "collection {round} does not end");
+                if !collection.step().unwrap() {
+                    break;
+                }
+            }
+            dropped += collection.done.dropped;
+        }
+        assert!(dropped >= 2, "what was forgotten is still there: {dropped}");
+        let tables = desk.manage().tables();
+        assert!(!tables.roles.as_ref().unwrap().unproven.is_empty());
+        desk.is_well();
+        for number in 10..stored {
+            assert_eq!(restored(&desk.manage(), number).unwrap(), content(number.into()));
+        }
+        // What was left is counted once nobody adds any more.
+        let mut recounted = desk.collection();
+        recounted.recount();
+        while recounted.step().unwrap() {}
+        let counts = recounted.recounted.unwrap();
+        assert_eq!((counts.too_low.chunks, counts.too_high.chunks), (0, 0));
+        desk.is_well();
+    }
+}
+
+#[test]
+fn rule_45_a_snapshot_with_other_totals_or_another_root_is_untrue_and_no_damage() {
+    let (desk, web, _) = Desk::of_three();
+    let own = desk.manage().tables().snapshots.get(SnapshotId([3; 16])).unwrap().clone();
+    let mut reader = onefold_archive::TreeReader::new(&desk.manage()).unwrap();
+    let root = reader.root(&own).unwrap();
+    let onefold_archive::TreeWhat::Directory(Some(page)) = root.directory.what else {
+        panic!("a directory with a file")
+    };
+    let attacker = desk.hostile(&web);
+    let attacks: [&dyn Fn(&mut Snapshot); 5] = [
+        &|it| it.entries = u64::MAX,
+        &|it| it.bytes = u64::MAX,
+        &|it| it.root = page.node,
+        &|it| (it.root, it.entries, it.bytes) = (page.node, 1, own.bytes),
+        &|it| it.stats = Some(page),
+    ];
+    for (n, attack) in attacks.iter().enumerate() {
+        append_records(&attacker, |_| {
+            snapshot(&own, |it| {
+                it.id = id_of(n as u32);
+                attack(it);
+            })
+        })
+        .unwrap();
+    }
+    drop(reader);
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well(), "{:?}", report.problems);
+    assert_eq!((report.untrue_found, report.untrue.len()), (5, 5), "{:?}", report.untrue);
+    let error = desk.collection().run(&mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("--drop-untrue"), "{error}");
+    let mut collection = desk.collection();
+    collection.drop_untrue();
+    while collection.step().unwrap() {}
+    assert_eq!(collection.done.untrue_snapshots, 5);
+    drop(collection);
+    assert_eq!(names(&desk.manage()), [1, 2, 3]);
+    let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well() && report.untrue.is_empty(), "{report:?}");
+}
+
+#[test]
 fn rule_45_a_snapshot_that_names_what_comes_later_is_not_counted() {
     let desk = Desk::new();
     let (web, db) = (desk.grant("web"), desk.grant("db"));
@@ -468,10 +623,11 @@ fn store_half(desk: &Desk, key: &RoleKey, set: &str, bytes: &[u8]) -> Vec<Contai
     let opener = KeySource::new(Arc::new(Has(Some(key.again()))));
     let settings = Settings { opener, sync_bytes: 1 << 16, ..Settings::default() };
     let archive = Archive::open(Arc::new(desk.0.clone()), true, settings).map(Arc::new).unwrap();
-    let made = backup(&archive, &request(set, 77), true, &Gauge::default(), |feeder| {
-        feed_file(feeder, bytes)?;
-        Err(onefold_core::Error::new(Kind::Stopped, "it ends here"))
-    });
+    let made =
+        backup(&archive, &request_by(&archive, set, 77), true, &Gauge::default(), |feeder| {
+            feed_file(feeder, bytes)?;
+            Err(onefold_core::Error::new(Kind::Stopped, "it ends here"))
+        });
     assert!(made.is_err());
     desk.manage().tables().unfinished.keys().copied().collect()
 }

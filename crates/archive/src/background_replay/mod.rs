@@ -37,7 +37,7 @@ use crate::{
     rules::Rule,
     stream::{Ingest, Ported},
     tables::Tables,
-    usage_counts::{Counted, weight},
+    usage_counts::{Counted, IfUnproven, weight},
 };
 
 /// Bytes of counts that are made anew for any difference.
@@ -231,7 +231,7 @@ impl BackgroundReplay {
         if !self.are_worth(rewriter.bytes_of_counts(&tables)?, &tables, now) {
             return Ok(Came::Later);
         }
-        let counted = rewriter.count(false, rad::changed)?;
+        let counted = rewriter.count(false, IfUnproven::Waits, rad::changed)?;
         if matches!(counted, Counted::Unproven) {
             // A collection looks through what put keys added.
             return Ok(Came::Later);

@@ -2,8 +2,13 @@
 
 mod round;
 mod trees;
+mod whole;
 
 pub use self::round::{Portion, ScrubRound, note_scrubbed};
+pub(crate) use self::{
+    trees::Trees,
+    whole::{is_untrue, untrue},
+};
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,6 +55,11 @@ pub struct Report {
     pub hit: BTreeSet<String>,
     /// Snapshots looked at.
     pub snapshots: u64,
+    /// The first thousand snapshots of put keys that are not what they say and that manage has not looked
+    /// through, a sentence each. They are no damage: a collection tells of them, or drops them.
+    pub untrue: Vec<String>,
+    /// How many of these there are.
+    pub untrue_found: u64,
     /// The ids of those that lost something.
     pub hit_snapshots: BTreeSet<String>,
     /// Volumes looked at.
@@ -90,6 +100,13 @@ impl Report {
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.problems_found == 0
+    }
+
+    fn untrue(&mut self, what: String) {
+        self.untrue_found += 1;
+        if self.untrue.len() < PROBLEMS_LISTED {
+            self.untrue.push(what);
+        }
     }
 
     fn problem(&mut self, what: impl Into<String>) {

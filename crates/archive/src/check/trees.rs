@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
-use onefold_core::{Error, Result};
+use onefold_core::{Error, Fingerprint, Result};
 
-use super::{Checking, Progress};
+use super::{Checking, Found, Progress, whole::untrue};
 use crate::{
     format::{
+        Address,
+        backup::Snapshot,
         bytes::corrupt,
         damage::is_damage,
         tree_node::{
@@ -25,9 +27,20 @@ const NODES_HELD: usize = 32;
 /// Bytes of a directory page's entry at most: a page with less room than this may end.
 const ENTRY_BYTES: usize = 24 << 10;
 
+/// What the pages of a tree are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Directory,
+    File,
+    Stats,
+    Root,
+}
+
 /// The findings about a tree node and all below it.
 #[derive(Clone, Debug, Default)]
-struct Known {
+pub(crate) struct Known {
+    /// What its pages are of, and how many levels of index pages it has; `None` where something is lost.
+    shape: Option<(Of, u8)>,
     /// Entries of directories.
     entries: u64,
     /// Bytes of files.
@@ -41,6 +54,29 @@ struct Known {
 }
 
 impl Known {
+    /// Errors unless this is the root of a tree with these totals, of which nothing is lost.
+    pub(crate) fn is_root_of(&self, snapshot: &Snapshot) -> Result<()> {
+        if self.shape != Some((Of::Root, 0)) {
+            return Err(corrupt("the root of a snapshot is none"));
+        }
+        if (self.entries, self.bytes) != (snapshot.entries, snapshot.bytes) {
+            return Err(corrupt("a snapshot has other totals than its tree"));
+        }
+        Ok(())
+    }
+
+    /// Errors unless these are stat pages with so many levels above them, of which nothing is lost.
+    pub(crate) fn is_stats(&self, levels: u8) -> Result<()> {
+        self.is(Of::Stats, levels)
+    }
+
+    fn is(&self, of: Of, levels: u8) -> Result<()> {
+        match self.shape == Some((of, levels)) {
+            true => Ok(()),
+            false => Err(corrupt("a tree names a page of another kind than it says")),
+        }
+    }
+
     /// A node that can't be read.
     fn lost() -> Known {
         Known { lost: 1, ends: true, ..Known::default() }
@@ -77,15 +113,56 @@ impl Held {
     }
 }
 
-/// The findings about the tree nodes that were looked at.
+/// The findings about the tree nodes that were looked at. They stay true as long as nothing is dropped.
 #[derive(Default)]
-pub(super) struct Trees(HashMap<TreeNodeRef, Known>);
+pub(crate) struct Trees(HashMap<TreeNodeRef, Known>);
+
+/// Where the nodes of a tree are read, and their chunks looked up.
+pub(crate) trait TreeSource {
+    /// Reads a node, and tells whether it is whole as far as that is known; `None` when it can't be read.
+    ///
+    /// # Errors
+    /// Those that end the look at the tree.
+    fn node(&mut self, at: &TreeNodeRef) -> Result<Option<(TreeNode, bool)>>;
+
+    /// True when a chunk of a file is there, and whole as far as that is known.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    fn has(&mut self, at: Address, of: &Fingerprint) -> Result<bool>;
+
+    /// The seed of the checksums by which pages end.
+    ///
+    /// # Errors
+    /// Those of the domain.
+    fn borders(&self) -> Result<u64>;
+}
+
+impl TreeSource for Checking {
+    fn node(&mut self, at: &TreeNodeRef) -> Result<Option<(TreeNode, bool)>> {
+        // A node that is noted as damaged may be readable, and then its children are looked at.
+        let is_whole = self.found.has(at.address, &at.fingerprint)?;
+        match self.trees.node(at) {
+            Err(error) if is_damage(&error) => Ok(None),
+            node => node.map(|node| Some((node, is_whole))),
+        }
+    }
+
+    fn has(&mut self, at: Address, of: &Fingerprint) -> Result<bool> {
+        self.found.has(at, of)
+    }
+
+    fn borders(&self) -> Result<u64> {
+        Ok(self.trees.borders())
+    }
+}
 
 impl Checking {
     /// Looks at the trees of all snapshots, listed and forgotten.
     pub(super) fn snapshots(&mut self, progress: &mut Progress<'_>) -> Result<()> {
         let tables = self.found.tables.clone();
         let (total, mut trees) = (tables.snapshots.len() as u64, Trees::default());
+        let mut strict = Trees::default();
         for snapshot in tables.snapshots.values() {
             if is_erased(&self.found.archive, snapshot.domain) {
                 self.found.report.erased.snapshots += 1;
@@ -95,19 +172,25 @@ impl Checking {
             self.trees.enter(snapshot)?;
             self.found.report.snapshots += 1;
             let name = format!("snapshot {} of set '{}'", snapshot.id, snapshot.set.escape_debug());
-            match self.tree(&mut trees, snapshot.root).and_then(|known| {
-                if let Some(stats) = &snapshot.stats {
-                    // Lost stat pages cost no content: the next backup reads the files again.
-                    let stats = self.tree(&mut trees, stats.node)?;
-                    let lost = known.lost.saturating_add(stats.lost);
-                    return Ok(Known { lost, ..known });
+            if let Some(why) = self.is_untrue(&mut strict, snapshot)? {
+                self.found.report.untrue(format!("{name}: {why}"));
+                continue;
+            }
+            let looked = trees.look(self, snapshot.root).and_then(|known| {
+                let Some(stats) = &snapshot.stats else { return Ok(known) };
+                // Lost stat pages cost no content: the next backup reads the files again.
+                let below = trees.look(self, stats.node)?;
+                if below.lost == 0 {
+                    below.is_stats(stats.levels)?;
                 }
-                Ok(known)
-            }) {
-                Ok(Known { lost: 0, entries, bytes, .. })
-                    if (entries, bytes) == (snapshot.entries, snapshot.bytes) => {}
-                Ok(Known { lost: 0, .. }) => {
-                    self.found.report.problem(format!("{name} has other totals than its tree"));
+                let lost = known.lost.saturating_add(below.lost);
+                Ok(Known { lost, ..known })
+            });
+            match looked {
+                Ok(known) if known.lost == 0 => {
+                    if let Err(why) = known.is_root_of(snapshot) {
+                        self.found.report.problem(format!("{name}: {why}"));
+                    }
                 }
                 Ok(Known { lost, .. }) => {
                     self.found.report.hit_snapshots.insert(snapshot.id.to_string());
@@ -124,17 +207,31 @@ impl Checking {
         Ok(())
     }
 
+    /// Why a snapshot of a put key that manage has not looked through is not what it says; `None` for one that
+    /// is, and for all others. What a put key says is no damage.
+    fn is_untrue(&self, strict: &mut Trees, snapshot: &Snapshot) -> Result<Option<Error>> {
+        let Found { archive, tables, container_reader, .. } = &self.found;
+        let roles = tables.roles.as_ref();
+        if roles.and_then(|roles| roles.unproven.maker(snapshot.id)).is_none() {
+            return Ok(None);
+        }
+        untrue(archive, tables, container_reader, strict, snapshot)
+    }
+}
+
+impl Trees {
     /// Looks at a node and all below it.
-    fn tree(&mut self, trees: &mut Trees, top: TreeNodeRef) -> Result<Known> {
+    pub(crate) fn look(&mut self, source: &mut impl TreeSource, top: TreeNodeRef) -> Result<Known> {
         let mut frames: Vec<Frame> = Vec::new();
         let mut next = Some(top);
         loop {
             let known = match next {
-                Some(at) => match trees.0.get(&at) {
+                Some(at) => match self.0.get(&at) {
                     Some(known) => known.clone(),
-                    None => match self.frame(at)? {
-                        Some(frame) => {
-                            frames.push(frame);
+                    None => match source.node(&at)? {
+                        Some((node, is_whole)) => {
+                            let held = Some(Held::new(node));
+                            frames.push(Frame { at, judged: 0, lost: u64::from(!is_whole), held });
                             let above = frames.len().checked_sub(NODES_HELD + 1);
                             if let Some(above) = above.and_then(|n| frames.get_mut(n)) {
                                 above.held = None;
@@ -145,12 +242,12 @@ impl Checking {
                         None => Known::lost(),
                     },
                 },
-                None => self.finish(trees, &mut frames)?,
+                None => self.finish(source, &mut frames)?,
             };
             let Some(frame) = frames.last_mut() else { return Ok(known) };
             let mut held = match frame.held.take() {
                 Some(held) => held,
-                None => self.again(trees, frame)?,
+                None => self.again(source, frame)?,
             };
             held.known.push(known);
             frame.judged += 1;
@@ -160,26 +257,16 @@ impl Checking {
     }
 
     /// Reads a node that rested.
-    fn again(&mut self, trees: &Trees, frame: &Frame) -> Result<Held> {
-        let mut held = Held::new(self.trees.node(&frame.at)?);
-        let known = |child| trees.0.get(child).cloned().unwrap_or_else(Known::lost);
+    fn again(&self, source: &mut impl TreeSource, frame: &Frame) -> Result<Held> {
+        let gone = || corrupt("a node that was read can't be read again");
+        let mut held = Held::new(source.node(&frame.at)?.ok_or_else(gone)?.0);
+        let known = |child| self.0.get(child).cloned().unwrap_or_else(Known::lost);
         held.known = held.children.iter().take(frame.judged).map(known).collect();
         Ok(held)
     }
 
-    /// Reads a node; `None` when it is lost.
-    fn frame(&mut self, at: TreeNodeRef) -> Result<Option<Frame>> {
-        // A node that is noted as damaged may be readable, and then its children are looked at.
-        let lost = u64::from(!self.found.has(at.address, &at.fingerprint)?);
-        let node = match self.trees.node(&at) {
-            Err(error) if is_damage(&error) => return Ok(None),
-            node => node?,
-        };
-        Ok(Some(Frame { at, judged: 0, lost, held: Some(Held::new(node)) }))
-    }
-
     /// Judges the node whose children are all known.
-    fn finish(&mut self, trees: &mut Trees, frames: &mut Vec<Frame>) -> Result<Known> {
+    fn finish(&mut self, source: &mut impl TreeSource, frames: &mut Vec<Frame>) -> Result<Known> {
         let Some(Frame { at, lost: own, held: Some(held), .. }) = frames.pop() else {
             return Err(corrupt("a tree has no node"));
         };
@@ -190,22 +277,26 @@ impl Checking {
         node.named(&mut |named| {
             let Named::Chunks(first, fingerprints) = named else { return };
             for (n, fingerprint) in fingerprints.iter().enumerate() {
-                let address = crate::format::Address { slot: first.slot + n as u16, ..first };
-                match self.found.has(address, fingerprint) {
+                let slot = u16::try_from(n).ok().and_then(|n| first.slot.checked_add(n));
+                let has = match slot {
+                    Some(slot) => source.has(Address { slot, ..first }, fingerprint),
+                    None => Ok(false),
+                };
+                match has {
                     Ok(there) => lost = lost.saturating_add(u64::from(!there)),
                     Err(error) => looked = Err(error),
                 }
             }
         });
         looked?;
-        let seed = self.trees.borders();
+        let seed = source.borders()?;
         let judged = if lost > 0 {
             // Sums of what is not there can't be told.
             Known { lost, ends: true, ..Known::default() }
         } else {
             judge(seed, &node, &known)?
         };
-        trees.0.insert(at, judged.clone());
+        self.0.insert(at, judged.clone());
         Ok(judged)
     }
 }
@@ -233,25 +324,41 @@ fn judge(seed: u64, node: &TreeNode, children: &[Known]) -> Result<Known> {
                 known.ends = ends;
             }
             known.ends |= node.encode().len() + ENTRY_BYTES > NODE_BYTES;
+            known.shape = Some((Of::Directory, 0));
             let names = entries.first().zip(entries.last());
             known.names = names.map(|(first, last)| (first.name.clone(), last.name.clone()));
             Ok(known)
         }
         TreeNode::FileMap(parts) => {
-            Ok(Known { bytes: content_bytes(parts), ends: true, ..Known::default() })
+            let shape = Some((Of::File, 0));
+            Ok(Known { shape, bytes: content_bytes(parts), ends: true, ..Known::default() })
         }
         TreeNode::Stats(stats) => {
-            Ok(Known { entries: stats.len() as u64, ends: true, ..Known::default() })
+            for top in stats.iter().filter_map(|stat| stat.pages) {
+                children.next().ok_or_else(missing)?.is(Of::Stats, top.levels)?;
+            }
+            let (shape, entries) = (Some((Of::Stats, 0)), stats.len() as u64);
+            Ok(Known { shape, entries, ends: true, ..Known::default() })
         }
-        TreeNode::Index(_, entries) => index(entries, children),
+        TreeNode::Index(level, entries) => index(*level, entries, children),
         TreeNode::Root(root) => of_root(root, &mut children),
     }
 }
 
 /// Compares an index page with the pages below it.
-fn index<'a>(entries: &[IndexEntry], children: impl Iterator<Item = &'a Known>) -> Result<Known> {
+fn index<'a>(
+    level: u8,
+    entries: &[IndexEntry],
+    children: impl Iterator<Item = &'a Known>,
+) -> Result<Known> {
     let mut known = Known::default();
     for (n, (entry, child)) in entries.iter().zip(children).enumerate() {
+        let shape = child.shape.map(|(of, below)| (of, below.saturating_add(1)));
+        let is_first_or_same = n == 0 || shape == known.shape;
+        if shape.is_none_or(|(of, above)| of == Of::Root || above != level) || !is_first_or_same {
+            return Err(corrupt("an index page names a page of another kind than it says"));
+        }
+        known.shape = shape;
         match (&entry.key, &child.names) {
             (Key::Name(first), Some((begins, ends))) => {
                 if first != begins {
@@ -287,8 +394,9 @@ fn of_entry<'a>(
         of_map(*bytes, map, children)?;
     }
     match &entry.what {
-        TreeWhat::Directory(Some(_)) => {
+        TreeWhat::Directory(Some(top)) => {
             let child = children.next().ok_or_else(missing)?;
+            child.is(Of::Directory, top.levels)?;
             Ok((child.entries, child.bytes))
         }
         TreeWhat::File(bytes, map) => Ok((0, of_map(*bytes, map, children)?)),
@@ -304,7 +412,11 @@ fn of_map<'a>(
 ) -> Result<u64> {
     let found = match map {
         FileMap::Inline(parts) => content_bytes(parts),
-        FileMap::Pages(_) => children.next().ok_or_else(missing)?.bytes,
+        FileMap::Pages(top) => {
+            let child = children.next().ok_or_else(missing)?;
+            child.is(Of::File, top.levels)?;
+            child.bytes
+        }
     };
     if found == bytes {
         Ok(bytes)
@@ -319,7 +431,8 @@ fn of_root<'a>(root: &Root, children: &mut impl Iterator<Item = &'a Known>) -> R
     if (entries.saturating_add(1), bytes) != (root.entries, root.bytes) {
         return Err(corrupt("a snapshot has other totals than its tree"));
     }
-    Ok(Known { entries: root.entries, bytes: root.bytes, ends: true, ..Known::default() })
+    let shape = Some((Of::Root, 0));
+    Ok(Known { shape, entries: root.entries, bytes: root.bytes, ends: true, ..Known::default() })
 }
 
 fn missing() -> Error {

@@ -78,7 +78,7 @@ pub struct Stored {
 }
 
 /// Pieces of a recipe that lie one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pieces {
     /// Their container.
     pub container: ContainerId,

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use crate::{
+    check::Trees,
     container::{Pace, Rewriter},
     format::{
         ContainerId,
@@ -12,13 +13,13 @@ use crate::{
         names::{COLLECTOR, segment_number},
         record::Record,
     },
-    operations_log::Archive,
+    operations_log::{Archive, is_put},
     rad::{self, LateEncoding},
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
     usage_counts::{
-        Counted, CountsFound, InMemory, counts_number, files_of_counts, highest_counts,
+        Counted, CountsFound, IfUnproven, InMemory, counts_number, files_of_counts, highest_counts,
     },
 };
 
@@ -105,6 +106,14 @@ pub struct Collected {
     pub cut_short: bool,
 }
 
+/// How often a collection looks through what put keys added until nothing is added meanwhile. From then on it
+/// counts what came before the first snapshot that it has not looked through: whoever has a put key can add one
+/// at any moment.
+const PROOFS_AWAITED: u32 = 3;
+
+/// How often it looks in all, where counts are made from the roots up, beside which nothing else may come.
+const PROOFS_MAX: u32 = 16;
+
 /// Places that one frame of the log frees, at most: 25 bytes each.
 const FREED_MAX: usize = 1 << 20;
 
@@ -136,6 +145,10 @@ pub struct Collection {
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
     pub(super) drops_untrue: bool,
+    /// Nodes of snapshots of put keys that were found whole, until something is dropped.
+    pub(super) whole: Trees,
+    /// How often what put keys stored was read.
+    pub(super) proofs: u32,
     /// The counts that were wrong, once all references were counted anew.
     pub recounted: Option<CountsFound>,
     /// Counts of the work so far.
@@ -162,7 +175,7 @@ impl Collection {
     /// Becomes the collector.
     ///
     /// # Errors
-    /// `Busy` when another one is at work, and those of the system.
+    /// `Busy` when another one is at work, `Denied` for a put key, and those of the system.
     pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
         Collection::begin_paced(archive, options, Pace::default())
     }
@@ -172,6 +185,11 @@ impl Collection {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_paced(archive: &Arc<Archive>, options: Options, pace: Pace) -> Result<Collection> {
+        if is_put(archive) {
+            let why =
+                "this is a put key, which takes nothing away: who manages the archive collects";
+            return Err(Error::new(Kind::Denied, why));
+        }
         let lock =
             archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| {
                 match error.kind() {
@@ -197,6 +215,8 @@ impl Collection {
             recounts: false,
             counted_anew: false,
             drops_untrue: false,
+            whole: Trees::default(),
+            proofs: 0,
             recounted: None,
             done: Collected::default(),
         };
@@ -342,7 +362,11 @@ impl Collection {
                     let Options { now, trash, keep_partial, .. } = self.options;
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
-                let counted = self.rewriter.count(true, rad::changed)?;
+                let if_unproven = match self.proofs {
+                    0..PROOFS_AWAITED => IfUnproven::Waits,
+                    _ => IfUnproven::CountsBefore,
+                };
+                let counted = self.rewriter.count(true, if_unproven, rad::changed)?;
                 self.done.absent = self.rewriter.absent;
                 match counted {
                     Counted::Portion if !self.archive.keeps(Rule::AllCountedFirst) => {
@@ -350,7 +374,11 @@ impl Collection {
                         if self.looked { Step::Recheck } else { Step::Count }
                     }
                     Counted::Portion => Step::Count,
-                    Counted::Unproven => Step::Prove,
+                    Counted::Unproven if self.proofs < PROOFS_MAX => Step::Prove,
+                    Counted::Unproven => {
+                        let why = "put keys add snapshots faster than all references are counted: try again";
+                        return Err(Error::new(Kind::Busy, why));
+                    }
                     Counted::All if !self.counted_anew && !self.rewriter.trusts_counts()? => {
                         self.counted_anew = true;
                         Step::Count

@@ -1,10 +1,13 @@
 //! Condemns chunks that no recipe names, checks them again when older puts have ended, and drops
 //! them.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Kind, Result};
 
 use super::{collection::Collection, dead_chunks::DeadChunks};
 use crate::{
+    check::Trees,
     format::{
         Address, ContainerId,
         damage::is_condemned,
@@ -15,6 +18,20 @@ use crate::{
     tables::Tables,
     usage_counts::{CountsReader, InMemory, is_gone},
 };
+
+/// How often what came since the counts were made is looked at while others go on.
+const LOOKS_BESIDE_OTHERS: u32 = 3;
+
+/// The differences that were looked at, and the containers that they name.
+#[derive(Default)]
+struct NamedSince {
+    /// The oldest differences, so many, were looked at.
+    looked_at: usize,
+    /// Containers that have a condemned chunk which is named.
+    spared: BTreeSet<ContainerId>,
+    /// Nodes of trees that came, of which it was looked at what they name.
+    seen: BTreeSet<Address>,
+}
 
 /// Bytes of a condemned container in the log, beside a bit for each chunk.
 const ID_BYTES: usize = 16;
@@ -109,88 +126,112 @@ impl Collection {
         if !self.others_left(self.archive.refresh()?.epoch)? {
             return Ok(false);
         }
-        loop {
-            let tables = self.archive.refresh()?;
-            let mut spared: Vec<ContainerId> = Vec::new();
-            let looks = self.archive.keeps(Rule::CondemnedRechecked);
-            for difference in
-                tables.differences.iter().filter(|difference| difference.added && looks)
-            {
-                if is_gone(&self.archive, &tables, &difference.recipe)? {
-                    continue;
-                }
-                let mut runs = Vec::new();
-                let each = &mut |first, count| runs.push((first, count));
-                if difference.nodes {
-                    // All the way down: what it shares with one that went since may be dead.
-                    self.rewriter.walk_tree(&tables, &difference.recipe, each)?;
-                } else {
-                    self.rewriter.walk(&tables, &difference.recipe, each)?;
-                }
-                self.spare(&tables, &runs, &mut spared)?;
-            }
-            // A stream that was removed since the counts on the disk were made was subtracted in
-            // memory only. The next counting reads its recipe again, so the chunks that hold the
-            // recipe are spared.
-            let spares_removed = self.archive.keeps(Rule::RemovedSpared);
-            for difference in
-                tables.differences.iter().filter(|difference| !difference.added && spares_removed)
-            {
-                if is_gone(&self.archive, &tables, &difference.recipe)? {
-                    continue;
-                }
-                let own = |pieces: &Pieces| {
-                    (
-                        Address { container: pieces.container, slot: pieces.first },
-                        usize::from(pieces.count),
-                    )
-                };
-                let mut runs: Vec<_> = difference.recipe.iter().map(own).collect();
-                if difference.nodes {
-                    self.rewriter.walk_tree(&tables, &difference.recipe, &mut |first, count| {
-                        runs.push((first, count))
-                    })?;
-                }
-                match self.spare(&tables, &runs, &mut spared) {
-                    // A recipe that can't be read can't be counted later either.
-                    Err(error) if error.kind() == Kind::Corrupt => {}
-                    other => other?,
-                }
-            }
-            spared.sort_unstable();
-            spared.dedup();
-            let (mut containers, mut bytes) = (Vec::<ContainerId>::new(), 0);
-            for (id, bits) in &tables.condemned {
-                if spared.binary_search(id).is_ok() {
-                    continue;
-                }
-                let container = tables.containers.get(id)?;
-                let stored = container.map(|container| container.stored);
-                let chunks = stored.map_or(0, |stored| stored.chunks as usize);
-                if (0..chunks).all(|n| is_condemned(bits, n)) {
-                    containers.push(*id);
-                    bytes += stored.map_or(0, |stored| tables.taken(&stored.place));
-                }
-            }
-            if containers.is_empty() && spared.is_empty() {
+        let archive = self.archive.clone();
+        let mut named = NamedSince::default();
+        for round in 0.. {
+            let tables = archive.refresh()?;
+            self.look_at_differences(&tables, &mut named)?;
+            if self.droppable(&tables, &named)?.0.is_empty() && named.spared.is_empty() {
                 return Ok(true);
             }
-            let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
-            let mut again = false;
-            self.archive.commit(true, |now| {
-                // Streams came or went meanwhile, or a put gave up containers that it had listed.
-                again = now.differences.len() != looked_at;
-                for id in &containers {
-                    again |= !now.containers.contains_key(id)?;
+            let (mut again, mut done) = (false, (0, 0));
+            archive.commit(true, |now| {
+                // Streams came or went meanwhile, or a put gave up containers that it had listed. Whoever has
+                // a put key adds something at any moment, so the last look is one beside which nobody does.
+                if round + 1 >= LOOKS_BESIDE_OTHERS {
+                    self.look_at_differences(now, &mut named)?;
                 }
-                Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
+                again = now.differences.len() != named.looked_at;
+                if again {
+                    return Ok(Vec::new());
+                }
+                let (containers, bytes) = self.droppable(now, &named)?;
+                done = (containers.len() as u64, bytes);
+                let spared = named.spared.iter().copied().collect();
+                Ok(vec![Record::Dropped { containers, spared }])
             })?;
             if !again {
-                self.done.dropped += dropped;
-                self.done.dropped_bytes += bytes;
-                return Ok(true);
+                self.done.dropped += done.0;
+                self.done.dropped_bytes += done.1;
+                // What was whole may be gone.
+                self.whole = Trees::default();
+                break;
             }
         }
+        Ok(true)
+    }
+
+    /// Condemned containers of which all chunks are condemned and nothing names one, and the bytes that they
+    /// take.
+    fn droppable(&self, tables: &Tables, named: &NamedSince) -> Result<(Vec<ContainerId>, u64)> {
+        let (mut containers, mut bytes) = (Vec::<ContainerId>::new(), 0);
+        for (id, bits) in &tables.condemned {
+            if named.spared.contains(id) {
+                continue;
+            }
+            let container = tables.containers.get(id)?;
+            let stored = container.map(|container| container.stored);
+            let chunks = stored.map_or(0, |stored| stored.chunks as usize);
+            if (0..chunks).all(|n| is_condemned(bits, n)) {
+                containers.push(*id);
+                bytes += stored.map_or(0, |stored| tables.taken(&stored.place));
+            }
+        }
+        Ok((containers, bytes))
+    }
+
+    /// Looks at what came and went since the counts were made, and was not looked at yet: spares what it names.
+    /// Nobody but a collection takes differences away.
+    fn look_at_differences(&mut self, tables: &Tables, named: &mut NamedSince) -> Result<()> {
+        let looks = self.archive.keeps(Rule::CondemnedRechecked);
+        let (from, believed) = (named.looked_at, tables.countable());
+        let new = || tables.differences.iter().enumerate().skip(from);
+        let mut spared = Vec::new();
+        for (n, difference) in new().filter(|(_, difference)| difference.added && looks) {
+            if is_gone(&self.archive, tables, &difference.recipe)? {
+                continue;
+            }
+            let mut runs = Vec::new();
+            let each = &mut |first, count| runs.push((first, count));
+            if difference.nodes {
+                // All the way down: what it shares with one that went since may be dead.
+                let seen = &mut named.seen;
+                let of = (&difference.recipe[..], n < believed);
+                self.rewriter.walk_tree(tables, of, seen, each)?;
+            } else {
+                self.rewriter.walk(tables, &difference.recipe, each)?;
+            }
+            self.spare(tables, &runs, &mut spared)?;
+        }
+        // A stream that was removed since the counts on the disk were made was subtracted in
+        // memory only. The next counting reads its recipe again, so the chunks that hold the
+        // recipe are spared.
+        let spares_removed = self.archive.keeps(Rule::RemovedSpared);
+        for (_, difference) in new().filter(|(_, one)| !one.added && spares_removed) {
+            if is_gone(&self.archive, tables, &difference.recipe)? {
+                continue;
+            }
+            let own = |pieces: &Pieces| {
+                (
+                    Address { container: pieces.container, slot: pieces.first },
+                    usize::from(pieces.count),
+                )
+            };
+            let mut runs: Vec<_> = difference.recipe.iter().map(own).collect();
+            if difference.nodes {
+                let of = (&difference.recipe[..], true);
+                let each = &mut |first, count| runs.push((first, count));
+                self.rewriter.walk_tree(tables, of, &mut BTreeSet::new(), each)?;
+            }
+            match self.spare(tables, &runs, &mut spared) {
+                // A recipe that can't be read can't be counted later either.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                other => other?,
+            }
+        }
+        named.spared.extend(spared);
+        named.looked_at = tables.differences.len();
+        Ok(())
     }
 
     /// Adds each container that has a condemned chunk in these runs to `spared`.

@@ -1,25 +1,17 @@
 //! What put keys stored, read by manage before anything is made of it.
 //!
 //! A container is true when each of its chunks has the fingerprint under which it is found. Until then only
-//! the key that listed it takes its chunks for duplicates. A snapshot is true when all that its tree names is
-//! there, with its fingerprint. Until then nothing is counted for it: it could name what somebody else stores
+//! the key that listed it takes its chunks for duplicates. A snapshot is true when its root is one, when all that
+//! its tree names is there, with its fingerprint, and when its totals are those of the tree. Until then nothing is counted for it: it could name what somebody else stores
 //! later, and take that along when it goes.
 
-use std::collections::BTreeSet;
-
-use onefold_core::{Error, Fingerprint, Kind, Result};
+use onefold_core::{Error, Kind, Result};
 
 use super::collection::Collection;
 use crate::{
+    check::{is_untrue, untrue as untrue_snapshot},
     container::ChunkReader,
-    format::{
-        Address, ContainerId,
-        backup::{Snapshot, SnapshotId},
-        container::ContainerKind,
-        domain::FIRST_DOMAIN,
-        record::Record,
-        tree_node::{Named, TreeNode, TreeNodeRef},
-    },
+    format::{Address, backup::SnapshotId, domain::FIRST_DOMAIN, record::Record},
     operations_log::domain_of,
     stream::Ingest,
     tables::{Container, Tables},
@@ -31,6 +23,7 @@ const SNAPSHOTS_MAX: usize = 1 << 16;
 impl Collection {
     /// Reads what put keys stored since it was last read, and makes known what of it is true.
     pub(super) fn prove(&mut self) -> Result<()> {
+        self.proofs += 1;
         let tables = self.archive.refresh()?;
         let Some(roles) = &tables.roles else { return Ok(()) };
         let mut reader = ChunkReader::default();
@@ -55,11 +48,12 @@ impl Collection {
             }
         }
         let (mut whole, mut others) = (Vec::new(), Vec::new());
-        for id in roles.unproven.keys().take(SNAPSHOTS_MAX) {
-            let Ok(snapshot) = tables.snapshots.get(*id) else { continue };
-            match self.is_whole(&mut reader, &tables, snapshot)? {
-                None => whole.push(*id),
-                Some(why) => others.push((*id, why)),
+        for (id, _) in roles.unproven.iter().take(SNAPSHOTS_MAX) {
+            let Ok(snapshot) = tables.snapshots.get(id) else { continue };
+            let containers = &self.rewriter.container_reader;
+            match untrue_snapshot(&self.archive, &tables, containers, &mut self.whole, snapshot)? {
+                None => whole.push(id),
+                Some(why) => others.push((id, why)),
             }
         }
         self.done.proven += read;
@@ -81,8 +75,8 @@ impl Collection {
             return self.archive.commit(true, |_| Ok(vec![Record::Expired { ids }])).map(drop);
         }
         let owner = tables.roles.as_ref().and_then(|roles| {
-            let number = roles.unproven.get(id)?;
-            Some(format!("put key {number} ('{}')", roles.keys.get(number)?.name.escape_debug()))
+            let number = roles.unproven.maker(*id)?;
+            Some(format!("put key {number} ('{}')", roles.keys.get(&number)?.name.escape_debug()))
         });
         let set = tables.snapshots.get(*id).map_or("", |snapshot| &snapshot.set);
         Err(Error::new(
@@ -139,80 +133,4 @@ impl Collection {
             judged => judged,
         }
     }
-
-    /// Looks through the tree of a snapshot: `None` when all that it names is there, else what is not.
-    fn is_whole(
-        &mut self,
-        reader: &mut ChunkReader,
-        tables: &Tables,
-        snapshot: &Snapshot,
-    ) -> Result<Option<Error>> {
-        let stats = snapshot.stats.map(|top| top.node);
-        let mut wanted: Vec<TreeNodeRef> = [snapshot.root].into_iter().chain(stats).collect();
-        let mut seen: BTreeSet<(Address, Fingerprint)> =
-            wanted.iter().map(|node| (node.address, node.fingerprint)).collect();
-        while let Some(node) = wanted.pop() {
-            let mut children = Vec::new();
-            match self.look_at_node(reader, tables, &node, &mut children) {
-                Err(error) if is_untrue(&error) => {
-                    return Ok(Some(error));
-                }
-                looked => looked?,
-            }
-            wanted.extend(
-                children.into_iter().filter(|one| seen.insert((one.address, one.fingerprint))),
-            );
-        }
-        Ok(None)
-    }
-
-    /// Looks at a node and at the chunks that it names; adds the nodes that it names.
-    fn look_at_node(
-        &mut self,
-        reader: &mut ChunkReader,
-        tables: &Tables,
-        node: &TreeNodeRef,
-        children: &mut Vec<TreeNodeRef>,
-    ) -> Result<()> {
-        let containers = &self.rewriter.container_reader;
-        let is_there = |reader: &mut ChunkReader, at: Address, of: Fingerprint, kind| {
-            let found = reader.find(tables, containers, at)?;
-            let is = found.is_some_and(|(container, metadata, n)| {
-                container.stored.kind == kind
-                    && metadata.chunks.get(n).is_some_and(|chunk| chunk.fingerprint == of)
-            });
-            if is { Ok(()) } else { Err(missing(at)) }
-        };
-        is_there(reader, node.address, node.fingerprint, ContainerKind::Recipes)?;
-        let bytes = reader.chunk(tables, containers, node.address)?;
-        let domain = domain_of(&self.archive, FIRST_DOMAIN)?;
-        if domain.fingerprinter.bytes(bytes) != node.fingerprint {
-            return Err(missing(node.address));
-        }
-        let read = TreeNode::decode(bytes)?;
-        let mut chunks: Vec<(Address, Vec<Fingerprint>)> = Vec::new();
-        read.named(&mut |named| match named {
-            Named::TreeNode(child) => children.push(child),
-            Named::Chunks(first, all) => chunks.push((first, all.to_vec())),
-        });
-        for (first, all) in chunks {
-            for (n, of) in all.into_iter().enumerate() {
-                let slot = u16::try_from(n).ok().and_then(|n| first.slot.checked_add(n));
-                let at = Address { slot: slot.ok_or_else(|| missing(first))?, ..first };
-                is_there(reader, at, of, ContainerKind::Data)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// True for the errors of bytes that somebody wrote so. A disk that fails to read now may read later: its
-/// error is no verdict.
-fn is_untrue(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Denied | Kind::Unsupported)
-}
-
-fn missing(at: Address) -> Error {
-    let Address { container: ContainerId(id), slot } = at;
-    Error::new(Kind::Corrupt, format!("chunk {slot} of container {id} is not there as it is named"))
 }

@@ -70,15 +70,16 @@ impl Archive {
         Ok(position.tables.clone())
     }
 
-    /// Begins a new log where put keys left one that is long: they begin none, and may have filled it so
-    /// that not one frame more fits in.
+    /// Begins a new log where put keys left one that is long, or that has many of their frames: they begin none,
+    /// and may have filled it so that not one frame more fits in. Who opens the archive judges each frame.
     fn begin_anew_if_left_full(
         &self,
         position: &mut LogPosition,
         may_use_reserve: bool,
     ) -> Result<()> {
         let is_long = position.end >= self.settings.log_bytes
-            || position.hashes.len() as u64 >= heads::KEPT / 2;
+            || position.hashes.len() as u64 >= heads::KEPT / 2
+            || position.frames_of_others >= self.settings.put_frames;
         if self.role() == Some(Role::Manage) && is_long {
             NextLog::of(self, position).begin(may_use_reserve)?;
         }
@@ -103,7 +104,7 @@ impl Archive {
                 if position.end >= self.settings.put_log_bytes {
                     return Err(needs_manage(position.end));
                 }
-                Some((number, tables.judge_put(number, &records).map_err(refused)?))
+                Some((number, tables.judge_put(number, &records, &self.settings).map_err(refused)?))
             }
             _ => None,
         };
@@ -332,6 +333,7 @@ struct Reached {
     end: u64,
     last: Vec<u8>,
     hashes: Vec<FrameHash>,
+    frames_of_others: u64,
 }
 
 /// Reads the new frames of the log.
@@ -346,13 +348,13 @@ fn read_on(archive: &Archive, position: &LogPosition) -> Result<Reached> {
         &archive.settings,
         u64::MAX,
     )?;
-    let Replayed { tables, end, last, hashes, passes: _ } = replayed;
+    let Replayed { tables, end, last, hashes, frames_of_others, passes: _ } = replayed;
     let sequence = tables.sequence;
     let tables = match tables {
         Cow::Owned(tables) => Some(tables),
         Cow::Borrowed(_) => None,
     };
-    Ok(Reached { tables, sequence, end, last, hashes })
+    Ok(Reached { tables, sequence, end, last, hashes, frames_of_others })
 }
 
 /// Loads the snapshot that the label names, or the one behind it.
@@ -414,7 +416,9 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
             _ => return Err(changes_lost(reached.sequence, recorded)),
         }
     }
-    let Reached { tables: Some(tables), end, last, hashes, .. } = reached else { return Ok(()) };
+    let Reached { tables: Some(tables), end, last, hashes, frames_of_others, .. } = reached else {
+        return Ok(());
+    };
     let unsure = tables.sequence > recorded && archive.keeps(Rule::FrameDurableBeforeShown);
     if unsure && archive.writes && !is_put(archive) {
         position.log.write_at(end - last.len() as u64, &last)?;
@@ -437,5 +441,6 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     }
     (position.tables, position.end) = (Arc::new(tables), end);
     position.hashes.extend(hashes);
+    position.frames_of_others += frames_of_others;
     Ok(())
 }

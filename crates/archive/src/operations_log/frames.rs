@@ -40,6 +40,8 @@ pub(crate) struct Replayed<'a> {
     pub(super) hashes: Vec<FrameHash>,
     /// A head that was seen earlier: the frame with its number is that one.
     pub(super) passes: Option<Head>,
+    /// New frames that manage did not sign, in an archive whose keys have roles.
+    pub(super) frames_of_others: u64,
 }
 
 impl Replayed<'_> {
@@ -50,6 +52,7 @@ impl Replayed<'_> {
             last: Vec::new(),
             hashes: Vec::new(),
             passes: None,
+            frames_of_others: 0,
         }
     }
 }
@@ -77,7 +80,9 @@ pub(crate) fn replay(
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
-        match signed_by(identity, &to.tables, &frame, settings) {
+        let signed_by = signed_by(identity, &to.tables, &frame, settings);
+        to.frames_of_others += u64::from(matches!(signed_by, SignedBy::Put(_) | SignedBy::Nobody));
+        match signed_by {
             SignedBy::Anybody | SignedBy::Manage => {
                 let records = Record::decode_within(&frame.payload, drawn)?;
                 drawn.more(to.tables.volumes.clones_take(&records) * LEAF_MEMORY)?;
@@ -90,7 +95,9 @@ pub(crate) fn replay(
                 (tables.derived.clones_uncounted = !settings.keeps(Rule::ClonesCounted));
                 tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
             }
-            SignedBy::Put(number) => apply_put(to.tables.to_mut(), number, &frame, drawn)?,
+            SignedBy::Put(number) => {
+                apply_put(to.tables.to_mut(), number, &frame, drawn, settings)?
+            }
             SignedBy::Nobody => to.tables.to_mut().pass_over(sequence, MANAGE),
         }
         let tables = to.tables.to_mut();

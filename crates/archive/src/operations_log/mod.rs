@@ -69,7 +69,7 @@ pub(crate) use self::{
     epochs::await_earlier_epoch,
     key_changes::not_erased,
     leaf_check::look_at_leaves,
-    roles::is_put,
+    roles::{admits, is_put},
 };
 pub use self::{
     archive::{Archive, create_sealed},

@@ -142,6 +142,7 @@ impl<'a> NextLog<'a> {
         ) = (label.generation, number, log, 0, true);
         self.position.tables = Arc::new(tables);
         self.position.hashes.clear();
+        self.position.frames_of_others = 0;
         self.position.snapshot_lost = None;
         if_possible(archive.files.remove(&snapshot_name(number.saturating_sub(2))))?;
         if_possible(archive.files.remove(&log_name(number.saturating_sub(2))))

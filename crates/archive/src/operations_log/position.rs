@@ -39,6 +39,8 @@ pub(crate) struct LogPosition {
     /// In an archive that keeps heads: the hashes of the frames of this log that are applied, the last one at
     /// the end. A checkpoint writes them to the file `heads` before the snapshot that follows the log.
     pub(super) hashes: Vec<FrameHash>,
+    /// Frames of this log that were read and that manage did not sign, in an archive whose keys have roles.
+    pub(super) frames_of_others: u64,
     /// A head that a client saw earlier and that the log has yet to pass; `None` once it was compared.
     pub(super) passes: Option<Head>,
     /// The label is known to be durable.
@@ -231,6 +233,7 @@ impl LogPosition {
             log,
             end: 0,
             hashes: Vec::new(),
+            frames_of_others: 0,
             passes: None,
             label_durable: false,
             label_lost: false,

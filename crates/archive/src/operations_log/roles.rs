@@ -26,6 +26,17 @@ pub(crate) fn is_put(archive: &Archive) -> bool {
     matches!(archive.role(), Some(Role::Put(_)))
 }
 
+/// Errors, before anything is read, when a process has a put key that can't add a snapshot of this set of this
+/// host.
+pub(crate) fn admits(archive: &Archive, host: &str, set: &str) -> Result<()> {
+    match archive.role() {
+        Some(Role::Put(number)) if archive.keeps(Rule::PutJudgesItself) => {
+            archive.tables().admits(number, host, set)
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Archive {
     /// The role of the key that it was opened by; `None` where keys have none.
     #[must_use]

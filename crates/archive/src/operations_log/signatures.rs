@@ -63,12 +63,13 @@ pub(super) fn apply_put(
     number: u32,
     frame: &Frame<'_>,
     drawn: &Drawn,
+    settings: &Settings,
 ) -> Result<()> {
     let sequence = frame.sequence;
     // The limits are the same for all readers, and small: nobody who takes part finds another history, and
     // nobody's memory ends.
     let judged = Record::decode_put(&frame.payload, drawn).and_then(|records| {
-        let notes = tables.judge_put(number, &records).map_err(refused)?;
+        let notes = tables.judge_put(number, &records, settings).map_err(refused)?;
         let mut next = Tables::clone(tables);
         next.apply(sequence, records)?;
         next.note_put(number, notes);

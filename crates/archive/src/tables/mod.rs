@@ -8,6 +8,7 @@
 //! | [`volumes`], [`volume_table`] | a volume; all of them, and the records that change them |
 //! | [`snapshots`] | snapshots of directories, and the records that change them |
 //! | [`roles`], [`role_records`] | put keys: what they listed, and what was proven of it; what they may do |
+//! | [`unproven`] | snapshots of put keys that manage has not looked through |
 //! | [`container`], [`containers`] | the container table: a directory of leaves, which are read when they are looked at |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`totals`] | sums over the containers of each class |
@@ -40,6 +41,7 @@ mod segments;
 mod snapshots;
 mod state;
 mod totals;
+mod unproven;
 mod volume_table;
 mod volumes;
 mod write_cost;
@@ -54,6 +56,7 @@ pub use self::{
     snapshots::Snapshots,
     state::{Tables, valid_name},
     totals::{Sums, Totals},
+    unproven::Unproven,
     volume_table::VolumeTable,
     volumes::Volume,
     write_cost::WriteCost,

@@ -4,15 +4,16 @@
 //! passed over by everybody: its place in the order of changes is taken, and nothing in it counts. So a put
 //! key that somebody else got hold of makes no archive unreadable for others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
 use super::{
     persistent::List,
     roles::{MANAGE, NOBODY, PutKey, RANGES_KEPT, Roles, SETS_MAX},
-    snapshots::roots,
-    state::{PLACE_ALIGN, Tables},
+    snapshots::{DIGITS, roots},
+    state::{Difference, PLACE_ALIGN, Tables},
+    unproven::UNPROVEN_MAX,
 };
 use crate::{
     format::{
@@ -22,13 +23,18 @@ use crate::{
         class::Class,
         container::CONTAINER_BYTES_MAX,
         domain::FIRST_DOMAIN,
-        record::{Owner, Record, Stored},
+        record::{Owner, Pieces, Record, Stored},
     },
-    settings::ID_RANGE,
+    rules::Rule,
+    settings::{ID_RANGE, Settings},
 };
 
 /// Why a frame of a put key counts for nothing.
 pub(crate) type Refusal = &'static str;
+
+const NO_KEY: Refusal = "no put key has this number";
+
+const OTHER_SET: Refusal = "it adds a snapshot to a set of somebody else";
 
 /// Facts about the records of a put key, which are noted once the records are applied.
 #[derive(Debug, Default)]
@@ -42,13 +48,14 @@ pub(crate) struct Notes {
 impl Tables {
     /// Judges the records of a put key: says what is to be noted of them, or why none of them counts. What
     /// is left to the tables is whether they fit together.
-    pub(crate) fn judge_put(
-        &self,
+    pub(crate) fn judge_put<'a>(
+        &'a self,
         number: u32,
-        records: &[Record],
+        records: &'a [Record],
+        settings: &'a Settings,
     ) -> std::result::Result<Notes, Refusal> {
         let roles = self.roles.as_ref().ok_or("the archive has no roles")?;
-        let key = roles.key(number).ok_or("no put key has this number")?;
+        let key = roles.key(number).ok_or(NO_KEY)?;
         let mut judge = Judging {
             tables: self,
             roles,
@@ -58,10 +65,37 @@ impl Tables {
             places: Vec::new(),
             next_id: self.next_id,
             next_segment: self.next_segment,
+            made: Vec::new(),
+            settings,
         };
         records.iter().try_for_each(|record| judge.record(record))?;
         judge.places()?;
         Ok(judge.notes)
+    }
+
+    /// Errors when a put key can't add a snapshot of this set of this host, in a sentence for whoever asks for
+    /// one, before anything is read.
+    pub(crate) fn admits(&self, number: u32, host: &str, set: &str) -> Result<()> {
+        let denied = |why: String| Err(Error::new(Kind::Denied, why));
+        let Some(roles) = &self.roles else { return Ok(()) };
+        let key = roles.key(number).ok_or_else(|| refused(NO_KEY))?;
+        if !key.sets.iter().any(|one| one == set) {
+            return Err(refused(OTHER_SET));
+        }
+        if key.name != host {
+            return denied(format!(
+                "this put key adds snapshots of host '{}', whose name it has, and of no other: not of '{}'",
+                key.name.escape_debug(),
+                host.escape_debug()
+            ));
+        }
+        if roles.unproven.of(number) >= UNPROVEN_MAX {
+            return denied(format!(
+                "{UNPROVEN_MAX} snapshots of this put key, checkpoints too, have not been looked through, and \
+                 there may be no more: `onefold gc` by who manages the archive looks through them"
+            ));
+        }
+        Ok(())
     }
 
     /// Errors when records of manage list a container where others lie, or in a segment that a put key took.
@@ -149,7 +183,7 @@ impl Tables {
                     roles.listed.insert(id, NOBODY);
                 }
                 for id in snapshots {
-                    roles.unproven.remove(&id);
+                    roles.unproven.remove(id);
                 }
                 let mut done = Vec::new();
                 for (id, owner) in &roles.listed {
@@ -170,11 +204,57 @@ impl Tables {
         Ok(())
     }
 
+    /// How many of the differences come before the first that belongs to a snapshot of a put key which manage has
+    /// not looked through. These may be counted; the rest may not, yet.
+    pub(crate) fn countable(&self) -> usize {
+        let all = self.differences.len();
+        self.uncounted().last().map_or(all, |last| all - 1 - last)
+    }
+
+    /// These tables as if there were no snapshots that manage has not looked through, and no change behind
+    /// theirs; `None` where another change lies between theirs or behind them: what is counted from the roots
+    /// up has that change already.
+    pub(crate) fn without_unproven(&self) -> Option<Tables> {
+        let Some(roles) = self.roles.as_ref().filter(|roles| !roles.unproven.is_empty()) else {
+            return Some(self.clone());
+        };
+        let last = self.uncounted();
+        let are_last = last.len() == roles.unproven.len() && last.iter().copied().eq(0..last.len());
+        let mut tables = self.with_differences(self.countable());
+        let ids: Vec<SnapshotId> = roles.unproven.iter().map(|(id, _)| id).collect();
+        tables.snapshots.apply(Record::Expired { ids }).ok().filter(|_| are_last)?;
+        Some(tables)
+    }
+
+    /// Which differences belong to snapshots that manage has not looked through, from the last one on: 0 is the
+    /// last. Of those that name the same, the last ones are taken for theirs, which comes to the same.
+    fn uncounted(&self) -> Vec<usize> {
+        let mut left: BTreeMap<Vec<Pieces>, usize> = BTreeMap::new();
+        let unproven = self.roles.iter().flat_map(|roles| roles.unproven.iter());
+        for snapshot in unproven.filter_map(|(id, _)| self.snapshots.get(id).ok()) {
+            *left.entry(roots(snapshot)).or_default() += 1;
+        }
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let is_it = |one: &Difference| one.added && one.nodes && left.contains_key(&one.recipe);
+        let all = self.differences.iter().enumerate().filter(|(_, one)| is_it(one));
+        let all: Vec<_> = all.map(|(n, one)| (n, one.recipe.clone())).collect();
+        let mut found = Vec::new();
+        for (n, recipe) in all.into_iter().rev() {
+            if let Some(count) = left.get_mut(&recipe).filter(|count| **count > 0) {
+                *count -= 1;
+                found.push(self.differences.len() - 1 - n);
+            }
+        }
+        found
+    }
+
     /// True when a snapshot that is gone was counted, so that its references are to be taken away. A snapshot
     /// that manage had not looked through was not: what is to be counted for it is removed here.
     pub(super) fn was_counted(&mut self, gone: &Snapshot) -> bool {
         let Some(roles) = &mut self.roles else { return true };
-        if roles.unproven.remove(&gone.id).is_none() {
+        if !roles.unproven.remove(gone.id) {
             return true;
         }
         let (of, mut is_left) = (roots(gone), true);
@@ -205,10 +285,14 @@ struct Judging<'a> {
     places: Vec<(u32, u64, u64)>,
     next_id: u64,
     next_segment: u32,
+    /// The snapshots of this frame so far.
+    made: Vec<&'a Snapshot>,
+    /// The rules that are kept: those of a product, or all but one.
+    settings: &'a Settings,
 }
 
-impl Judging<'_> {
-    fn record(&mut self, record: &Record) -> std::result::Result<(), Refusal> {
+impl<'a> Judging<'a> {
+    fn record(&mut self, record: &'a Record) -> std::result::Result<(), Refusal> {
         match record {
             Record::Reserved { owner: Owner::Ingest, first, count, segment, class } => {
                 // Not more in a frame than others take at once, and where everybody goes on.
@@ -287,25 +371,43 @@ impl Judging<'_> {
         if is_own { Ok(()) } else { Err("it names a container of somebody else as its own") }
     }
 
-    fn snapshot(&self, snapshot: &Snapshot) -> std::result::Result<(), Refusal> {
+    fn snapshot(&mut self, snapshot: &'a Snapshot) -> std::result::Result<(), Refusal> {
+        let (known, made) = (&self.tables.snapshots, &self.made);
         if !self.key.sets.contains(&snapshot.set) {
-            return Err("it adds a snapshot to a set of somebody else");
+            return Err(OTHER_SET);
+        }
+        // Two hosts may call their sets alike, as after a path.
+        if snapshot.host != self.key.name && self.settings.keeps(Rule::PutHostCompared) {
+            return Err("it adds a snapshot of another host than that of its name");
         }
         // Checkpoints are out of lists from the beginning.
         let is_checkpoint = snapshot.completeness == Completeness::Checkpoint;
         if snapshot.domain != FIRST_DOMAIN || snapshot.forgotten.is_some() != is_checkpoint {
             return Err("it adds a snapshot that is gone");
         }
-        let of_set = self.tables.snapshots.listed().filter(|one| one.set == snapshot.set);
-        if of_set.map(|one| one.ended).max().is_some_and(|last| snapshot.ended < last) {
+        let is_alike = |one: &Snapshot| one.id.0[..DIGITS] == snapshot.id.0[..DIGITS];
+        if known.has_digits_of(snapshot.id) || made.iter().any(|one| is_alike(one)) {
+            // Nobody could call the other one by its digits any more.
+            return Err("it adds a snapshot whose id begins as that of another one: try again");
+        }
+        let unproven = self.roles.unproven.of(self.number) + made.len() as u64;
+        if unproven >= UNPROVEN_MAX && self.settings.keeps(Rule::UnprovenBounded) {
+            return Err("too many of its snapshots wait for `onefold gc`");
+        }
+        let own = made.iter().filter(|one| one.set == snapshot.set && one.forgotten.is_none());
+        let last = own.map(|one| one.ended).max();
+        let last = last.max(known.last_ended(&snapshot.host, &snapshot.set));
+        if last.is_some_and(|last| snapshot.ended < last) {
             // What retention keeps of a period that is over stays what it was.
             return Err("it adds a snapshot before the last one of its set");
         }
+        let long =
+            made.iter().map(|one| one.long_texts()).fold(known.long_texts(), u64::saturating_add);
         let own = snapshot.long_texts();
-        let all = || self.tables.snapshots.values().map(Snapshot::long_texts).sum::<u64>();
-        if own > 0 && all().saturating_add(own) > TEXTS_IN_ALL {
+        if own > 0 && long.saturating_add(own) > TEXTS_IN_ALL {
             return Err("it adds a snapshot with more paths and tags than there is memory for");
         }
+        self.made.push(snapshot);
         Ok(())
     }
 }
@@ -340,4 +442,164 @@ pub(crate) fn refused(why: Refusal) -> Error {
             "this is a put key, which may add snapshots to its own sets and nothing else: {why}"
         ),
     )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::{
+        super::snapshots::{looked_at, tests::snapshot},
+        *,
+    };
+    use crate::format::{Address, label::Kinds, tree_node::TreeNodeRef};
+
+    /// Tables with the put key 1 of host `web`, which adds to the sets `etc` and `home`, and the key 2 of host
+    /// `db`, which adds to `etc`.
+    fn tables() -> Tables {
+        let kinds = Kinds { trees: true, heads: true, roles: true, ..Kinds::default() };
+        let mut tables = Tables::new([1, 1, 0], kinds);
+        for (number, name, sets) in [(1, "web", &["etc", "home"][..]), (2, "db", &["etc"])] {
+            let sets = sets.iter().map(|&set| set.to_owned()).collect();
+            let (public, name) = ([7; 32], name.to_owned());
+            let added = Record::PutKeyAdded { number, public, name, sets };
+            tables.apply(tables.sequence + 1, vec![added]).unwrap();
+        }
+        tables
+    }
+
+    fn made(snapshot: Snapshot) -> Record {
+        let (containers, finished) = (Vec::new(), Vec::new());
+        Record::SnapshotMade { snapshot: Box::new(snapshot), containers, finished }
+    }
+
+    /// The id of the snapshot of this number: its first digits are its own.
+    fn id(n: u64) -> [u8; 16] {
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&n.rotate_right(32).to_be_bytes());
+        id
+    }
+
+    /// Adds snapshots in a frame of a put key.
+    fn add(
+        tables: &mut Tables,
+        number: u32,
+        snapshots: Vec<Snapshot>,
+    ) -> std::result::Result<(), Refusal> {
+        let records: Vec<Record> = snapshots.into_iter().map(made).collect();
+        let notes = tables.judge_put(number, &records, &Settings::default())?;
+        tables.apply(tables.sequence + 1, records).unwrap();
+        tables.note_put(number, notes);
+        Ok(())
+    }
+
+    #[test]
+    fn rule_45_a_frame_is_judged_without_a_look_at_all_snapshots() {
+        let mut tables = tables();
+        let long = vec![vec![b'p'; 5000]];
+        for n in 0..3000 {
+            let one = Snapshot { ended: 1_000 + n, ..snapshot(id(n), "web", "etc") };
+            let one = Snapshot { paths: long.clone(), ..one };
+            let before = looked_at();
+            add(&mut tables, 1, vec![one]).unwrap();
+            assert_eq!(looked_at(), before, "for snapshot {n}");
+        }
+        let past = Snapshot { ended: 3_998, ..snapshot(id(9_999), "web", "etc") };
+        assert!(add(&mut tables, 1, vec![past]).is_err());
+    }
+
+    #[test]
+    fn rule_45_no_more_snapshots_wait_than_the_bound_says_and_a_proof_makes_room() {
+        let mut tables = tables();
+        for n in 0..UNPROVEN_MAX {
+            add(&mut tables, 1, vec![snapshot(id(n), "web", "etc")]).unwrap();
+        }
+        let next = UNPROVEN_MAX;
+        let more = |n| vec![snapshot(id(next + n), "web", "home")];
+        assert!(add(&mut tables, 1, more(0)).unwrap_err().contains("onefold gc"));
+        let error = tables.admits(1, "web", "etc").unwrap_err();
+        assert_eq!(error.kind(), Kind::Denied);
+        assert!(error.to_string().contains("onefold gc"), "{error}");
+        // The bound is that of each key, and the same for who loads the tables.
+        add(&mut tables, 2, vec![snapshot(id(next + 9), "db", "etc")]).unwrap();
+        let kinds = Kinds { trees: true, heads: true, roles: true, ..Kinds::default() };
+        let mut loaded = Tables::decode(&tables.encode(), [1, 1, 0], kinds).unwrap();
+        assert!(add(&mut loaded, 1, more(0)).is_err());
+        for tables in [&mut tables, &mut loaded] {
+            let (upto, untrue) = (tables.sequence, Vec::new());
+            let snapshots = vec![SnapshotId(id(0))];
+            let proven = Record::Proven { upto, untrue, snapshots };
+            tables.apply(tables.sequence + 1, vec![proven]).unwrap();
+            // All snapshots of a frame count, or none.
+            assert!(add(tables, 1, [more(0), more(1)].concat()).is_err());
+            add(tables, 1, more(0)).unwrap();
+            assert!(add(tables, 1, more(1)).is_err());
+            // One that goes makes room, too.
+            let ids = vec![SnapshotId(id(1))];
+            tables.apply(tables.sequence + 1, vec![Record::Expired { ids }]).unwrap();
+            add(tables, 1, more(1)).unwrap();
+        }
+        assert_eq!(tables.snapshots, loaded.snapshots);
+        assert_eq!(tables.roles, loaded.roles);
+    }
+
+    #[test]
+    fn rule_45_what_is_proven_is_counted_before_the_first_that_is_not() {
+        let mut tables = tables();
+        let of = |n: u64, root: u64| {
+            let address = Address { container: ContainerId(root), slot: 0 };
+            let one = snapshot(id(n), "web", "etc");
+            Snapshot { root: TreeNodeRef { address, ..one.root }, ..one }
+        };
+        let counts = |tables: &Tables| {
+            let without = tables.without_unproven();
+            (tables.countable(), without.map(|it| (it.differences.len(), it.snapshots.len())))
+        };
+        assert_eq!(counts(&tables), (0, Some((0, 0))));
+        // One of manage names the same as one of a put key that came later.
+        tables.apply(9, vec![made(of(1, 5))]).unwrap();
+        add(&mut tables, 1, vec![of(2, 5)]).unwrap();
+        assert_eq!(counts(&tables), (1, Some((1, 1))));
+        add(&mut tables, 1, vec![of(3, 6)]).unwrap();
+        assert_eq!(counts(&tables), (1, Some((1, 1))));
+        // A change behind them is not counted before they are looked through.
+        let ids = vec![SnapshotId(id(1))];
+        tables.apply(12, vec![Record::Expired { ids }]).unwrap();
+        assert_eq!(counts(&tables), (1, None));
+        let snapshots = vec![SnapshotId(id(2)), SnapshotId(id(3))];
+        tables.apply(13, vec![Record::Proven { upto: 13, untrue: Vec::new(), snapshots }]).unwrap();
+        assert_eq!(counts(&tables), (4, Some((4, 2))));
+        add(&mut tables, 1, vec![of(4, 5)]).unwrap();
+        assert_eq!(counts(&tables), (4, Some((4, 2))));
+    }
+
+    #[test]
+    fn rule_45_a_put_key_takes_no_digits_by_which_another_snapshot_is_called() {
+        let mut tables = tables();
+        add(&mut tables, 1, vec![snapshot([1; 16], "web", "etc")]).unwrap();
+        let mut alike = [1; 16];
+        alike[4] = 2;
+        assert!(add(&mut tables, 2, vec![snapshot(alike, "db", "etc")]).is_err());
+        let two = [[2; 16], [[2; 4], [3; 4], [4; 4], [5; 4]].concat().try_into().unwrap()];
+        let two = |n: usize| snapshot(two[n], "db", "etc");
+        assert!(add(&mut tables, 2, vec![two(0), two(1)]).is_err());
+        add(&mut tables, 2, vec![two(1)]).unwrap();
+        assert!(add(&mut tables, 2, vec![two(0)]).is_err());
+    }
+
+    #[test]
+    fn rule_45_a_put_key_adds_snapshots_of_the_host_of_its_name_alone() {
+        let mut tables = tables();
+        let later = |n, host: &str, ended| Snapshot { ended, ..snapshot(id(n), host, "etc") };
+        add(&mut tables, 1, vec![later(1, "web", 5_000)]).unwrap();
+        for host in ["db", "", "web2", "we"] {
+            assert!(add(&mut tables, 1, vec![later(2, host, 6_000)]).is_err(), "{host}");
+            let error = tables.admits(1, host, "etc").unwrap_err();
+            assert!(error.to_string().contains("host 'web'"), "{error}");
+        }
+        // The time of another host with the same set keeps nobody out.
+        add(&mut tables, 2, vec![later(3, "db", 2_000)]).unwrap();
+        assert!(add(&mut tables, 1, vec![later(4, "web", 4_999)]).is_err());
+        assert!(add(&mut tables, 1, vec![later(5, "web", 7_000), later(6, "web", 6_999)]).is_err());
+        add(&mut tables, 1, vec![later(5, "web", 7_000), later(6, "web", 7_000)]).unwrap();
+    }
 }

@@ -2,7 +2,7 @@
 
 use onefold_core::Result;
 
-use super::persistent::Map;
+use super::{persistent::Map, unproven::Unproven};
 use crate::format::{
     ContainerId,
     backup::SnapshotId,
@@ -58,7 +58,7 @@ pub struct Roles {
     /// Which put key took a segment. All others are manage's.
     pub(super) segments: Map<u32, u32>,
     /// Snapshots that manage has not looked through, and who made them.
-    pub unproven: Map<SnapshotId, u32>,
+    pub unproven: Unproven,
 }
 
 impl Roles {
@@ -116,8 +116,8 @@ impl Roles {
             w.u32(*segment).u32(*owner);
         }
         w.u32(self.unproven.len() as u32);
-        for (id, owner) in &self.unproven {
-            w.raw(&id.0).u32(*owner);
+        for (id, owner) in self.unproven.iter() {
+            w.raw(&id.0).u32(owner);
         }
     }
 
@@ -165,7 +165,7 @@ mod tests {
         roles.keys.extend([(1, key(1)), (2, key(2))]);
         roles.listed.extend([(ContainerId(5), 1), (ContainerId(9), NOBODY)]);
         roles.segments.extend([(4, 1), (7, 2)]);
-        roles.unproven.extend([(SnapshotId([4; 16]), 1)]);
+        roles.unproven.insert(SnapshotId([4; 16]), 1);
         let mut w = Writer::default();
         roles.encode(&mut w);
         let r = &mut Reader(&w.0, None);

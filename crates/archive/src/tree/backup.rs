@@ -24,7 +24,7 @@ use crate::{
         tree_node::{Stat, TreeEntry},
     },
     memory::BufferPool,
-    operations_log::{Archive, domain_of, is_put},
+    operations_log::{Archive, admits, domain_of, is_put},
     stream::{
         Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
         Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
@@ -322,6 +322,7 @@ pub fn backup_on(
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()> + Send,
 ) -> Result<BackupReport> {
+    admits(&ingest.archive, &request.host, &request.set)?;
     let domain = request.domain_in(&ingest.archive.tables())?;
     let mut session = Session::in_domain(ingest, domain)?;
     let mut writer = StreamWriter::new(&session, request.now);
@@ -406,6 +407,7 @@ pub fn backup_trial(
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
+    admits(archive, &request.host, &request.set)?;
     let buffers = buffers();
     let domain = &domain_of(archive, request.domain_in(&archive.tables())?)?;
     let cutting = Cutting::of_blocks(&**domain, buffers.clone());

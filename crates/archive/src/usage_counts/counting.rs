@@ -55,6 +55,17 @@ pub(crate) enum Counted {
     Unproven,
 }
 
+/// What is done where put keys added snapshots that nobody has looked through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IfUnproven {
+    /// Nothing is counted.
+    Waits,
+    /// What came and went before the first of them is counted, if nothing but them is left then; the rest is left
+    /// to whoever counts next. Chunks that they name may be condemned, and are spared when condemned chunks
+    /// are looked at again.
+    CountsBefore,
+}
+
 /// Counts of a portion that are durable, and that no frame names yet.
 struct Made {
     number: u64,
@@ -78,6 +89,16 @@ pub(super) fn has_unproven(tables: &Tables) -> bool {
     tables.roles.as_ref().is_some_and(|roles| !roles.unproven.is_empty())
 }
 
+/// The tables with what may be counted of them, from the counts that there are or from the roots; `None` where
+/// snapshots that manage has not looked through are in the way.
+pub(super) fn to_be_counted(tables: &Arc<Tables>, goes_on: bool) -> Option<Arc<Tables>> {
+    match (has_unproven(tables), goes_on) {
+        (false, _) => Some(tables.clone()),
+        (true, true) => Some(Arc::new(tables.with_differences(tables.countable()))),
+        (true, false) => tables.without_unproven().map(Arc::new),
+    }
+}
+
 /// The rewriter counts, since it reads recipes.
 impl Rewriter {
     /// Brings the counts a portion nearer to the log's end. `changed` tells of which containers the
@@ -89,20 +110,27 @@ impl Rewriter {
     pub(crate) fn count(
         &mut self,
         may_use_reserve: bool,
+        if_unproven: IfUnproven,
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Counted> {
-        let tables = self.archive.refresh()?;
-        if has_unproven(&tables) {
+        let now = self.archive.refresh()?;
+        if has_unproven(&now) && if_unproven == IfUnproven::Waits {
             return Ok(Counted::Unproven);
         }
-        let goes_on = self.can_go_on(&tables)?;
+        let mut goes_on = self.can_go_on(&now)?;
+        let Some(mut tables) = to_be_counted(&now, goes_on) else {
+            return Ok(Counted::Unproven);
+        };
         if goes_on && tables.differences.is_empty() && tables.snapshots.due().next().is_none() {
             return Ok(Counted::All);
         }
         let made = match self.make(&tables, goes_on, may_use_reserve) {
             // A page of counts is damaged that this portion needs.
             Err(error) if goes_on && self.are_lost(&tables, &error)? => {
-                self.make(&tables, false, may_use_reserve)
+                goes_on = false;
+                let Some(all) = to_be_counted(&now, goes_on) else { return Ok(Counted::Unproven) };
+                tables = all;
+                self.make(&tables, goes_on, may_use_reserve)
             }
             made => made,
         };

@@ -15,7 +15,7 @@ mod tree_nodes;
 
 pub use self::recount::{CountsFound, Miscounted};
 pub(crate) use self::{
-    counting::{Counted, InMemory, counts_refused, weight},
+    counting::{Counted, IfUnproven, InMemory, counts_refused, weight},
     counts_file::{CountsReader, files_of_counts},
     gone::is_gone,
     names::{counts_number, highest_counts},

@@ -15,7 +15,7 @@
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    counting::{Range, Ranges, has_unproven},
+    counting::{Range, Ranges, to_be_counted},
     counts_file::CountsWriter,
     gone::is_gone,
     names::{MOST, counts_name},
@@ -101,11 +101,10 @@ impl Rewriter {
     /// `Corrupt` when something that names chunks can't be read: then the counts stay as they are.
     /// `NoSpace`, and those of the system.
     pub(crate) fn recount(&mut self) -> Result<CountsFound> {
-        let tables = self.archive.refresh()?;
-        if has_unproven(&tables) {
+        let Some(tables) = to_be_counted(&self.archive.refresh()?, false) else {
             let why = "a put key added a snapshot meanwhile, which another gc looks through first";
             return Err(Error::new(Kind::Busy, why));
-        }
+        };
         let Some(roots) = self.roots(&tables)? else {
             let why = "the usage counts can't be read yet: another gc makes them anew";
             return Err(Error::new(Kind::Corrupt, why));

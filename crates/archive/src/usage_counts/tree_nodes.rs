@@ -28,6 +28,7 @@ use super::{
     pages::PagesReader,
 };
 use crate::{
+    check::is_untrue,
     container::Rewriter,
     format::{
         Address, ContainerId,
@@ -310,19 +311,22 @@ impl Rewriter {
     }
 
     /// Tells of all that a tree names, all the way down, once for each node: its roots too. What is
-    /// damaged names nothing.
+    /// damaged names nothing, and neither does what can't be read, where a put key says it and nobody
+    /// `believed` it yet. `seen` has the nodes that were told of before, which are left out.
     pub(crate) fn walk_tree(
         &mut self,
         tables: &Tables,
-        roots: &[Pieces],
+        (roots, believed): (&[Pieces], bool),
+        seen: &mut BTreeSet<Address>,
         each: &mut dyn FnMut(Address, usize),
     ) -> Result<()> {
         let mut wanted: Vec<Address> = roots.iter().map(root).collect();
-        let mut seen: BTreeSet<Address> = wanted.iter().copied().collect();
+        wanted.retain(|node| seen.insert(*node));
         while let Some(node) = wanted.pop() {
             each(node, 1);
             let read = match self.node(tables, node) {
                 Err(error) if error.kind() == Kind::Corrupt => continue,
+                Err(error) if !believed && is_untrue(&error) => continue,
                 read => read?,
             };
             let mut named = Vec::new();

@@ -12,8 +12,8 @@ use std::sync::{
 
 use onefold_archive::{
     Archive, Attributes, BackupReport, BackupRequest, CollectionOptions, Content, Event, FileMap,
-    Gauge, Known, PutReport as Report, PutRequest as Request, Reader, Shape, SnapshotId, Stat,
-    TreeEntry, TreeFeeder, TreeReader, TreeWhat, Verify, backup,
+    Gauge, Known, PutReport as Report, PutRequest as Request, Reader, Role, Shape, SnapshotId,
+    Stat, TreeEntry, TreeFeeder, TreeReader, TreeWhat, Verify, backup,
 };
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use onefold_seal::{KeyArea, Opener, Random, Secret, SlotSecret};
@@ -109,6 +109,15 @@ pub(crate) fn request(set: &str, number: u8) -> BackupRequest {
     }
 }
 
+/// The same as this archive's key may ask for it: a put key adds snapshots of the host of its own name.
+pub(crate) fn request_by(archive: &Archive, set: &str, number: u8) -> BackupRequest {
+    let asked = request(set, number);
+    let Some(Role::Put(own)) = archive.role() else { return asked };
+    let tables = archive.tables();
+    let key = tables.roles.as_ref().unwrap().keys.get(&own).unwrap();
+    BackupRequest { host: key.name.clone(), ..asked }
+}
+
 /// Feeds a directory with one file, but for its end.
 pub(crate) fn feed_file(feeder: &mut TreeFeeder<'_>, bytes: &[u8]) -> Result<()> {
     let root = entry("", TreeWhat::Directory(None));
@@ -125,7 +134,7 @@ pub(crate) fn store(
     number: u8,
     bytes: &[u8],
 ) -> Result<BackupReport> {
-    backup(archive, &request(set, number), true, &Gauge::default(), |feeder| {
+    backup(archive, &request_by(archive, set, number), true, &Gauge::default(), |feeder| {
         feed_file(feeder, bytes)?;
         feeder.event(Event::End(0))
     })

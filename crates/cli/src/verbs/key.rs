@@ -141,7 +141,7 @@ enum Verb {
         /// The new file of the key
         #[arg(long, value_name = "FILE")]
         to: PathBuf,
-        /// What people call the key
+        /// What people call the key; of a put key, also the host whose snapshots it adds
         #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
         name: String,
         /// A set that a put key may add snapshots to; several with the option again

@@ -114,7 +114,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
 
-    /// The host's name; without it, that of this one
+    /// The host's name; without it, that of this one. With a put key it is the key's name, and no other
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     host: Option<String>,
 
@@ -467,12 +467,12 @@ fn request(
         shown.collect::<Vec<_>>().join(",")
     };
     let set = options.set.clone().or_else(|| options.stdin.clone()).unwrap_or_else(of_paths);
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut request = BackupRequest {
-        id: SnapshotId(random_bytes()?),
+        id: fresh_id(tables)?,
         set,
         domain,
-        host: options.host.clone().unwrap_or(host),
+        host: options.host.clone().or_else(|| host_of_key(archive, tables)).unwrap_or_else(host),
         machine: machine(),
         paths,
         tags: options.tags.clone(),
@@ -498,6 +498,22 @@ fn request(
         (request.parent, request.checkpoint) = (None, None);
     }
     Ok(request)
+}
+
+/// A put key adds snapshots of the host of its own name alone.
+fn host_of_key(archive: &Archive, tables: &Tables) -> Option<String> {
+    let Some(Role::Put(number)) = archive.role() else { return None };
+    Some(tables.roles.as_ref()?.keys.get(&number)?.name.clone())
+}
+
+/// An id for a snapshot, by chance, whose first digits no other one has.
+fn fresh_id(tables: &Tables) -> onefold_core::Result<SnapshotId> {
+    loop {
+        let id = SnapshotId(random_bytes()?);
+        if !tables.snapshots.has_digits_of(id) {
+            return Ok(id);
+        }
+    }
 }
 
 /// Says so when the last snapshot of a set came from another machine: two may have one name, as a

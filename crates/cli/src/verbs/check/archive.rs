@@ -54,6 +54,9 @@ struct Found {
     index_entries: Option<u64>,
     /// Files of the chunk index that are lost: the next put makes it anew.
     index_lost_files: u64,
+    /// Snapshots of put keys that are not what they say and that no `gc` has looked through; that is no
+    /// problem.
+    untrue_snapshots: u64,
     /// What nobody can read any more, since its domain was erased; that is no problem.
     erased: Erased,
     well: bool,
@@ -168,6 +171,7 @@ fn found(made: &Outcome) -> Found {
         usage_counts_too_high: report.counts.as_ref().map(|counts| counts.too_high.chunks),
         index_entries: made.index_entries,
         index_lost_files: made.lost_index_files,
+        untrue_snapshots: report.untrue_found,
         erased: Erased {
             domains: report.erased.domains.iter().copied().collect(),
             streams: report.erased.streams,
@@ -272,6 +276,15 @@ fn tell(made: &Outcome, data: bool) {
             counted(high.chunks, "chunk"),
             shown.collect::<Vec<_>>().join(", ")
         ));
+    }
+    for what in &report.untrue {
+        output::line(format_args!(
+            "note: a put key made a {what}; that is no damage, and `onefold gc --drop-untrue` drops it"
+        ));
+    }
+    let unnamed = report.untrue_found - report.untrue.len() as u64;
+    if unnamed > 0 {
+        output::line(format_args!("note: {} more of this kind", grouped(unnamed)));
     }
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     let unnamed = report.problems_found - report.problems.len() as u64;
