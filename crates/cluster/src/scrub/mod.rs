@@ -33,6 +33,7 @@ use crate::{
     },
     names::{FILL, Names, Told},
     replies::failed,
+    rules::Rule,
     session::Session,
     volume::header::{self, Bits},
 };
@@ -172,6 +173,10 @@ impl Scrub {
     /// The same scrub from a place on that another one had come to.
     #[must_use]
     pub fn from(self, place: Place) -> Scrub {
+        let place = match self.session.kernel().keeps(Rule::ScrubGoesOnInItsStage) {
+            true => place,
+            false => Place { stage: Stage::Names, after: None },
+        };
         Scrub { place, ..self }
     }
 

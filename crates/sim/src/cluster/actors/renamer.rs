@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Session, What};
+use onefold_cluster::{Named, Session, What};
 use onefold_core::{Error, Kind, Result};
 
 use super::{CALLS, check_put, note, open};
@@ -127,13 +127,25 @@ pub(crate) fn delete(world: &Arc<World>, session: &Session, what: What, name: &s
 /// Lists all names, and checks the listing.
 pub(crate) fn list(world: &Arc<World>, session: &Session) -> Result<()> {
     let then = world.inner().naming.now();
-    let names = session.names()?;
+    listed(world, session.names()?, then);
+    if world.inner().params.in_portions() {
+        let then = world.inner().naming.now();
+        let page = session.names_after(None, "")?;
+        if page.next.is_none() {
+            world.inner().reach.hit("a page has all names");
+            listed(world, page.names, then);
+        }
+    }
+    Ok(())
+}
+
+/// Compares a listing, which began `then`, with what may be there.
+fn listed(world: &Arc<World>, names: Vec<(String, Named)>, then: u64) {
     let names: Vec<(String, u64)> = names.into_iter().map(|(name, it)| (name, it.id)).collect();
     let mut inner = world.inner();
     if let Some(finding) = inner.naming.listed(&names, then) {
         inner.fail(finding);
     }
-    Ok(())
 }
 
 /// The name of a volume of clients. If both its names stand for volumes, the newer one counts.
