@@ -290,7 +290,7 @@ impl Estimate {
     /// The chunks that the sample lacks have no more bytes than `Q1 (1/q - 1)`, and no fewer than
     /// `Q1² / (2 Q2 + Q1 q/(1 - q))` on average, where `q` is the share that was read, and `Q1` and `Q2` are
     /// the bytes of chunks that one or two of its objects have (Chao and Lin, 2012). Both are widened by the
-    /// errors of `Q1`, as groups of objects show it, and of the sample of names.
+    /// errors of `Q1` and `Q2`, as groups of objects show them, and of the sample of names.
     #[must_use]
     pub fn whole(&self, pool_bytes: u64) -> Whole {
         let found = self.result();
@@ -298,27 +298,28 @@ impl Estimate {
         let q = if pool_bytes <= self.bytes { 1.0 } else { self.bytes as f64 / pool_bytes as f64 };
         let (mut least, mut most) = (low as f64, high as f64);
         if q > 0.0 && q < 1.0 {
-            let (mut once, mut twice, mut groups) = (0.0, 0.0, [0.0; GROUPS]);
-            for count in self.names.values() {
-                match count.objects {
-                    1 => {
-                        once += count.bytes as f64;
-                        groups[(count.last % GROUPS as u64) as usize] += count.bytes as f64;
-                    }
-                    2 => twice += count.bytes as f64,
-                    _ => {}
-                }
+            let mut groups = [[0.0; GROUPS]; 2];
+            for count in self.names.values().filter(|count| count.objects <= 2) {
+                let group = (count.last % GROUPS as u64) as usize;
+                groups[count.objects as usize - 1][group] += count.bytes as f64;
             }
-            let mean = once / GROUPS as f64;
-            let spread: f64 = groups.iter().map(|group| (group - mean).powi(2)).sum();
-            let error = NINETY_FIVE * (spread * GROUPS as f64 / (GROUPS - 1) as f64).sqrt();
+            let [(once, once_error), (twice, twice_error)] = groups.map(|groups| {
+                let sum: f64 = groups.iter().sum();
+                let mean = sum / GROUPS as f64;
+                let spread: f64 = groups.iter().map(|group| (group - mean).powi(2)).sum();
+                (sum, NINETY_FIVE * (spread * GROUPS as f64 / (GROUPS - 1) as f64).sqrt())
+            });
             // From bytes of the names that are counted to bytes of all.
             let counted = self.names.values().map(|count| count.bytes).sum::<u64>() as f64;
             let scale = if counted == 0.0 { 0.0 } else { middle as f64 / counted };
-            let (few, many) = ((once - error).max(0.0), once + error);
-            let lacking = few * few / (2.0 * twice + few * q / (1.0 - q)).max(1.0);
-            least += lacking * scale;
+            let (few, many) = ((once - once_error).max(0.0), once + once_error);
+            // What none of so many objects was seen to have, up to three of them may have (the rule of three).
+            let unseen = 3.0 * counted / self.objects as f64;
+            let pairs = twice + twice_error + unseen;
+            least += few * few / (2.0 * pairs + few * q / (1.0 - q)).max(1.0) * scale;
             most += many * (1.0 / q - 1.0) * scale;
+            // No more than all of it, as far as it is not zeroes.
+            most = most.min((self.bytes - self.zero_bytes) as f64 / q);
         }
         // In the units of what was read.
         let saved = |different: f64| found.saved_percent(different * q);

@@ -308,8 +308,8 @@ pub(super) fn estimate(
     let nothing = Estimate::new(format.chunk_bytes, format.cut, format.compress);
     let mut state = State::new(nothing, left);
     let file = budget.portion.cursor.as_deref();
-    if let Some((file, bytes)) = file.map(|file| Ok((file, portion::read(file)?))).transpose()?
-        && let Some(bytes) = bytes
+    if let Some(file) = file
+        && let Some(bytes) = portion::read(file)?
     {
         let form = state.estimate.form();
         let restored = State::restored(&bytes, &pool.name, form);
