@@ -157,7 +157,7 @@ impl MadeUp {
 
     fn reference(&self, e: u64) -> Reference {
         let (object, offset) = (self.id(e / ENTRIES), (e % ENTRIES * CHUNK) as u32);
-        Reference { object, offset, stamp: Stamp(1 << 40 | e + 1) }
+        Reference { object, offset, stamp: Stamp((1 << 40) + e + 1) }
     }
 
     /// The references of a chunk: of its entries, without those that are dirty.
@@ -178,13 +178,13 @@ impl MadeUp {
                 dirty,
                 mask: if dirty { Entry::full_mask(CHUNK as u32) } else { 0 },
                 base: (!dirty).then_some(base),
-                stamp: Stamp(2 << 40 | e + 1),
+                stamp: Stamp((2 << 40) + e + 1),
                 sums: Sums::NONE,
             };
             made.omap.insert(key::entry(offset), entry.encode(id, offset));
         }
         if self.is_dirty(k) {
-            made.omap.insert(key::LISTED.to_vec(), (3u64 << 40 | k + 1).to_le_bytes().to_vec());
+            made.omap.insert(key::LISTED.to_vec(), ((3u64 << 40) + k + 1).to_le_bytes().to_vec());
             made.data = data(k);
         }
         made
@@ -217,7 +217,9 @@ impl MadeUp {
             "d" => {
                 for k in self.dirty.get(number as usize)? {
                     let k = u64::from(*k);
-                    object.omap.insert(key::listed(self.id(k), Stamp(3 << 40 | k + 1)), Vec::new());
+                    object
+                        .omap
+                        .insert(key::listed(self.id(k), Stamp((3 << 40) + k + 1)), Vec::new());
                 }
             }
             "v" if (1..=VOLUMES).contains(&number) => {

@@ -60,6 +60,9 @@ fn call(world: &Arc<World>, session: &Arc<Session>) -> Result<()> {
         let other = (first + 1 + inner.rng.below(2) as usize) % 3;
         (inner.rng.below(100), first, other, inner.rng.below(volumes) as usize)
     };
+    if world.inner().params.in_portions() {
+        list_page(world, session)?;
+    }
     match what {
         0..40 => rename(world, session, What::Put, OBJECTS[first], OBJECTS[other]),
         40..55 => rename(world, session, What::Volume, VOLUMES[first], VOLUMES[other]),
@@ -128,13 +131,16 @@ pub(crate) fn delete(world: &Arc<World>, session: &Session, what: What, name: &s
 pub(crate) fn list(world: &Arc<World>, session: &Session) -> Result<()> {
     let then = world.inner().naming.now();
     listed(world, session.names()?, then);
-    if world.inner().params.in_portions() {
-        let then = world.inner().naming.now();
-        let page = session.names_after(None, "")?;
-        if page.next.is_none() {
-            world.inner().reach.hit("a page has all names");
-            listed(world, page.names, then);
-        }
+    Ok(())
+}
+
+/// The same by a page, which has all names of so small a store.
+fn list_page(world: &Arc<World>, session: &Session) -> Result<()> {
+    let then = world.inner().naming.now();
+    let page = session.names_after(None, "")?;
+    if page.next.is_none() {
+        world.inner().reach.hit("a page has all names");
+        listed(world, page.names, then);
     }
     Ok(())
 }
