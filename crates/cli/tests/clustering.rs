@@ -57,6 +57,51 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
 }
 
 #[test]
+fn a_scrub_in_portions_looks_at_everything_and_finds_what_is_lost() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    fs::write(desk.path("data"), noise(5, 3 << 20)).unwrap();
+    for n in 0..90 {
+        fs::write(desk.path("small"), format!("content {n}")).unwrap();
+        desk.ok(&format!("put a small-{n} small"));
+    }
+    desk.ok("put a large data");
+    desk.ok("worker a --once --cold 0");
+    let json = |line: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(line)).unwrap() };
+    let whole = json("scrub a --json");
+    let (mut objects, mut chunks, mut calls) = (0, 0, 0);
+    loop {
+        let portion = json("scrub a --cursor c --for 0s --json");
+        objects += portion["objects"].as_u64().unwrap();
+        chunks += portion["chunks"].as_u64().unwrap();
+        calls += 1;
+        assert_eq!(desk.path("c").exists(), portion["ended"] == false, "{portion}");
+        if portion["ended"] == true {
+            break;
+        }
+    }
+    assert!(calls > 3, "{calls}");
+    assert_eq!(
+        (whole["objects"].as_u64(), whole["chunks"].as_u64()),
+        (Some(objects), Some(chunks))
+    );
+    assert!(desk.ok("scrub a --cursor c --for 0s").contains("the next scrub goes on"));
+    assert!(desk.ok("scrub a --cursor c --rate 100M").contains("a is well"));
+    // A file that says something else is no cursor.
+    desk.ok("create cluster b");
+    desk.ok("scrub a --cursor c --for 0s");
+    desk.fails("scrub b --cursor c", 1, &["another file"]);
+    fs::write(desk.path("c"), "nothing").unwrap();
+    desk.fails("scrub a --cursor c", 1, &["another file"]);
+    desk.fails("scrub a --for 1s", 2, &["--cursor"]);
+    desk.fails("estimate data --cursor c", 2, &["pools"]);
+    let names: Vec<serde_json::Value> = serde_json::from_str(&desk.ok("ls a --json")).unwrap();
+    assert_eq!((names.len(), &names[0]["name"]), (91, &"large".into()));
+    assert_eq!(desk.ok("ls a").lines().count(), 91);
+    assert_eq!(desk.ok("ls b --json").trim(), "[]");
+}
+
+#[test]
 fn a_store_is_made_in_no_address_of_another_host() {
     let desk = Desk::new();
     desk.fails("create cluster ssh://vault/srv/pool", 2, &["only archives have addresses of ssh"]);

@@ -55,15 +55,16 @@ mod settings;
 mod status;
 mod volume;
 
-pub use estimate::{Chunks, Estimate, Estimated};
+pub use estimate::{Chunks, Estimate, Estimated, Whole};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use kernel::{Counts, create, create_sealed, is_made};
+pub use names::NamesPage;
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};
 pub use rate_control::{Rate, Watermarks};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
-pub use scrub::{Report, Scrub};
+pub use scrub::{Place, Report, Scrub, Stage};
 #[cfg(feature = "planted-bugs")]
 pub use sealing::Sealing;
 pub use sealing::keys::{change_keys, erase_keys, key_areas, open_keys};

@@ -15,7 +15,7 @@ use crate::{
     chunk_pool::ChunkPool,
     format::catalogue::{Format, Named, What},
     kernel::{Counts, Kernel},
-    names::Names,
+    names::{Names, NamesPage},
     settings::Settings,
 };
 
@@ -126,6 +126,16 @@ impl Session {
     /// The store's.
     pub fn names(&self) -> Result<Vec<(String, Named)>> {
         Names::of(&self.kernel).all(None)
+    }
+
+    /// Names behind `after` with their values, in their order; all pages one after the other have every
+    /// name, and each takes the memory of a few thousand names. A page is of one moment; what is renamed
+    /// between two pages may be in neither, or in both.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn names_after(&self, what: Option<What>, after: &str) -> Result<NamesPage> {
+        Names::of(&self.kernel).page(what, after)
     }
 
     /// The names of volumes alone, with their values, sorted.

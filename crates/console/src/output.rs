@@ -42,6 +42,45 @@ pub fn json(report: &impl Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// An array of JSON that is printed one element after the other, as [`json`] prints a whole one.
+#[derive(Default)]
+pub struct Array {
+    /// The element before, which needs to know whether one follows.
+    held: Option<String>,
+    begun: bool,
+}
+
+impl Array {
+    /// Adds an element.
+    ///
+    /// # Errors
+    /// It can't be written as JSON.
+    pub fn add(&mut self, element: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(&[element])
+            .map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
+        let inner = text.trim_start_matches("[\n").trim_end_matches("\n]").to_owned();
+        if !self.begun {
+            self.begun = true;
+            print("[");
+        }
+        if let Some(before) = self.held.replace(inner) {
+            print(said_in_json(&format!("{before},")));
+        }
+        Ok(())
+    }
+
+    /// Ends the array.
+    pub fn end(self) {
+        match self.held {
+            Some(last) => {
+                print(said_in_json(&last));
+                print("]");
+            }
+            None => print("[]"),
+        }
+    }
+}
+
 /// Prints a report as one line of JSON.
 pub fn json_line(report: &Value) {
     print(said_in_json(&report.to_string()));

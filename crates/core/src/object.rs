@@ -301,6 +301,18 @@ pub trait ObjectStore: Send + Sync {
     /// As operations.
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal>;
 
+    /// True when [`list`](Self::list) gives names in their order, and takes any text as `from`: the page has
+    /// the names behind it.
+    fn lists_by_name(&self) -> bool {
+        false
+    }
+
+    /// Where a page ended, for [`list`](Self::list) of a later session, also in another process. The page
+    /// that begins there may have some of the last names again. `None`: the listing can't be taken up later.
+    fn keep_place(&self, _pool: Pool, from: &str) -> Option<String> {
+        Some(from.to_owned())
+    }
+
     /// Acquires an exclusive lock, or renews it; it ends after `lease` by the store's clock, or
     /// never.
     /// The object is created.

@@ -171,8 +171,7 @@ impl Store {
     pub fn volumes(&self) -> Result<Vec<VolumeInfo>> {
         match &self.engine {
             Engine::Cluster(cluster) => {
-                let names = cluster.session.names()?.into_iter();
-                let volumes = names.filter(|(_, named)| named.what == What::Volume);
+                let volumes = cluster.session.volumes()?.into_iter();
                 Ok(volumes.map(|(name, named)| VolumeInfo { name, size: named.bytes }).collect())
             }
             Engine::Block(_) | Engine::Archive(_) => Ok(self.exports()?.list()),

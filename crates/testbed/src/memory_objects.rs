@@ -77,6 +77,10 @@ impl ObjectStore for MemoryObjects {
         Ok(self.objects.lock().list(pool, from, most))
     }
 
+    fn lists_by_name(&self) -> bool {
+        true
+    }
+
     fn lock(
         &self,
         object: &ObjectName,

@@ -43,6 +43,9 @@ cargo xtask bench archive-writes [--quick] [--only put|memory|ordered|random]
 cargo xtask bench archive-scale [--quick] [--directory PATH]
                                                   opening, puts, ls and gc with up to a million \
                      containers and streams
+cargo xtask bench cluster-scale [--quick] [--only TEXT]
+                                                  operations, memory and time of the verbs of a
+                     cluster store with up to 10 million chunks
 cargo xtask bench snapshots [--quick]             pages and blocks that snapshots and clones cost, \
                      counted; writes between snapshots
 cargo xtask bench growth [--quick]                writes while a store grows, and afterwards
@@ -78,6 +81,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "backups" => backups::run(rest),
         Some((which, rest)) if which == "archive-writes" => ingest::run(rest),
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
+        Some((which, rest)) if which == "cluster-scale" => {
+            println!("{}", machine_facts(&machine::root(), &[]));
+            let all: Vec<&str> = rest.iter().map(String::as_str).collect();
+            in_crate("onefold-cluster", "scale", &all)
+        }
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, rest)) if which == "iscsi" => iscsi::run(rest),

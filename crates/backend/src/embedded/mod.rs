@@ -475,6 +475,10 @@ impl ObjectStore for EmbeddedObjects {
         self.shared.tables.list(pool, from, most)
     }
 
+    fn lists_by_name(&self) -> bool {
+        true
+    }
+
     fn lock(
         &self,
         object: &ObjectName,

@@ -530,6 +530,50 @@ impl PoolIo {
         })
     }
 
+    /// The cursor before all names whose hash, read from its last bit on, is `place` or more: librados lists
+    /// a pool in that order, and cuts it into slices by it.
+    pub(super) fn cursor_at(self: &Arc<Self>, place: u32) -> Cursor {
+        let cursor = |cursor| Cursor { pool: self.clone(), cursor };
+        let [begin, mut start, mut end] = std::array::from_fn(|_| {
+            // SAFETY: each call gives a new cursor, freed by its owner.
+            cursor(unsafe { (self.library.object_list_begin)(self.io) })
+        });
+        // SAFETY: as above.
+        let last = cursor(unsafe { (self.library.object_list_end)(self.io) });
+        // SAFETY: cursors of this context; the library writes over the two that it is given.
+        unsafe {
+            (self.library.object_list_slice)(
+                self.io,
+                begin.cursor,
+                last.cursor,
+                place as usize,
+                1 << 32,
+                &raw mut start.cursor,
+                &raw mut end.cursor,
+            );
+        }
+        start
+    }
+
+    /// The last place that is not behind a cursor.
+    pub(super) fn place_of(self: &Arc<Self>, cursor: &Cursor) -> u32 {
+        let (mut low, mut high) = (0u32, u32::MAX);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            let there = self.cursor_at(middle);
+            // SAFETY: cursors of this context.
+            let order = unsafe {
+                (self.library.object_list_cursor_cmp)(self.io, there.cursor, cursor.cursor)
+            };
+            if order <= 0 {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        low
+    }
+
     /// Some names from a cursor on, and the cursor behind them.
     pub(super) fn list(
         self: &Arc<Self>,

@@ -154,6 +154,8 @@ functions! {
     object_list_end(Handle) -> Handle;
     object_list_is_end(Handle, Handle) -> c_int;
     object_list_cursor_free(Handle, Handle);
+    object_list_cursor_cmp(Handle, Handle, Handle) -> c_int;
+    object_list_slice(Handle, Handle, Handle, usize, usize, *mut Handle, *mut Handle);
     object_list(Handle, Handle, Handle, usize, Text, usize, *mut ListItem, *mut Handle) -> c_int;
     object_list_free(usize, *mut ListItem);
 }

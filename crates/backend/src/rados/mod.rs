@@ -77,6 +77,9 @@ struct Free {
     enough: bool,
 }
 
+/// What the text of a place in a listing begins with that outlives its session.
+const PLACE: &str = "hash ";
+
 /// The places where listings continue.
 #[derive(Default)]
 struct Listings {
@@ -246,6 +249,14 @@ fn land<F, T>(
     }
 }
 
+impl RadosObjects {
+    /// The cursor of a listing of this session.
+    fn cursor(&self, from: &str) -> Option<Arc<Mutex<Cursor>>> {
+        let token = from.parse::<u64>().ok()?;
+        self.listings.lock().cursors.get(&token).cloned()
+    }
+}
+
 impl ObjectStore for RadosObjects {
     fn kind(&self, pool: Pool) -> PoolKind {
         if pool == Pool::Metadata { PoolKind::Replicated } else { self.kind }
@@ -264,11 +275,17 @@ impl ObjectStore for RadosObjects {
 
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal> {
         let begin = from.map(|from| {
-            let token = from
-                .parse::<u64>()
-                .ok()
-                .and_then(|token| self.listings.lock().cursors.get(&token).cloned());
-            token.ok_or_else(|| {
+            if let Some(place) = from.strip_prefix(PLACE) {
+                let place = u32::from_str_radix(place, 16).ok();
+                let cursor = place.map(|place| self.pool(pool).cursor_at(place));
+                return cursor.map(|cursor| Arc::new(Mutex::new(cursor))).ok_or_else(|| {
+                    Refusal::Failed(Error::new(
+                        Kind::InvalidInput,
+                        "that is no place of a listing of Ceph's",
+                    ))
+                });
+            }
+            self.cursor(from).ok_or_else(|| {
                 Refusal::Failed(Error::new(
                     Kind::NotFound,
                     "the listing was given up, and must begin anew",
@@ -291,6 +308,14 @@ impl ObjectStore for RadosObjects {
             token.to_string()
         });
         Ok(Page { names, next })
+    }
+
+    fn keep_place(&self, pool: Pool, from: &str) -> Option<String> {
+        if from.starts_with(PLACE) {
+            return Some(from.to_owned());
+        }
+        let place = self.pool(pool).place_of(&self.cursor(from)?.lock());
+        Some(format!("{PLACE}{place:08x}"))
     }
 
     fn lock(

@@ -3,7 +3,12 @@
 //! A folder is owned by one process at a time: while it is served, verbs say so. On Ceph everybody
 //! may come at any time.
 
-use std::{collections::BTreeMap, fs::File, io, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
+    path::Path,
+};
 
 use onefold_backend::new_file::NewFile;
 use onefold_cluster::{Session, Settings, What, format::ObjectId};
@@ -21,14 +26,9 @@ use onefold_console::{
 /// names can be read.
 pub(super) fn titles(
     session: &Session,
-    objects: impl ExactSizeIterator<Item = ObjectId>,
+    objects: impl Iterator<Item = ObjectId> + Clone,
 ) -> Vec<String> {
-    let names = match objects.len() {
-        0 => Vec::new(),
-        _ => session.names().unwrap_or_default(),
-    };
-    let names: BTreeMap<u64, (&str, What)> =
-        names.iter().map(|(name, named)| (named.id, (name.as_str(), named.what))).collect();
+    let names = named_as(session, objects.clone().map(|object| object.volume).collect());
     let title = |object: ObjectId| match names.get(&object.volume) {
         Some((name, What::Volume)) => {
             format!("object {object} of volume '{}'", name.escape_debug())
@@ -39,21 +39,50 @@ pub(super) fn titles(
     objects.map(title).collect()
 }
 
-/// Lists what has a name: volumes or streams.
+/// The names of volumes and streams with these numbers, as far as they can be read.
+fn named_as(session: &Session, numbers: BTreeSet<u64>) -> BTreeMap<u64, (String, What)> {
+    let (mut found, mut after) = (BTreeMap::new(), String::new());
+    while found.len() < numbers.len() {
+        let Ok(page) = session.names_after(None, &after) else { break };
+        let some = page.names.into_iter().filter(|(_, named)| numbers.contains(&named.id));
+        found.extend(some.map(|(name, named)| (named.id, (name, named.what))));
+        match page.next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    found
+}
+
+/// Lists what has a name: volumes or streams, page by page.
 pub(crate) fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {
-    let names = Opened::look(store)?.session.names()?;
-    let names = names.iter().filter(|(_, named)| named.what == what);
-    if answer.json {
-        let lines = names.map(|(name, named)| json!({ "name": name, "bytes": named.bytes }));
-        return output::json(&lines.collect::<Vec<_>>());
+    let session = Opened::look(store)?.session;
+    let mut array = answer.json.then(output::Array::default);
+    let (mut after, mut any) = (String::new(), false);
+    loop {
+        let page = session.names_after(Some(what), &after)?;
+        for (name, named) in &page.names {
+            any = true;
+            match &mut array {
+                Some(array) => array.add(&json!({ "name": name, "bytes": named.bytes }))?,
+                None => output::line(format_args!(
+                    "{:>9}  {}",
+                    Size(named.bytes).to_string(),
+                    name.escape_debug()
+                )),
+            }
+        }
+        match page.next {
+            Some(next) => after = next,
+            None => break,
+        }
     }
-    let mut any = false;
-    for (name, named) in names {
-        any = true;
-        output::line(format_args!("{:>9}  {}", Size(named.bytes).to_string(), name.escape_debug()));
-    }
-    if !any {
-        output::line(if what == What::Volume { "no volumes" } else { "no streams" });
+    match array {
+        Some(array) => array.end(),
+        None if !any => {
+            output::line(if what == What::Volume { "no volumes" } else { "no streams" })
+        }
+        None => {}
     }
     Ok(())
 }

@@ -31,6 +31,7 @@ mod named;
 mod negotiate;
 pub(crate) mod node;
 mod patience;
+mod portion;
 pub(crate) mod put;
 mod receiving;
 pub(crate) mod repair;

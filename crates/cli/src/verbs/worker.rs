@@ -300,8 +300,16 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
     let begun = Instant::now();
     let (mut looked, mut allowed, mut flipped) = (None::<Duration>, u64::MAX, 0);
     let (mut pause, mut idle) = (Duration::ZERO, IDLE);
+    let mut resumes = Duration::ZERO;
     while stopped.recv_timeout(pause).is_err_and(|error| error == RecvTimeoutError::Timeout) {
         let now = begun.elapsed();
+        // An idle worker says that it is there, for `status`.
+        if now < resumes {
+            let _ = worker.session().publish(true);
+            looked = Some(now);
+            pause = (resumes - now).min(LOOK);
+            continue;
+        }
         let mut step = || -> Result<Duration, Error> {
             if looked.is_none_or(|looked| now >= looked + LOOK) {
                 looked = Some(now);
@@ -333,14 +341,16 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
             idle = if busy { IDLE } else { (idle * 2).min(IDLE_MAX) };
             Ok(if busy { Duration::ZERO } else { idle })
         };
-        pause = match step() {
-            Ok(pause) => pause,
+        let rests = match step() {
+            Ok(rests) => rests,
             Err(error) if error.kind() == Kind::Stopped => return,
             Err(error) => {
                 tracing::warn!("{error}");
                 LOOK
             }
         };
+        resumes = begun.elapsed() + rests;
+        pause = rests.min(LOOK);
     }
     worker.release();
     let _ = worker.session().unpublish();

@@ -43,6 +43,12 @@ const RECORD_DECISIONS: u32 = 1000;
 /// Most listings of all names; each after the first follows a rename during the one before.
 const LISTINGS: u32 = 32;
 
+/// Keys of each shard that a page of names reads: with 256 shards 4 MB.
+const SHARD_KEYS: usize = 64;
+
+/// Names of a page in a sealed store, for which all names are looked through: 10 MB.
+const SEALED_PAGE: usize = 65_536;
+
 /// Refuses a size that no volume may have.
 pub(crate) fn valid_size(bytes: u64) -> Result<()> {
     if !bytes.is_multiple_of(4096) || bytes == 0 || bytes > VOLUME_MAX {
@@ -124,6 +130,23 @@ fn elsewhere() -> Error {
 /// The same error, which says where in the catalogue the damage is.
 fn at_key(shard: &ObjectName, key: &[u8], error: Error) -> Error {
     error.context(format!("key '{}' of metadata object {}", key.escape_ascii(), shard.name))
+}
+
+/// What a look through the names says to its caller.
+pub(crate) enum Told<'a> {
+    /// The look begins anew, because of a rename: what was told before does not count.
+    Anew,
+    /// A name, and the volume or object that it stands for.
+    Name(&'a str, &'a Named),
+}
+
+/// Some names in their order.
+#[derive(Clone, Debug, Default)]
+pub struct NamesPage {
+    /// The names with what they stand for.
+    pub names: Vec<(String, Named)>,
+    /// The name behind which the next page begins; `None` at the end.
+    pub next: Option<String>,
 }
 
 /// A volume or object that is being filled or deleted.
@@ -300,15 +323,30 @@ impl<'k> Names<'k> {
     /// # Errors
     /// `Busy`: other sessions renamed during every listing. Otherwise the store's.
     pub(crate) fn all(&self, what: Option<What>) -> Result<Vec<(String, Named)>> {
+        self.chosen(&mut |told| {
+            matches!(told, Told::Name(_, named) if what.is_none_or(|what| named.what == what))
+        })
+    }
+
+    /// As [`all`](Self::all), of the names for which `choose` gives true. Every name is told to it, so
+    /// that who counts names needs no memory for them.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all).
+    pub(crate) fn chosen(
+        &self,
+        choose: &mut dyn FnMut(Told<'_>) -> bool,
+    ) -> Result<Vec<(String, Named)>> {
         let say = |refusal| failed("the names can't be read", refusal);
         let shards = shards(self.kernel);
         let mut before = self.steps(&shards).map_err(say)?;
         for _ in 0..LISTINGS {
-            let found = self.look_through(&shards, what).map_err(say)?;
+            choose(Told::Anew);
+            let found = self.look_through(&shards, choose).map_err(say)?;
             let steps = found.steps.clone();
             if steps == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
                 let arrives = !found.arrivals.is_empty();
-                let all = self.listed(found).map_err(say)?;
+                let all = self.listed(found, choose).map_err(say)?;
                 // What had arrived may have been renamed again before the session looked at it.
                 if !arrives
                     || !self.kernel.keeps(Rule::NamesListedUntilStable)
@@ -320,6 +358,114 @@ impl<'k> Names<'k> {
             before = steps;
         }
         Err(say(Refusal::Busy))
+    }
+
+    /// The names behind `after`, in their order, as many as a few thousand keys give; those of one kind
+    /// when `what` says so. A page is of one moment. Of what is renamed between two pages neither name
+    /// may be in them, or both.
+    ///
+    /// # Errors
+    /// As [`all`](Self::all).
+    pub(crate) fn page(&self, what: Option<What>, after: &str) -> Result<NamesPage> {
+        let wanted = |named: &Named| what.is_none_or(|what| named.what == what);
+        if self.kernel.is_sealed() {
+            return self.sealed_page(&wanted, after);
+        }
+        let say = |refusal| failed("the names can't be read", refusal);
+        let shards = shards(self.kernel);
+        let mut before = self.steps(&shards).map_err(say)?;
+        for _ in 0..LISTINGS {
+            let (found, end) = self.look_behind(&shards, after, &wanted).map_err(say)?;
+            let steps = found.steps.clone();
+            let once = !self.kernel.keeps(Rule::NamesPageStable);
+            if steps == before || once {
+                let arrives = !found.arrivals.is_empty();
+                let choose = &mut |told: Told<'_>| matches!(told, Told::Name(..));
+                let names = self.listed(found, choose).map_err(say)?;
+                if !arrives || once || self.counted_steps(&shards).map_err(say)? == steps {
+                    return Ok(NamesPage { names, next: end });
+                }
+            }
+            before = steps;
+        }
+        Err(say(Refusal::Busy))
+    }
+
+    /// The keys of sealed names have an order of their own: a page takes a look at all names, and keeps
+    /// the first ones.
+    fn sealed_page(&self, wanted: &dyn Fn(&Named) -> bool, after: &str) -> Result<NamesPage> {
+        let (mut first, mut more) = (BTreeMap::new(), false);
+        self.chosen(&mut |told| {
+            match told {
+                Told::Anew => {
+                    first.clear();
+                    more = false;
+                }
+                Told::Name(name, named) if name > after && wanted(named) => {
+                    first.insert(name.to_owned(), *named);
+                    if first.len() > SEALED_PAGE {
+                        first.pop_last();
+                        more = true;
+                    }
+                }
+                Told::Name(..) => {}
+            }
+            false
+        })?;
+        let next = first.keys().next_back().filter(|_| more).cloned();
+        Ok(NamesPage { names: first.into_iter().collect(), next })
+    }
+
+    /// Reads some keys of each shard behind a name, and gives the names up to the first place behind
+    /// which a shard was not read; that place, if there is one.
+    fn look_behind(
+        &self,
+        shards: &[ObjectName],
+        after: &str,
+        wanted: &dyn Fn(&Named) -> bool,
+    ) -> Result<(Found, Option<String>), Refusal> {
+        let read = |shard: &ObjectName| Read {
+            object: shard.clone(),
+            parts: vec![
+                ReadPart::Page(name_key(after), SHARD_KEYS),
+                ReadPart::Keys(vec![STEPS.to_vec()]),
+            ],
+        };
+        let answers = self.kernel.read_all(&shards.iter().map(read).collect::<Vec<_>>());
+        let mut found = Found::default();
+        let mut end: Option<String> = None;
+        for (shard, answer) in answers.into_iter().enumerate() {
+            let answer = match answer {
+                Err(Refusal::Missing) => {
+                    found.steps.push(Vec::new());
+                    continue;
+                }
+                other => other?,
+            };
+            let steps = answer.pairs(1).0.first().map(|(_, value)| value.clone());
+            found.steps.push(steps.unwrap_or_default());
+            let (pairs, more) = answer.pairs(0);
+            for (key, value) in pairs {
+                self.learn(
+                    shards,
+                    shard,
+                    key,
+                    value,
+                    &mut found,
+                    &mut |told| matches!(told, Told::Name(_, named) if wanted(named)),
+                )?;
+            }
+            let last = pairs.last().filter(|_| more).and_then(|(key, _)| key.strip_prefix(&[NAME]));
+            if let Some(last) = last {
+                let last = String::from_utf8_lossy(last).into_owned();
+                end = Some(end.map_or(last.clone(), |end| end.min(last)));
+            }
+        }
+        if let Some(end) = &end {
+            found.names.retain(|(name, _)| name <= end);
+            found.arrivals.retain(|(name, _)| name <= end);
+        }
+        Ok((found, end))
     }
 
     /// How many steps of renames each shard counted. In a store in which nothing was ever renamed
@@ -347,43 +493,65 @@ impl<'k> Names<'k> {
     }
 
     /// Reads the names of all shards. The count of a shard's steps comes behind its names.
-    fn look_through(&self, shards: &[ObjectName], what: Option<What>) -> Result<Found, Refusal> {
+    fn look_through(
+        &self,
+        shards: &[ObjectName],
+        choose: &mut dyn FnMut(Told<'_>) -> bool,
+    ) -> Result<Found, Refusal> {
         let mut found = Found::default();
         found.steps.resize(shards.len(), Vec::new());
-        let wanted = |named: &Named| what.is_none_or(|what| named.what == what);
         self.kernel.pages_of(shards, &[], |shard, pairs| {
             for (key, value) in pairs {
-                let damaged = |error| Refusal::Failed(at_key(&shards[shard], key, error));
                 if key == STEPS {
                     found.steps[shard].clone_from(value);
                 }
-                let Some(name) = key.strip_prefix(&[NAME]) else { continue };
-                let name = String::from_utf8_lossy(name).into_owned();
-                if shard::number_of(self.kernel, &name) != shard as u64 {
-                    return Err(damaged(elsewhere()));
-                }
-                if Moving::is_one(value) {
-                    if wanted(&Moving::decode(value).map_err(damaged)?.named) {
-                        found.arrivals.push((name, value.clone()));
-                    }
-                    continue;
-                }
-                let named = Named::decode(value).map_err(damaged)?;
-                if wanted(&named) {
-                    found.names.push((name, named));
-                }
+                self.learn(shards, shard, key, value, &mut found, choose)?;
             }
             Ok(())
         })?;
         Ok(found)
     }
 
+    /// Learns a name from a key of a shard; nothing from other keys.
+    fn learn(
+        &self,
+        shards: &[ObjectName],
+        shard: usize,
+        key: &[u8],
+        value: &[u8],
+        found: &mut Found,
+        choose: &mut dyn FnMut(Told<'_>) -> bool,
+    ) -> Result<(), Refusal> {
+        let damaged = |error| Refusal::Failed(at_key(&shards[shard], key, error));
+        let Some(name) = key.strip_prefix(&[NAME]) else { return Ok(()) };
+        let name = String::from_utf8_lossy(name).into_owned();
+        if shard::number_of(self.kernel, &name) != shard as u64 {
+            return Err(damaged(elsewhere()));
+        }
+        if Moving::is_one(value) {
+            Moving::decode(value).map_err(damaged)?;
+            found.arrivals.push((name, value.to_vec()));
+            return Ok(());
+        }
+        let named = Named::decode(value).map_err(damaged)?;
+        if choose(Told::Name(&name, &named)) {
+            found.names.push((name, named));
+        }
+        Ok(())
+    }
+
     /// The names that were found. A volume or object that was renamed while the session read them
     /// may be there under two names; the listing keeps the one that it got last.
-    fn listed(&self, found: Found) -> Result<Vec<(String, Named)>, Refusal> {
+    fn listed(
+        &self,
+        found: Found,
+        choose: &mut dyn FnMut(Told<'_>) -> bool,
+    ) -> Result<Vec<(String, Named)>, Refusal> {
         let Found { names: mut all, arrivals, steps } = found;
         for (name, value) in arrivals {
-            if let Some(named) = Renames::of(self.kernel).resolve(&name, Some(value))? {
+            if let Some(named) = Renames::of(self.kernel).resolve(&name, Some(value))?
+                && choose(Told::Name(&name, &named))
+            {
                 all.push((name, named));
             }
         }
@@ -403,9 +571,22 @@ impl<'k> Names<'k> {
         Ok(all)
     }
 
-    /// All records, with their shards.
-    pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
-        self.unfinished().map(|unfinished| unfinished.records)
+    /// Gives every record to `tell`, and holds none.
+    pub(crate) fn each_record(&self, tell: &mut dyn FnMut(&Record)) -> Result<()> {
+        let shards = shards(self.kernel);
+        let mut learnt = Unfinished::default();
+        self.kernel
+            .pages_of(&shards, &[RECORD], |shard, keys| {
+                for (key, value) in keys {
+                    learnt
+                        .learn(self.kernel, &shards[shard], key, value)
+                        .map_err(|error| Refusal::Failed(at_key(&shards[shard], key, error)))?;
+                }
+                let Unfinished { records, .. } = std::mem::take(&mut learnt);
+                records.iter().for_each(|(_, record)| tell(record));
+                Ok(())
+            })
+            .map_err(|refusal| failed("the names can't be read", refusal))
     }
 
     /// Reads the records, and the renames that are not finished.

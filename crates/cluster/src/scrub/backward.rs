@@ -3,11 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use onefold_core::object::{
-    Change, Guard, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write,
-};
+use onefold_core::object::{Change, Guard, ObjectName, PoolKind, Read, ReadPart, Refusal, Write};
 
-use super::Scrub;
+use super::{Scrub, Stage};
 use crate::{
     chunk_map::{ChunkMap, is_stale},
     format::{Chunk, ObjectId, Reference, key},
@@ -22,7 +20,7 @@ impl Scrub {
     /// Drops stale references, and removes chunks of which none is left. With erasure code this
     /// comes once for the references and once for the data.
     pub(super) fn chunks(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
-        if self.pool == Pool::Chunks {
+        if self.place.stage == Stage::Chunks {
             self.report.chunks += chunks.len() as u64;
             if self.session.kernel().format().chunks == PoolKind::Erasure {
                 self.orphans(chunks)?;
@@ -167,7 +165,8 @@ impl Scrub {
     }
 
     fn hash(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
-        if self.deep && self.pool == Pool::Chunks {
+        if self.deep && self.place.stage == Stage::Chunks {
+            self.read += chunks.iter().map(|chunk| u64::from(chunk.id.length)).sum::<u64>();
             for result in self.session.chunk_pool().read_chunks(chunks) {
                 match result {
                     Ok(_) | Err(Refusal::Missing) => {}

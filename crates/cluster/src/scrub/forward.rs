@@ -94,9 +94,8 @@ impl Scrub {
     ) -> Result<(), Refusal> {
         if !entry.is_cached() {
             let place = self
-                .known
-                .get(&object.volume)
-                .map_or("", |known| if known.what == What::Volume { "volume " } else { "put " });
+                .named(object.volume)
+                .map_or("", |(_, what)| if *what == What::Volume { "volume " } else { "put " });
             let line = format!(
                 "chunk {} is missing; {place}{:x} needs it for object {}, offset {offset}",
                 chunk.name(),

@@ -13,13 +13,10 @@ mod backward;
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod forward;
+mod numbers;
 mod standing;
 
-use std::{
-    cell::Cell,
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{cell::Cell, collections::BTreeMap, sync::Arc};
 
 use onefold_core::{
     Kind, Result,
@@ -30,12 +27,17 @@ use crate::{
     chunk_map::ChunkMap,
     delete::Deletion,
     dirty_list::DirtyList,
-    format::{Chunk, ObjectId, Reference, catalogue::What},
-    names::{FILL, Names, Record},
+    format::{
+        Chunk, ObjectId, Reference,
+        catalogue::{Named, What},
+    },
+    names::{FILL, Names, Told},
     replies::failed,
+    rules::Rule,
     session::Session,
     volume::header::{self, Bits},
 };
+use numbers::Numbers;
 
 /// Objects of a slice.
 const SLICE: usize = 64;
@@ -98,24 +100,38 @@ impl Report {
     }
 }
 
-/// A number's entry in the catalogue: its name or its record.
-struct Known {
-    what: What,
-    bytes: u64,
-    pieces: u64,
-    /// Its name; `None` for a record.
-    name: Option<String>,
+/// Names of one number that a sentence tells.
+const NAMES_TOLD: usize = 16;
+
+/// What a scrub looks through, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The metadata pool: maps, headers, and with erasure code references.
+    Metadata,
+    /// The chunk pool.
+    Chunks,
+    /// Names, and which of their objects are missing.
+    Names,
 }
 
-/// A scrub under way.
+/// How far a scrub is: [`Scrub::from`] goes on there, in this process or another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// What it looks through.
+    pub stage: Stage,
+    /// Behind which place of the pool's listing, or which name; `None` for the beginning.
+    pub after: Option<String>,
+}
+
+/// A scrub under way. Beside the objects of a slice it holds a bit for each volume and put object.
 pub struct Scrub {
     session: Arc<Session>,
     deep: bool,
     /// True when the scrub repairs its findings, false when it only counts them.
     repairs: bool,
-    pool: Pool,
-    from: Option<String>,
-    known: BTreeMap<u64, Known>,
+    place: Place,
+    /// The numbers that have a name or a record.
+    known: Numbers,
     /// The first id that was not yet given when the names were read: objects from it on are not
     /// judged.
     before: u64,
@@ -123,10 +139,14 @@ pub struct Scrub {
     contradicts: bool,
     report: Report,
     done: bool,
+    /// Bytes that were read, see [`Scrub::read_bytes`].
+    read: u64,
     /// How often all names were read again.
     readings: Cell<u32>,
     /// The numbers in the catalogue, as they were read for this slice.
-    of_slice: Option<BTreeSet<u64>>,
+    of_slice: Option<Numbers>,
+    /// What was looked up for sentences.
+    titles: BTreeMap<u64, Option<(String, What)>>,
 }
 
 impl Scrub {
@@ -150,26 +170,30 @@ impl Scrub {
         Scrub::begin(session, deep, before, false)
     }
 
+    /// The same scrub from a place on that another one had come to.
+    #[must_use]
+    pub fn from(self, place: Place) -> Scrub {
+        let place = match self.session.kernel().keeps(Rule::ScrubGoesOnInItsStage) {
+            true => place,
+            false => Place { stage: Stage::Names, after: None },
+        };
+        Scrub { place, ..self }
+    }
+
     fn begin(session: Arc<Session>, deep: bool, before: u64, repairs: bool) -> Result<Scrub> {
-        let mut known = BTreeMap::new();
-        for (_, Record { named, .. }) in Names::of(session.kernel()).records()? {
-            known.insert(
-                named.id,
-                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, name: None },
-            );
-        }
+        let (known, twice) = numbers(&session)?;
         let mut report = Report::default();
         let mut contradicts = false;
-        for (name, named) in session.names()? {
-            let (bytes, pieces) = (named.bytes, named.pieces);
-            let now = Known { what: named.what, bytes, pieces, name: Some(name.clone()) };
-            let before = known.insert(named.id, now).and_then(|known| known.name);
-            if let Some(before) = before.filter(|before| *before != name) {
+        for id in twice {
+            let of_one = |named: &Named| named.id == id;
+            let names = Names::of(session.kernel())
+                .chosen(&mut |told| matches!(told, Told::Name(_, named) if of_one(named)))?;
+            for pair in names[..names.len().min(NAMES_TOLD)].windows(2) {
                 contradicts = true;
                 report.tell(format!(
                     "the catalogue gives '{}' and '{}' one number: no object counts as an orphan while it does",
-                    before.escape_debug(),
-                    name.escape_debug()
+                    pair[0].0.escape_debug(),
+                    pair[1].0.escape_debug()
                 ));
             }
         }
@@ -177,16 +201,43 @@ impl Scrub {
             session,
             deep,
             repairs,
-            pool: Pool::Metadata,
-            from: None,
+            place: Place { stage: Stage::Metadata, after: None },
             known,
             before,
             contradicts,
             report,
             done: false,
+            read: 0,
             readings: Cell::new(0),
             of_slice: None,
+            titles: BTreeMap::new(),
         })
+    }
+
+    /// Bytes that were read so far: data of chunks and of blocks that stand in objects, and 4 KiB for each
+    /// object.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.read + (self.report.objects + self.report.chunks) * 4096
+    }
+
+    /// How far it is, in words that a later process understands, too; `None` when it is at its end, or when
+    /// the object store can't take up a listing later. Some objects may be looked at twice.
+    #[must_use]
+    pub fn place(&self) -> Option<Place> {
+        let (stage, after) = (self.place.stage, self.place.after.as_deref());
+        let kept = |pool| {
+            after.map_or(Some(None), |after| {
+                self.session.kernel().store().keep_place(pool, after).map(Some)
+            })
+        };
+        let after = match stage {
+            _ if self.done => None,
+            Stage::Metadata => kept(Pool::Metadata),
+            Stage::Chunks => kept(Pool::Chunks),
+            Stage::Names => Some(after.map(str::to_owned)),
+        };
+        after.map(|after| Place { stage, after })
     }
 
     /// The findings so far.
@@ -208,7 +259,13 @@ impl Scrub {
     }
 
     fn slice(&mut self) -> Result<(), Refusal> {
-        let page = self.session.kernel().store().list(self.pool, self.from.as_deref(), SLICE)?;
+        let pool = match self.place.stage {
+            Stage::Metadata => Pool::Metadata,
+            Stage::Chunks => Pool::Chunks,
+            Stage::Names => return self.names(),
+        };
+        let after = self.place.after.as_deref();
+        let page = self.session.kernel().store().list(pool, after, SLICE)?;
         let mut chunks = Vec::new();
         self.of_slice = None;
         for name in &page.names {
@@ -221,22 +278,16 @@ impl Scrub {
             }
         }
         self.chunks(&chunks)?;
-        self.from = page.next;
-        if self.from.is_none() {
-            match self.pool {
-                Pool::Metadata => self.pool = Pool::Chunks,
-                Pool::Chunks => {
-                    self.missing_objects()?;
-                    self.done = true;
-                }
-            }
+        self.place.after = page.next;
+        if self.place.after.is_none() {
+            self.place.stage = if pool == Pool::Metadata { Stage::Chunks } else { Stage::Names };
         }
         Ok(())
     }
 
     fn object(&mut self, object: ObjectId) -> Result<(), Refusal> {
         self.report.objects += 1;
-        if object.volume < self.before && !self.known.contains_key(&object.volume) {
+        if object.volume < self.before && !self.known.contains(object.volume) {
             if self.contradicts {
                 return Ok(());
             }
@@ -330,9 +381,9 @@ impl Scrub {
                 return Ok(false);
             }
             self.readings.set(self.readings.get() + 1);
-            self.of_slice = Some(self.numbers()?);
+            self.of_slice = Some(numbers(&self.session).map_err(Refusal::Failed)?.0);
         }
-        Ok(self.of_slice.as_ref().is_some_and(|numbers| !numbers.contains(&id)))
+        Ok(self.of_slice.as_ref().is_some_and(|numbers| !numbers.contains(id)))
     }
 
     /// Counts a reading of all names for one object.
@@ -343,27 +394,35 @@ impl Scrub {
     }
 
     fn is_nobodys_now(&self, id: u64) -> Result<bool, Refusal> {
-        let fail = |error| Refusal::Failed(error);
-        let records = Names::of(self.session.kernel()).records().map_err(fail)?;
-        if records.iter().any(|(_, record)| record.named.id == id) {
-            return Ok(false);
-        }
-        Ok(self.session.names().map_err(fail)?.iter().all(|(_, named)| named.id != id))
+        let names = Names::of(self.session.kernel());
+        let mut recorded = false;
+        names
+            .each_record(&mut |record| recorded |= record.named.id == id)
+            .map_err(Refusal::Failed)?;
+        Ok(!recorded && self.names_of(id).map_err(Refusal::Failed)?.is_empty())
     }
 
-    /// All numbers in the catalogue.
-    fn numbers(&self) -> Result<BTreeSet<u64>, Refusal> {
-        let fail = |error| Refusal::Failed(error);
-        let records = Names::of(self.session.kernel()).records().map_err(fail)?;
-        let names = self.session.names().map_err(fail)?;
-        let records = records.iter().map(|(_, record)| record.named.id);
-        Ok(records.chain(names.iter().map(|(_, named)| named.id)).collect())
+    /// The names that have a number: one, or none.
+    fn names_of(&self, id: u64) -> Result<Vec<(String, Named)>> {
+        let of_one = &mut |told: Told<'_>| matches!(told, Told::Name(_, named) if named.id == id);
+        Names::of(self.session.kernel()).chosen(of_one)
+    }
+
+    /// The name and the kind of a number, for a sentence; all names are read for it, but not for more than
+    /// some sentences.
+    fn named(&mut self, id: u64) -> Option<&(String, What)> {
+        if !self.titles.contains_key(&id) && self.may_read_for_one() {
+            let names = self.names_of(id).unwrap_or_default();
+            let named = names.into_iter().next().map(|(name, named)| (name, named.what));
+            self.titles.insert(id, named);
+        }
+        self.titles.get(&id)?.as_ref()
     }
 
     /// A header that belongs to nothing, as a session leaves that dies before its record is there.
     fn header(&mut self, id: u64) -> Result<(), Refusal> {
         let is_judged = id < self.before && !self.contradicts;
-        if !is_judged || self.known.contains_key(&id) || !self.is_nobodys(id)? {
+        if !is_judged || self.known.contains(id) || !self.is_nobodys(id)? {
             return Ok(());
         }
         if !self.repairs {
@@ -401,31 +460,41 @@ impl Scrub {
         Ok(())
     }
 
-    /// Objects that should be there and are not.
-    fn missing_objects(&mut self) -> Result<(), Refusal> {
-        let known = std::mem::take(&mut self.known);
-        for (id, known) in &known {
-            let Some(name) = &known.name else { continue };
-            let missing = match known.what {
-                What::Put => self.missing_of(*id, name, 0..known.pieces)?,
+    /// Objects that should be there and are not, of a page of names.
+    fn names(&mut self) -> Result<(), Refusal> {
+        let after = self.place.after.as_deref().unwrap_or_default();
+        let page = self.session.names_after(None, after).map_err(Refusal::Failed)?;
+        let object_bytes = u64::from(self.session.kernel().format().object_bytes);
+        // Those of small objects together.
+        let mut some = Vec::new();
+        for (name, named) in &page.names {
+            let missing = match named.what {
+                What::Put if named.pieces <= SLICE as u64 => {
+                    some.extend((0..named.pieces).map(|index| (named.id, name.as_str(), index)));
+                    match some.len() < SLICE {
+                        true => Vec::new(),
+                        false => self.told_missing(&std::mem::take(&mut some))?,
+                    }
+                }
+                What::Put => self.missing_of(named.id, name, 0..named.pieces)?,
                 What::Volume => {
-                    let objects = known
-                        .bytes
-                        .div_ceil(u64::from(self.session.kernel().format().object_bytes));
-                    self.missing_of(
-                        *id,
-                        name,
-                        Bits::read(self.session.kernel(), *id)?
-                            .all()
-                            .take_while(|index| *index < objects),
-                    )?
+                    let objects = named.bytes.div_ceil(object_bytes);
+                    let bits = Bits::read(self.session.kernel(), named.id)?;
+                    let objects = bits.all().take_while(|index| *index < objects);
+                    self.missing_of(named.id, name, objects)?
                 }
             };
             missing.into_iter().for_each(|sentence| self.report.tell(sentence));
             if self.report.damage.len() > DAMAGE_TOLD {
-                break;
+                self.done = true;
+                return Ok(());
             }
         }
+        for sentence in self.told_missing(&some)? {
+            self.report.tell(sentence);
+        }
+        self.done = page.next.is_none();
+        self.place.after = page.next;
         Ok(())
     }
 
@@ -435,20 +504,41 @@ impl Scrub {
         &self,
         volume: u64,
         name: &str,
-        indexes: impl Iterator<Item = u64>,
+        mut indexes: impl Iterator<Item = u64>,
     ) -> Result<Vec<String>, Refusal> {
         let mut missing = Vec::new();
-        for index in indexes {
-            let object = ObjectId { volume, index };
-            match self.session.kernel().read_one(&object.name(), vec![ReadPart::Stat]) {
-                Err(Refusal::Missing) if self.is_gone(volume, name, index)? => {}
-                Err(Refusal::Missing) if missing.len() == MISSING_TOLD => {
-                    missing.push(format!("object {object} is missing, and perhaps more of them"));
-                    break;
-                }
-                Err(Refusal::Missing) => missing.push(format!("object {object} is missing")),
-                Err(refusal) => return Err(refusal),
+        loop {
+            let some = indexes.by_ref().take(SLICE).map(|index| (volume, name, index));
+            let some: Vec<_> = some.collect();
+            if some.is_empty() {
+                return Ok(missing);
+            }
+            missing.extend(self.told_missing(&some)?);
+            if missing.len() > MISSING_TOLD {
+                missing.truncate(MISSING_TOLD);
+                missing.push(format!("more objects of {volume:x} may be missing"));
+                return Ok(missing);
+            }
+        }
+    }
+
+    /// A sentence for each of these objects that is missing, by their numbers and names.
+    fn told_missing(&self, some: &[(u64, &str, u64)]) -> Result<Vec<String>, Refusal> {
+        let stat = |(volume, _, index): &(u64, &str, u64)| Read {
+            object: ObjectId { volume: *volume, index: *index }.name(),
+            parts: vec![ReadPart::Stat],
+        };
+        let answers = self.session.kernel().read_all(&some.iter().map(stat).collect::<Vec<_>>());
+        let mut missing = Vec::new();
+        for ((volume, name, index), answer) in some.iter().zip(answers) {
+            match answer {
                 Ok(_) => {}
+                Err(Refusal::Missing) if self.is_gone(*volume, name, *index)? => {}
+                Err(Refusal::Missing) => {
+                    let object = ObjectId { volume: *volume, index: *index };
+                    missing.push(format!("object {object} is missing"));
+                }
+                Err(refusal) => return Err(refusal),
             }
         }
         Ok(missing)
@@ -467,8 +557,8 @@ impl Scrub {
         let named = match found {
             Some(named) => Some(named),
             None => {
-                let names = self.session.names().map_err(Refusal::Failed)?;
-                names.into_iter().map(|(_, named)| named).find(|named| named.id == id)
+                let names = self.names_of(id).map_err(Refusal::Failed)?;
+                names.into_iter().map(|(_, named)| named).next()
             }
         };
         let Some(named) = named else { return Ok(true) };
@@ -485,4 +575,35 @@ impl Scrub {
             }
         })
     }
+}
+
+/// All numbers that have a name or a record; and those that several names have, some of them. Names that
+/// are renamed meanwhile may be met twice: in a store that had renames nothing is taken for a
+/// contradiction.
+fn numbers(session: &Session) -> Result<(Numbers, Vec<u64>)> {
+    let names = Names::of(session.kernel());
+    let (mut all, mut named, mut twice) = (Numbers::default(), Numbers::default(), Vec::new());
+    names.each_record(&mut |record| {
+        all.insert(record.named.id);
+    })?;
+    names.chosen(&mut |told| {
+        match told {
+            Told::Anew => {
+                named = Numbers::default();
+                twice.clear();
+            }
+            Told::Name(_, one) => {
+                all.insert(one.id);
+                let again = !named.insert(one.id);
+                if again && twice.len() < NAMES_TOLD && !twice.contains(&one.id) {
+                    twice.push(one.id);
+                }
+            }
+        }
+        false
+    })?;
+    if session.kernel().format().renames {
+        twice.clear();
+    }
+    Ok((all, twice))
 }

@@ -20,6 +20,7 @@ impl Scrub {
         if runs.is_empty() {
             return Ok(());
         }
+        self.read += runs.iter().map(|run| run.end - run.start).sum::<u64>();
         let data = runs.into_iter().map(|run| ReadPart::Data(run.start, run.end - run.start));
         let parts = map_parts().into_iter().chain(data).collect();
         match self.session.kernel().read_one(&object.name(), parts) {
@@ -34,11 +35,14 @@ impl Scrub {
     }
 
     /// What an object is called in sentences.
-    fn title(&self, object: ObjectId) -> String {
-        let known = self.known.get(&object.volume);
-        match known.and_then(|known| Some((known.what, known.name.as_ref()?.escape_debug()))) {
-            Some((What::Volume, name)) => format!("object {object} of volume '{name}'"),
-            Some((What::Put, name)) => format!("object {object} of stream '{name}'"),
+    fn title(&mut self, object: ObjectId) -> String {
+        match self.named(object.volume) {
+            Some((name, What::Volume)) => {
+                format!("object {object} of volume '{}'", name.escape_debug())
+            }
+            Some((name, What::Put)) => {
+                format!("object {object} of stream '{}'", name.escape_debug())
+            }
             None => format!("object {object}"),
         }
     }

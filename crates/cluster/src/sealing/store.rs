@@ -380,6 +380,14 @@ impl ObjectStore for SealedStore {
         Ok(page)
     }
 
+    fn lists_by_name(&self) -> bool {
+        self.inner.lists_by_name()
+    }
+
+    fn keep_place(&self, pool: Pool, from: &str) -> Option<String> {
+        self.inner.keep_place(pool, from)
+    }
+
     fn lock(
         &self,
         object: &ObjectName,

@@ -1,8 +1,11 @@
 //! Counts and sizes, by looking at the lists and the pools.
 //!
-//! A store of many objects is not read whole: names and lists are counted, the object store tells how many
-//! chunks there are where it knows that, and what maps hold is estimated from a sample of the objects.
+//! A store of many objects is not read whole: names are counted, the object store tells how many chunks
+//! there are where it knows that, and what maps and long lists hold is estimated from a sample. No counters
+//! are kept beside the data: the operation that changes an object can change no counter elsewhere with it,
+//! and a counter in another operation would drift with each crash (decision 89).
 
+mod chunks;
 mod sample;
 
 use onefold_core::{
@@ -15,16 +18,23 @@ use crate::{
     chunk_map::{ChunkMap, map_parts},
     dirty_list::shard_name,
     format::{Chunk, ObjectId, catalogue::What},
+    names::{Names, Told},
     replies::failed,
     session::Session,
 };
-use sample::{Candidates, Draw, Sum};
+use sample::{Chance, Places, Sum, candidates};
 
 /// Objects that are read at one time.
 const BATCH: usize = 256;
 
 /// Chunks up to which a status that may look at a sample looks at each.
 const CHUNKS_LOOKED_AT: u64 = 20_000;
+
+/// Keys of the dirty list up to which a status that may look at a sample counts each.
+const LISTED_COUNTED: u64 = 65_536;
+
+/// Shards of the dirty list that are counted together.
+const SHARDS_TOGETHER: usize = 32;
 
 /// How many times as many objects as a sample shall have are tried at most: objects of sparse volumes are
 /// not there.
@@ -100,6 +110,12 @@ pub struct Sampled {
     pub cached_bytes: u64,
     /// Bound of the bytes that are to be deduplicated.
     pub dirty_bytes: u64,
+    /// Bound of the objects on the dirty list.
+    pub backlog: u64,
+    /// Bound of the chunks. The object store's own count has none, and may be some seconds old.
+    pub chunks: u64,
+    /// Bound of the bytes of chunks.
+    pub chunk_bytes: u64,
 }
 
 /// How much a status reads.
@@ -148,15 +164,75 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn backlog(&self) -> Result<u64> {
-        let shards: Vec<ObjectName> = (0..self.kernel().format().shards).map(shard_name).collect();
-        let mut all = 0;
-        self.kernel()
-            .pages_of(&shards, &[], |_, keys| {
-                all += keys.len() as u64;
-                Ok(())
-            })
-            .map_err(|refusal| failed("the dirty list can't be read", refusal))?;
-        Ok(all)
+        self.backlog_by(None).map(|(count, _)| count)
+    }
+
+    /// The same. With a seed, of a long list only some shards are counted: objects are in shards by their
+    /// hash. The count is an estimate then, and the bound of its error comes with it.
+    fn backlog_by(&self, seed: Option<u64>) -> Result<(u64, Option<u64>)> {
+        let mut shards: Vec<ObjectName> =
+            (0..self.kernel().format().shards).map(shard_name).collect();
+        let mut chance = Chance(seed.unwrap_or(0));
+        for n in (1..shards.len()).rev() {
+            shards.swap(n, (chance.next() % (n as u64 + 1)) as usize);
+        }
+        let (mut all, mut sum, mut counted) = (0, Sum::default(), 0);
+        for some in shards.chunks(SHARDS_TOGETHER) {
+            if seed.is_some() && all >= LISTED_COUNTED {
+                let (count, bound) = sum.of_all(counted, shards.len() as u64);
+                return Ok((count, Some(bound)));
+            }
+            let mut of = vec![0; some.len()];
+            self.kernel()
+                .pages_of(some, &[], |shard, keys| {
+                    of[shard] += keys.len() as u64;
+                    Ok(())
+                })
+                .map_err(|refusal| failed("the dirty list can't be read", refusal))?;
+            of.iter().for_each(|count| sum.add(*count));
+            counted += some.len() as u64;
+            all += of.iter().sum::<u64>();
+        }
+        Ok((all, None))
+    }
+
+    /// Counts names, and the objects that they may have; holds none of them.
+    fn count_names(&self, status: &mut Status) -> Result<u64> {
+        let object_bytes = self.kernel().format().object_bytes;
+        let mut counted = Status::default();
+        let mut of = 0u64;
+        Names::of(self.kernel()).chosen(&mut |told| {
+            let Told::Name(_, named) = told else {
+                (counted, of) = (Status::default(), 0);
+                return false;
+            };
+            let (count, bytes) = match named.what {
+                What::Volume => (&mut counted.volumes, &mut counted.volume_bytes),
+                What::Put => (&mut counted.puts, &mut counted.put_bytes),
+            };
+            *count += 1;
+            *bytes = bytes.saturating_add(named.bytes);
+            // A damaged catalogue may name more than there can be.
+            of = of.saturating_add(candidates(named, object_bytes));
+            false
+        })?;
+        (status.volumes, status.volume_bytes) = (counted.volumes, counted.volume_bytes);
+        (status.puts, status.put_bytes) = (counted.puts, counted.put_bytes);
+        Ok(of)
+    }
+
+    /// So many of the objects that names may have, in a random order.
+    fn drawn(&self, of: u64, count: u64, seed: u64) -> Result<Vec<Option<ObjectId>>> {
+        let object_bytes = self.kernel().format().object_bytes;
+        let mut places = Places::draw(of, count, seed);
+        Names::of(self.kernel()).chosen(&mut |told| {
+            match told {
+                Told::Anew => places.anew(),
+                Told::Name(_, named) => places.tell(named.id, candidates(named, object_bytes)),
+            }
+            false
+        })?;
+        Ok(places.objects())
     }
 
     /// The space of the object store.
@@ -183,39 +259,35 @@ impl Session {
     /// The store's.
     pub fn status_by(&self, look: Look) -> Result<Status> {
         let mut status = Status::default();
-        match self.backlog() {
-            Ok(backlog) => status.backlog = backlog,
+        let seed = match look {
+            Look::Whole => None,
+            Look::Sample { seed, .. } => Some(seed),
+        };
+        match self.backlog_by(seed) {
+            Ok((backlog, None)) => status.backlog = backlog,
+            Ok((backlog, Some(bound))) => {
+                status.backlog = backlog;
+                status.sampled.get_or_insert_default().backlog = bound;
+            }
             Err(error) => status.unread(error)?,
         }
-        let names = match self.names() {
-            Ok(names) => names,
-            Err(error) => status.unread(error).map(|()| Vec::new())?,
+        let of = match self.count_names(&mut status) {
+            Ok(of) => of,
+            Err(error) => status.unread(error).map(|()| 0)?,
         };
-        for (_, named) in &names {
-            let (count, bytes) = match named.what {
-                What::Volume => (&mut status.volumes, &mut status.volume_bytes),
-                What::Put => (&mut status.puts, &mut status.put_bytes),
-            };
-            *count += 1;
-            *bytes = bytes.saturating_add(named.bytes);
-        }
         left_behind(self, &mut status)
             .map_err(|refusal| failed("the attempts can't be read", refusal))
             .or_else(|error| status.unread(error))?;
         status.space = self.space()?;
-        let candidates = Candidates::of(
-            names.iter().map(|(_, named)| named),
-            self.kernel().format().object_bytes,
-        );
         let metadata = match look {
-            Look::Sample { objects, seed } if candidates.count > objects => {
-                sample(self, &candidates, objects, seed, &mut status)
+            Look::Sample { objects, seed } if of > objects => {
+                sample(self, of, objects, seed, &mut status)
             }
             _ => sizes(self, Pool::Metadata, &mut status),
         };
-        let chunks = match look {
-            Look::Sample { .. } => chunks_by_pool(self, &mut status),
-            Look::Whole => sizes(self, Pool::Chunks, &mut status),
+        let chunks = match seed {
+            Some(seed) => chunks::estimate(self, seed, &mut status),
+            None => sizes(self, Pool::Chunks, &mut status),
         };
         for (looked, what) in [
             (metadata, "the metadata pool can't be read to its end"),
@@ -324,25 +396,25 @@ impl Status {
     }
 }
 
-/// Estimates what maps hold by those of a sample of `objects` that are there, or of eight times as many that
-/// may be there.
+/// Estimates what maps hold by those of a sample of `objects` that are there, or of eight times as many
+/// of the `of` that may be there.
 fn sample(
     session: &Session,
-    from: &Candidates,
+    of: u64,
     objects: u64,
     seed: u64,
     status: &mut Status,
 ) -> Result<(), Refusal> {
-    let mut draw = Draw::new(from, seed);
+    let drawn = session.drawn(of, objects.saturating_mul(TRIES), seed).map_err(Refusal::Failed)?;
     let (mut read, mut there) = (0, 0);
     let mut sums = [Sum::default(); 7];
-    while there < objects && read < objects.saturating_mul(TRIES) {
-        let drawn: Vec<ObjectId> = draw.more(BATCH).into_iter().collect();
-        if drawn.is_empty() {
+    for some in drawn.chunks(BATCH) {
+        if there >= objects {
             break;
         }
-        read += drawn.len() as u64;
-        read_maps(session, &drawn, status, |_, map| {
+        read += some.len() as u64;
+        let some: Vec<ObjectId> = some.iter().flatten().copied().collect();
+        read_maps(session, &some, status, |_, map| {
             there += 1;
             let values = [
                 1,
@@ -356,7 +428,6 @@ fn sample(
             sums.iter_mut().zip(values).for_each(|(sum, value)| sum.add(value));
         })?;
     }
-    let of = from.count;
     let [objects, entries, logical, cached, dirty, maps, references] =
         sums.map(|sum| sum.of_all(read, of));
     (status.objects, status.entries, status.logical_bytes) = (objects.0, entries.0, logical.0);
@@ -370,25 +441,9 @@ fn sample(
         logical_bytes: logical.1,
         cached_bytes: cached.1,
         dirty_bytes: dirty.1,
+        ..status.sampled.unwrap_or_default()
     });
     Ok(())
-}
-
-/// Chunks as the object store counts its pool, if there are many; looks at each else.
-fn chunks_by_pool(session: &Session, status: &mut Status) -> Result<(), Refusal> {
-    let held = match session.kernel().store().held(Pool::Chunks) {
-        // Who may not ask for the counts may read the pool all the same.
-        Err(Refusal::Denied(_)) => None,
-        held => held?,
-    };
-    match held {
-        Some(held) if held.objects > CHUNKS_LOOKED_AT => {
-            (status.chunks, status.chunk_bytes) = (held.objects, held.bytes);
-            status.sampled.get_or_insert_default();
-            Ok(())
-        }
-        _ => sizes(session, Pool::Chunks, status),
-    }
 }
 
 fn read_chunks<'a>(

@@ -14,73 +14,72 @@ use crate::format::{
 /// Standard errors to each side of an interval of 95 %.
 const NINETY_FIVE: f64 = 1.96;
 
-/// The objects that volumes and streams may have, in a row.
-pub(super) struct Candidates {
-    /// The number of the first object of each name in the row, and its volume.
-    spans: Vec<(u64, u64)>,
-    pub(super) count: u64,
+/// How many objects a volume or stream may have, of `object_bytes` at most each.
+pub(super) fn candidates(named: &Named, object_bytes: u32) -> u64 {
+    match named.what {
+        What::Volume => named.bytes.div_ceil(u64::from(object_bytes)),
+        What::Put => named.pieces,
+    }
 }
 
-impl Candidates {
-    /// Those of all names, of which each object has `object_bytes` at most.
-    pub(super) fn of<'a>(names: impl Iterator<Item = &'a Named>, object_bytes: u32) -> Candidates {
-        let mut all = Candidates { spans: Vec::new(), count: 0 };
-        for named in names {
-            let objects = match named.what {
-                What::Volume => named.bytes.div_ceil(u64::from(object_bytes)),
-                What::Put => named.pieces,
-            };
-            if objects > 0 {
-                all.spans.push((all.count, named.id));
-                // A damaged catalogue may name more than there can be.
-                all.count = all.count.saturating_add(objects);
+/// Places that were drawn of the row of all objects that volumes and streams may have, on their way to
+/// the objects there: the names are told one after the other, and none is held.
+pub(super) struct Places {
+    /// The places in their order, each with when it was drawn.
+    drawn: Vec<(u64, usize)>,
+    /// What stands at each, in the order of the draw.
+    objects: Vec<Option<ObjectId>>,
+    /// The next of `drawn`.
+    next: usize,
+    /// The place in the row at which the next name begins.
+    at: u64,
+}
+
+impl Places {
+    /// So many different places of a row of `of`, or all.
+    pub(super) fn draw(of: u64, count: u64, seed: u64) -> Places {
+        let mut chance = Chance(seed | 1);
+        let (mut taken, mut drawn) = (BTreeSet::new(), Vec::new());
+        while (drawn.len() as u64) < count.min(of) {
+            let place = chance.next() % of;
+            if taken.insert(place) {
+                drawn.push((place, drawn.len()));
             }
         }
-        all
+        drawn.sort_unstable();
+        Places { objects: vec![None; drawn.len()], drawn, next: 0, at: 0 }
     }
 
-    /// The object at a place in the row.
-    fn at(&self, place: u64) -> ObjectId {
-        let next = self.spans.partition_point(|(first, _)| *first <= place);
-        let (first, volume) = self.spans[next.saturating_sub(1)];
-        ObjectId { volume, index: place - first }
+    /// Begins anew.
+    pub(super) fn anew(&mut self) {
+        self.objects.fill(None);
+        (self.next, self.at) = (0, 0);
     }
 
-    /// All of them.
-    #[cfg(test)]
-    pub(super) fn all(&self) -> impl Iterator<Item = ObjectId> {
-        (0..self.count).map(|place| self.at(place))
-    }
-}
-
-/// Draws places of a row without drawing one twice.
-pub(super) struct Draw<'a> {
-    from: &'a Candidates,
-    drawn: BTreeSet<u64>,
-    state: u64,
-}
-
-impl<'a> Draw<'a> {
-    pub(super) fn new(from: &'a Candidates, seed: u64) -> Draw<'a> {
-        Draw { from, drawn: BTreeSet::new(), state: seed | 1 }
-    }
-
-    /// So many more, or what is left.
-    pub(super) fn more(&mut self, count: usize) -> BTreeSet<ObjectId> {
-        let mut found = BTreeSet::new();
-        while found.len() < count && (self.drawn.len() as u64) < self.from.count {
-            let place = self.next() % self.from.count;
-            if self.drawn.insert(place) {
-                found.insert(self.from.at(place));
-            }
+    /// The next name of the row has so many objects.
+    pub(super) fn tell(&mut self, volume: u64, objects: u64) {
+        let end = self.at.saturating_add(objects);
+        while let Some((place, when)) = self.drawn.get(self.next).filter(|(place, _)| *place < end)
+        {
+            self.objects[*when] = Some(ObjectId { volume, index: place - self.at });
+            self.next += 1;
         }
-        found
+        self.at = end;
     }
 
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
+    /// The objects in the order of the draw. Of names that went since the row was counted there is none.
+    pub(super) fn objects(self) -> Vec<Option<ObjectId>> {
+        self.objects
+    }
+}
+
+/// Chance from a seed: SplitMix64.
+pub(super) struct Chance(pub(super) u64);
+
+impl Chance {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
@@ -90,14 +89,26 @@ impl<'a> Draw<'a> {
 /// One sum over a sample.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sum {
+    count: u64,
     sum: f64,
     squares: f64,
 }
 
 impl Sum {
     pub(super) fn add(&mut self, value: u64) {
+        self.count += 1;
         self.sum += value as f64;
         self.squares += (value as f64).powi(2);
+    }
+
+    /// The mean of what was added; and how much more or less that of all may be, with a probability of
+    /// 95 %.
+    pub(super) fn mean(&self) -> (f64, f64) {
+        let count = self.count.max(1) as f64;
+        let mean = self.sum / count;
+        let variance =
+            (self.squares / count - mean * mean).max(0.0) * count / (count - 1.0).max(1.0);
+        (mean, NINETY_FIVE * (variance / count).sqrt())
     }
 
     /// The sum over all `of` objects when `read` of them gave this one; and how much more or less it may be,
@@ -123,6 +134,16 @@ mod tests {
         Named { what, id, bytes, pieces, moves: 0 }
     }
 
+    fn drawn(names: &[Named], count: u64, seed: u64) -> Vec<ObjectId> {
+        let of = names.iter().map(|named| candidates(named, 4 << 20)).sum();
+        let mut places = Places::draw(of, count, seed);
+        for _ in 0..2 {
+            places.anew();
+            names.iter().for_each(|named| places.tell(named.id, candidates(named, 4 << 20)));
+        }
+        places.objects().into_iter().flatten().collect()
+    }
+
     #[test]
     fn candidates_are_the_objects_that_names_may_have() {
         let names = [
@@ -131,28 +152,24 @@ mod tests {
             named(What::Volume, 3, 0, 0),
             named(What::Volume, 5, 4096, 4),
         ];
-        let all = Candidates::of(names.iter(), 4 << 20);
-        let found: Vec<(u64, u64)> =
-            all.all().map(|object| (object.volume, object.index)).collect();
-        assert_eq!(found, [(7, 0), (7, 1), (7, 2), (9, 0), (9, 1), (5, 0)]);
-        let mut draw = Draw::new(&all, 1);
-        let drawn = [draw.more(2), draw.more(2), draw.more(9), draw.more(1)];
-        assert_eq!(drawn.each_ref().map(BTreeSet::len), [2, 2, 2, 0]);
-        assert_eq!(drawn.into_iter().flatten().collect::<BTreeSet<_>>(), all.all().collect());
+        let all: BTreeSet<(u64, u64)> =
+            drawn(&names, 9, 1).into_iter().map(|object| (object.volume, object.index)).collect();
+        assert_eq!(all, [(7, 0), (7, 1), (7, 2), (9, 0), (9, 1), (5, 0)].into());
+        let some = drawn(&names, 4, 3);
+        assert_eq!((some.len(), some.iter().collect::<BTreeSet<_>>().len()), (4, 4));
     }
 
     #[test]
     fn the_truth_lies_in_the_interval_in_about_19_of_20_samples() {
         let names = [named(What::Put, 1, 0, 50_000)];
-        let all = Candidates::of(names.iter(), 4 << 20);
         let value = |object: &ObjectId| {
             (object.index * 7919) % 1000 * u64::from(!object.index.is_multiple_of(3))
         };
-        let truth: u64 = all.all().map(|object| value(&object)).sum();
+        let truth: u64 = (0..50_000).map(|index| value(&ObjectId { volume: 1, index })).sum();
         let within = (0..200u64).filter(|seed| {
-            let (mut draw, mut sum) = (Draw::new(&all, seed * 77), Sum::default());
-            draw.more(500).iter().for_each(|object| sum.add(value(object)));
-            let (middle, error) = sum.of_all(500, all.count);
+            let mut sum = Sum::default();
+            drawn(&names, 500, seed * 77).iter().for_each(|object| sum.add(value(object)));
+            let (middle, error) = sum.of_all(500, 50_000);
             (middle - error..=middle + error).contains(&truth)
         });
         assert!((180..=199).contains(&within.count()));

@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 33] = [
+const MARKS: [&str; 35] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -42,6 +42,8 @@ const MARKS: [&str; 33] = [
     "a copy comes when all is clean",
     "a volume is deleted",
     "a volume is resized",
+    "a scrub goes on elsewhere",
+    "a page has all names",
     "an actor is killed",
     "an actor is stopped",
     "a chunk can't be read",

@@ -327,6 +327,12 @@ impl Params {
         self.seed % 9 == 5
     }
 
+    /// True when scrubs go on in other sessions, and names are also listed by pages.
+    #[must_use]
+    pub fn in_portions(&self) -> bool {
+        self.lists()
+    }
+
     /// The settings of a session.
     #[must_use]
     pub fn settings(&self) -> Settings {

@@ -1,8 +1,12 @@
 //! `onefold check`, `scrub` and `repair` of a store of the cluster engine.
 
-use onefold_cluster::{Report, Scrub, Settings};
-use serde_json::json;
+use std::{path::Path, time::Duration};
 
+use onefold_cluster::{Place, Report, Scrub, Session, Settings, Stage};
+use onefold_core::hex::hex_digits;
+use serde_json::{Value, json};
+
+use crate::verbs::portion::{self, Pace, Portion};
 use onefold::parts::cluster_store::{Opened, Url};
 use onefold_console::{
     failure::Failure,
@@ -46,11 +50,79 @@ pub(crate) fn look(store: &Url, data: bool, answer: Answer) -> Result<(), Failur
     let opened = Opened::look(store)?;
     let mut scrub = Scrub::look(opened.session.clone(), data)?;
     while scrub.step()? {}
-    let report = scrub.report();
+    looked(store, scrub.report(), true, answer)
+}
+
+/// The same with `data`, as much of it as the portion says.
+pub(crate) fn look_on(
+    store: &Url,
+    portion: &Portion,
+    time: Option<Duration>,
+    answer: Answer,
+) -> Result<(), Failure> {
+    let opened = Opened::look(store)?;
+    let mut scrub = Scrub::look(opened.session.clone(), true)?;
+    let of = Cursor { file: portion.cursor.as_deref(), session: &opened.session };
+    if let Some(place) = of.read()? {
+        scrub = scrub.from(place);
+    }
+    let mut pace = Pace::begin(portion, time);
+    let mut more = scrub.step()?;
+    while more && !pace.is_over() {
+        pace.hold(scrub.read_bytes());
+        if pace.keeps() {
+            of.write(&scrub)?;
+        }
+        more = scrub.step()?;
+    }
+    of.write(&scrub)?;
+    looked(store, scrub.report(), scrub.place().is_none(), answer)
+}
+
+/// The file that says how far a scrub of this store is.
+struct Cursor<'a> {
+    file: Option<&'a Path>,
+    session: &'a Session,
+}
+
+impl Cursor<'_> {
+    const STAGES: [(&'static str, Stage); 3] =
+        [("metadata", Stage::Metadata), ("chunks", Stage::Chunks), ("names", Stage::Names)];
+
+    fn read(&self) -> Result<Option<Place>, Failure> {
+        let Some(file) = self.file else { return Ok(None) };
+        let Some(bytes) = portion::read(file)? else { return Ok(None) };
+        let place = || -> Option<Place> {
+            let value: Value = serde_json::from_slice(&bytes).ok()?;
+            let stage = value["stage"].as_str()?;
+            let of_store = value["scrub_of_store"] == hex_digits(self.session.format().id);
+            let (_, stage) = Cursor::STAGES.into_iter().find(|(name, _)| *name == stage)?;
+            let after = value["after"].as_str().map(str::to_owned);
+            of_store.then_some(Place { stage, after })
+        };
+        place().map(Some).ok_or_else(|| portion::is_none(file))
+    }
+
+    /// Writes the place of the scrub, or removes the file when it is at its end.
+    fn write(&self, scrub: &Scrub) -> Result<(), Failure> {
+        let Some(file) = self.file else { return Ok(()) };
+        let Some(place) = scrub.place() else { return portion::remove(file) };
+        let stage = Cursor::STAGES.into_iter().find(|(_, stage)| *stage == place.stage);
+        let value = json!({
+            "scrub_of_store": hex_digits(self.session.format().id),
+            "stage": stage.map(|(name, _)| name), "after": place.after,
+        });
+        portion::write(file, format!("{value:#}\n").as_bytes())
+    }
+}
+
+fn looked(store: &Url, report: &Report, ended: bool, answer: Answer) -> Result<(), Failure> {
     let lacking = report.added + report.restored;
     let well = lacking == 0 && report.damage.is_empty();
     if answer.json {
-        output::json(&found(report, well))?;
+        let mut found = found(report, well);
+        found["ended"] = ended.into();
+        output::json(&found)?;
     } else {
         looked_at(report);
         let left = [
@@ -69,7 +141,11 @@ pub(crate) fn look(store: &Url, data: bool, answer: Answer) -> Result<(), Failur
             (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
         }
         report.damage.iter().for_each(|line| output::line(format_args!("problem: {line}")));
-        well.then(|| output::line(format_args!("{store} is well")));
+        match (well, ended) {
+            (true, true) => output::line(format_args!("{store} is well")),
+            (true, false) => output::line("what was looked at is well; the next scrub goes on"),
+            (false, _) => {}
+        }
     }
     match (well, lacking) {
         (true, _) => Ok(()),

@@ -27,7 +27,10 @@ use self::{
     tally::{Seen, Tally},
     walk::Walk,
 };
-use super::create::{CutName, chunk_format};
+use super::{
+    create::{CutName, chunk_format},
+    portion::Portion,
+};
 use onefold::parts::cluster_store::{Url, store_at};
 use onefold_console::{
     failure::Failure,
@@ -56,7 +59,9 @@ const ROOMY_BYTES: usize = BLOCK_BYTES * 8 / 10;
                   onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
                   onefold estimate --json --memory 1G /srv\n  \
                   onefold estimate rados: rbd\n  \
-                  onefold estimate rados:/etc/ceph/ceph.conf images --chunk 16K")]
+                  onefold estimate rados:/etc/ceph/ceph.conf images --chunk 16K\n  \
+                  onefold estimate rados: rbd --sample 5 --rate 200M\n  \
+                  onefold estimate rados: rbd --cursor rbd.estimate --for 2h")]
 pub(crate) struct Options {
     /// Files, directories (with all that is in them) and block devices; or rados:[CONF] and a pool
     #[arg(required = true, value_name = "PATH")]
@@ -74,13 +79,16 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "static")]
     cut: CutName,
 
-    /// Bytes of a pool that are read in a second at most
-    #[arg(long, value_name = "SIZE")]
-    rate: Option<Size>,
+    #[command(flatten)]
+    portion: Portion,
 
-    /// Reads so many percent of a pool's objects. The whole pool is likely to save as much or more
+    /// Reads so many percent of a pool's objects, and says between which bounds the saving of all of them lies
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     sample: Option<f64>,
+
+    /// With --cursor: ends after so long, like 2h, with bounds from what was read; the next one goes on
+    #[arg(long = "for", value_name = "TIME", requires = "cursor", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
 
     /// Prints JSON, whose keys are stable
     #[arg(long)]
@@ -136,13 +144,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     {
         let format = chunk_format(options.chunk, options.cut, true)?;
         let budget = Budget {
-            rate: options.rate.map(|rate| rate.0),
+            portion: &options.portion,
+            time: options.time,
             share: options.sample.unwrap_or(100.0) / 100.0,
         };
         return pool::estimate(&url, &pool.to_string_lossy(), &format, budget, options.json);
     }
-    if options.rate.is_some() || options.sample.is_some() {
-        return Err(Failure::usage("--rate and --sample are for pools of a Ceph cluster"));
+    if options.portion.is_asked() || options.sample.is_some() {
+        let why = "--rate, --sample and --cursor are for pools of a Ceph cluster";
+        return Err(Failure::usage(why));
     }
     for path in &options.paths {
         walk::look(path)?;

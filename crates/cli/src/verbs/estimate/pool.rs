@@ -1,22 +1,24 @@
 //! `onefold estimate` of a pool of a Ceph cluster.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant},
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use onefold_backend::{
     RadosObjects,
     rados::{Connection, TIMEOUT},
 };
-use onefold_cluster::{Chunks, Estimate, Format};
+use onefold_cluster::{Chunks, Cut, Estimate, Format};
 use onefold_core::{
     Error, Kind,
-    object::{ObjectName, ObjectStore, Pool, Read, ReadPart, ReadResult, Refusal, Seen},
+    object::{Held, ObjectName, ObjectStore, Pool, Read, ReadPart, ReadResult, Refusal, Seen},
 };
 use parking_lot::Mutex;
 use serde_json::json;
 
+use crate::verbs::portion::{self, Pace, Portion};
 use onefold::parts::cluster_store::Url;
 use onefold_console::{
     failure::Failure,
@@ -37,51 +39,131 @@ const PIECE: u64 = 4 << 20;
 /// Bytes of an object that are looked at: the object store's own limit is below it.
 const OBJECT_MAX: u64 = 1 << 30;
 
-/// Threads that read, cut and compress.
-const THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+/// Objects that a thread reads at one time where they are small.
+const TOGETHER_MAX: u64 = 128;
+
+/// Threads that read, cut and compress: with two for a core, some read while others compute.
+const THREADS: std::ops::RangeInclusive<usize> = 4..=8;
 
 /// Time between two looks at how far the threads are.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What is read of a pool.
 #[derive(Clone, Copy)]
-pub(super) struct Budget {
-    /// Bytes a second at most.
-    pub(super) rate: Option<u64>,
+pub(super) struct Budget<'a> {
+    /// How fast, and where it goes on.
+    pub(super) portion: &'a Portion,
+    /// For how long.
+    pub(super) time: Option<Duration>,
     /// The share of the pool's objects, of 1.
     pub(super) share: f64,
 }
 
-/// The names of a pool, in the order of their hashes, which has nothing to do with what is in them.
-struct Names<'a> {
-    store: &'a dyn ObjectStore,
+/// How far an estimate is: the names of a pool, in the order of their hashes, which has nothing to do with
+/// what is in them, and what was counted.
+struct State {
+    /// Names that were listed and not taken yet.
     page: Vec<String>,
+    /// Names of objects that are being read.
+    taken: BTreeSet<String>,
+    /// Where the next page begins.
     from: Option<String>,
     ended: bool,
-    /// Objects that are still to be read.
+    /// Objects that are still to be taken.
     left: u64,
+    estimate: Estimate,
 }
 
-impl Names<'_> {
-    /// Some more; none at the end.
-    fn next(&mut self) -> Result<Vec<String>, Refusal> {
-        while self.page.is_empty() && !self.ended {
-            let page = self.store.list(Pool::Chunks, self.from.as_deref(), PAGE)?;
-            (self.page, self.ended, self.from) = (page.names, page.next.is_none(), page.next);
-        }
-        let most = TOGETHER.min(self.page.len()).min(self.left as usize);
+impl State {
+    fn new(estimate: Estimate, left: u64) -> State {
+        let (page, taken) = (Vec::new(), BTreeSet::new());
+        State { page, taken, from: None, ended: false, left, estimate }
+    }
+
+    /// True when all was read that shall be.
+    fn is_done(&self) -> bool {
+        let none_waits = self.ended && self.page.is_empty() || self.left == 0;
+        none_waits && self.taken.is_empty()
+    }
+
+    /// Some names, if there are.
+    fn take(&mut self, most: usize) -> Vec<String> {
+        let most = most.min(self.page.len()).min(self.left as usize);
         self.left -= most as u64;
-        Ok(self.page.split_off(self.page.len() - most))
+        let some = self.page.split_off(self.page.len() - most);
+        self.taken.extend(some.iter().cloned());
+        some
+    }
+
+    /// The state for a later process. An object counts there or here: what is being read is read again.
+    fn saved(&self, store: &dyn ObjectStore, pool: &str) -> Vec<u8> {
+        let place = |from: &String| store.keep_place(Pool::Chunks, from);
+        let names: Vec<&String> = self.page.iter().chain(&self.taken).collect();
+        let left = self.left.saturating_add(self.taken.len() as u64);
+        let head = json!({
+            "estimate_of_pool": pool, "place": self.from.as_ref().and_then(place),
+            "ended": self.ended, "left": left, "names": names,
+        });
+        let mut bytes = head.to_string().into_bytes();
+        bytes.push(b'\n');
+        bytes.extend(self.estimate.saved());
+        bytes
+    }
+
+    /// The state that was [`saved`](Self::saved) for this pool.
+    fn restored(bytes: &[u8], pool: &str, form: (Cut, u32, bool)) -> Option<State> {
+        let (head, estimate) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n')?);
+        let head: serde_json::Value = serde_json::from_slice(head).ok()?;
+        let estimate = Estimate::restored(&estimate[1..]).ok()?;
+        let page: Vec<String> = serde_json::from_value(head["names"].clone()).ok()?;
+        let of_pool = head["estimate_of_pool"] == pool && estimate.form() == form;
+        let (left, ended) = (head["left"].as_u64()?, head["ended"].as_bool()?);
+        let from = head["place"].as_str().map(str::to_owned);
+        of_pool.then_some(State { page, taken: BTreeSet::new(), from, ended, left, estimate })
     }
 }
 
-/// Calls `each` with the content of objects, one after the other, without those that were removed
-/// meanwhile. Their first pieces are read at one time. What else large ones have is read when it is their
+/// The threads' work.
+struct Work<'a> {
+    store: &'a dyn ObjectStore,
+    state: Mutex<State>,
+    /// One thread lists at one time, while others count.
+    listing: Mutex<()>,
+    /// Names that a thread takes.
+    together: usize,
+}
+
+impl Work<'_> {
+    /// Some names more; none at the end.
+    fn next(&self) -> Result<Vec<String>, Refusal> {
+        loop {
+            let taken = || {
+                let mut state = self.state.lock();
+                let some = state.take(self.together);
+                (!some.is_empty() || state.ended || state.left == 0).then_some(some)
+            };
+            if let Some(some) = taken() {
+                return Ok(some);
+            }
+            let _one = self.listing.lock();
+            if let Some(some) = taken() {
+                return Ok(some);
+            }
+            let from = self.state.lock().from.clone();
+            let page = self.store.list(Pool::Chunks, from.as_deref(), PAGE)?;
+            let mut state = self.state.lock();
+            (state.page, state.ended, state.from) = (page.names, page.next.is_none(), page.next);
+        }
+    }
+}
+
+/// Calls `each` with the names and the content of objects, one after the other; those that were removed
+/// meanwhile have none. Their first pieces are read at one time. What else large ones have is read when it is their
 /// turn, so that of one object alone more than a piece is held.
 fn read_each(
     store: &dyn ObjectStore,
     names: &[String],
-    each: &mut dyn FnMut(&[u8]),
+    each: &mut dyn FnMut(&str, Option<&[u8]>),
 ) -> Result<(), Refusal> {
     let first = |name: &String| Read {
         object: ObjectName::chunk(name),
@@ -91,8 +173,8 @@ fn read_each(
     for (name, first) in names.iter().zip(firsts) {
         let whole = first.and_then(|first| rest_of(store, name, first));
         match whole {
-            Ok(data) => each(&data),
-            Err(Refusal::Missing) => {}
+            Ok(data) => each(name, Some(&data)),
+            Err(Refusal::Missing) => each(name, None),
             Err(refusal) => return Err(refusal),
         }
     }
@@ -126,64 +208,84 @@ fn rest_of(store: &dyn ObjectStore, name: &str, first: ReadResult) -> Result<Vec
     Ok(data)
 }
 
-/// Reads a pool in several threads, and counts what it holds.
+/// Reads a pool in several threads, and counts what it holds, as far as the budget goes; `keep` gets the
+/// state now and then.
 fn count(
     store: &dyn ObjectStore,
-    estimate: Estimate,
-    budget: Budget,
-    objects: Option<u64>,
-) -> Result<Estimate, Refusal> {
-    let left = match objects {
-        Some(objects) if budget.share < 1.0 => (objects as f64 * budget.share).ceil() as u64,
-        _ => u64::MAX,
-    };
-    let (how, chunk_bytes, compress) = estimate.form();
-    let names = Names { store, page: Vec::new(), from: None, ended: false, left };
-    let (names, estimate) = (Mutex::new(names), Mutex::new(estimate));
-    let (begun, bytes) = (Instant::now(), AtomicU64::new(0));
-    let work = || -> Result<(), Refusal> {
+    state: State,
+    budget: Budget<'_>,
+    held: Option<Held>,
+    keep: &mut dyn FnMut(&State) -> Result<(), Failure>,
+) -> Result<State, Failure> {
+    let (how, chunk_bytes, compress) = state.estimate.form();
+    let mean = held.map_or(PIECE, |held| held.bytes / held.objects.max(1)).max(1);
+    let together = (TOGETHER as u64 * PIECE / mean).clamp(TOGETHER as u64, TOGETHER_MAX) as usize;
+    let of = held.map_or(0, |held| held.objects).min(state.left);
+    let work = Work { store, state: Mutex::new(state), listing: Mutex::new(()), together };
+    let mut pace = Pace::begin(budget.portion, budget.time);
+    let threads_pace = Pace::begin(budget.portion, budget.time);
+    let (bytes, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let labour = || -> Result<(), Refusal> {
         loop {
-            let some = names.lock().next()?;
+            let some = work.next()?;
             if some.is_empty() {
                 return Ok(());
             }
-            read_each(store, &some, &mut |data| {
+            read_each(store, &some, &mut |name, data| {
+                let (there, data) = (data.is_some(), data.unwrap_or_default());
                 bytes.fetch_add(data.len() as u64, Relaxed);
                 let mut chunks = Chunks::of(data, how, chunk_bytes);
-                let new = estimate.lock().new_ones(&chunks);
+                let new = work.state.lock().estimate.new_ones(&chunks);
                 chunks.pack(data, &new, compress);
-                estimate.lock().count(&chunks);
+                // At one moment, so that the state has the object either in the counts or to be read.
+                let mut state = work.state.lock();
+                if state.taken.remove(name) && there {
+                    state.estimate.count(&chunks);
+                }
             })?;
-            if let Some(rate) = budget.rate {
-                let due = Duration::from_secs_f64(bytes.load(Relaxed) as f64 / rate.max(1) as f64);
-                std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            if failed.load(Relaxed) || threads_pace.is_over() {
+                return Ok(());
             }
+            threads_pace.hold(bytes.load(Relaxed));
         }
     };
     let threads = std::thread::available_parallelism()
-        .map_or(1, usize::from)
+        .map_or(1, |cores| cores.get() * 2)
         .clamp(*THREADS.start(), *THREADS.end());
     let progress = Progress::new("reading");
-    let of = objects.unwrap_or(0).min(left);
+    let mut kept = Ok(());
     let ended: Vec<Result<(), Refusal>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(labour)).collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
             std::thread::sleep(LOOK_EVERY);
-            progress.set(estimate.lock().seen_objects(), of);
+            progress.set(work.state.lock().estimate.seen_objects(), of);
+            if kept.is_ok() && pace.keeps() {
+                kept = keep(&work.state.lock());
+                failed.store(kept.is_err(), Relaxed);
+            }
         }
         let unknown = |_| Err(Refusal::Unknown);
         workers.into_iter().map(|worker| worker.join().unwrap_or_else(unknown)).collect()
     });
     drop(progress);
-    ended.into_iter().collect::<Result<(), Refusal>>()?;
-    Ok(estimate.into_inner())
+    kept?;
+    let state = work.state.into_inner();
+    // Also after an error: the next one goes on there.
+    if !state.is_done() {
+        keep(&state)?;
+    }
+    ended.into_iter().collect::<Result<(), Refusal>>().map_err(|refusal| match refusal {
+        Refusal::Denied(error) => error,
+        refusal => Error::new(Kind::Io, format!("the pool can't be read to its end: {refusal}")),
+    })?;
+    Ok(state)
 }
 
 pub(super) fn estimate(
     url: &Url,
     pool: &str,
     format: &Format,
-    budget: Budget,
+    budget: Budget<'_>,
     as_json: bool,
 ) -> Result<(), Failure> {
     let Url::Rados(_, location) = url else {
@@ -192,19 +294,39 @@ pub(super) fn estimate(
     let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
     let pool = connection.pool(pool)?;
     let store = RadosObjects::reader(connection, &pool)?;
-    let failed = |refusal: Refusal| match refusal {
-        Refusal::Denied(error) => error,
-        refusal => Error::new(Kind::Io, format!("pool '{}': {refusal}", pool.name.escape_debug())),
-    };
     // Who may not ask for the counts may read the pool all the same.
     let held = store.held(Pool::Chunks).ok().flatten();
-    if budget.share < 1.0 && held.is_none() {
-        let why = "the cluster does not tell how many objects the pool has: leave --sample out";
+    if (budget.share < 1.0 || budget.time.is_some()) && held.is_none() {
+        let why =
+            "the cluster does not tell how many objects the pool has: leave --sample and --for out";
         return Err(Failure::new(why));
     }
+    let left = match held {
+        Some(held) if budget.share < 1.0 => (held.objects as f64 * budget.share).ceil() as u64,
+        _ => u64::MAX,
+    };
     let nothing = Estimate::new(format.chunk_bytes, format.cut, format.compress);
-    let estimate = count(&store, nothing, budget, held.map(|held| held.objects)).map_err(failed)?;
-    let found = estimate.result();
+    let mut state = State::new(nothing, left);
+    let file = budget.portion.cursor.as_deref();
+    if let Some(file) = file
+        && let Some(bytes) = portion::read(file)?
+    {
+        let form = state.estimate.form();
+        let restored = State::restored(&bytes, &pool.name, form);
+        state = restored.ok_or_else(|| portion::is_none(file))?;
+    }
+    let keep = &mut |state: &State| match file {
+        Some(file) => portion::write(file, &state.saved(&store, &pool.name)),
+        None => Ok(()),
+    };
+    let state = count(&store, state, budget, held, keep)?;
+    if let Some(file) = file.filter(|_| state.is_done()) {
+        portion::remove(file)?;
+    }
+    let (found, done) = (state.estimate.result(), state.is_done());
+    // A pool that was read to its end has the bytes that were read, also when clients write meanwhile.
+    let is_part = !done || budget.share < 1.0;
+    let whole = state.estimate.whole(held.filter(|_| is_part).map_or(0, |held| held.bytes));
     let copies = pool.copies();
     let (now, then) = (found.bytes as f64 * copies, found.stored(copies, copies) as f64);
     let (low, different, high) = found.different_bytes;
@@ -217,7 +339,11 @@ pub(super) fn estimate(
             "packed_bytes": found.packed_bytes,
             "metadata_bytes": found.metadata_bytes, "copies": copies, "stored_bytes": then,
             "saved_percent": saved, "sampled_one_of": found.one_of,
-            "objects_of_pool": held.map(|held| held.objects), "read_share": budget.share,
+            "objects_of_pool": held.map(|held| held.objects), "read_share": whole.read_share,
+            "pool_bytes": whole.bytes, "pool_different_bytes_low": whole.different_bytes.0,
+            "pool_different_bytes_high": whole.different_bytes.1,
+            "pool_saved_percent_low": whole.saved_percent.0,
+            "pool_saved_percent_high": whole.saved_percent.1, "ended": done,
         }));
         return Ok(());
     }
@@ -248,25 +374,34 @@ pub(super) fn estimate(
         Size(then as u64),
         Size(now as u64)
     ));
-    output::line(format_args!("saved       {saved:.1} %"));
-    if budget.share < 1.0 {
+    let (least, most) = whole.saved_percent;
+    match found.one_of {
+        1 => output::line(format_args!("saved       {saved:.1} %")),
+        _ if is_part => output::line(format_args!("saved       about {saved:.1} %")),
+        _ => output::line(format_args!(
+            "saved       {saved:.1} %, between {least:.1} % and {most:.1} % (95 %)"
+        )),
+    }
+    if is_part {
         output::line(format_args!(
-            "read        {} of {}: the whole pool is likely to save as much or more, since these may have \
-             chunks in common with others",
-            grouped(found.objects),
-            counted(held.map_or(0, |held| held.objects), "object")
+            "whole pool  {} of {} were read; of all, {} to {} are different, and {least:.1} % to {most:.1} % \
+             are saved (95 %)",
+            Size(found.bytes),
+            Size(whole.bytes),
+            Size(whole.different_bytes.0),
+            Size(whole.different_bytes.1)
         ));
+    }
+    if !done {
+        output::line("the time is over: the same command goes on");
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use onefold_cluster::Cut;
     use onefold_core::checksum;
-    use onefold_core::object::{Change, Held, Holder, Page, PoolKind, Space, Version, Write};
+    use onefold_core::object::{Change, Holder, Page, PoolKind, Space, Version, Write};
     use onefold_testbed::{MemoryObjects, Rng};
 
     use super::*;
@@ -374,8 +509,10 @@ mod tests {
         let (store, names) = pool(&lengths);
         let large = ["object-0", "object-2", "object-5"];
         let mut counted = Vec::new();
-        read_each(&store, &names, &mut |data| {
+        read_each(&store, &names, &mut |name, data| {
+            assert_eq!(name, names[counted.len()]);
             let name = &names[counted.len()];
+            let data = data.unwrap();
             assert!(data == content(name, lengths[counted.len()]), "{name}");
             counted.push(name.clone());
             // Nothing of a later object was read yet, but for its first piece.
@@ -396,12 +533,71 @@ mod tests {
         let lengths: Vec<u64> = (0..30).map(|n| 50_000 + n).chain([PIECE + 4096]).collect();
         let (mut store, names) = pool(&lengths);
         store.gone = names[3].clone();
-        let nothing = || Estimate::new(32 << 10, Cut::Static, false);
-        let all = Budget { rate: None, share: 1.0 };
-        let found = count(&store, nothing(), all, Some(31)).unwrap().result();
-        assert_eq!((found.objects, found.bytes), (30, lengths.iter().sum::<u64>() - lengths[3]));
-        let half = Budget { rate: None, share: 0.5 };
+        let held = store.held(Pool::Chunks).unwrap();
+        let at = |rate| Portion { rate, cursor: None };
+        let (all, slow) = (at(None), at(Some(Size(40 << 20))));
+        let found = |store: &Watched, portion, left| {
+            let budget = Budget { portion, time: None, share: 1.0 };
+            let state = State::new(Estimate::new(32 << 10, Cut::Static, false), left);
+            let state = count(store, state, budget, held, &mut |_| unreachable!()).unwrap();
+            assert!(state.is_done());
+            state.estimate.result()
+        };
+        let whole = found(&store, &all, u64::MAX);
+        assert_eq!((whole.objects, whole.bytes), (30, lengths.iter().sum::<u64>() - lengths[3]));
         store.gone.clear();
-        assert_eq!(count(&store, nothing(), half, Some(31)).unwrap().result().objects, 16);
+        assert_eq!(found(&store, &slow, 16).objects, 16);
+    }
+
+    #[test]
+    fn an_estimate_that_goes_on_counts_each_object_once() {
+        let lengths: Vec<u64> = (0..900).map(|n| 4096 * (n % 3 + 1)).collect();
+        let (store, _) = pool(&lengths);
+        let held = store.held(Pool::Chunks).unwrap();
+        let portion = Portion { rate: None, cursor: None };
+        let nothing = || Estimate::new(4 << 10, Cut::Static, false);
+        let form = nothing().form();
+        let budget = |time| Budget { portion: &portion, time, share: 1.0 };
+        let whole = State::new(nothing(), u64::MAX);
+        let whole = count(&store, whole, budget(None), held, &mut |_| Ok(())).unwrap();
+        let (mut state, mut calls) = (State::new(nothing(), u64::MAX), 0);
+        while !state.is_done() {
+            let mut kept = None;
+            let keep = &mut |state: &State| {
+                kept = Some(state.saved(&store, "rbd"));
+                Ok(())
+            };
+            let ended = count(&store, state, budget(Some(Duration::ZERO)), held, keep).unwrap();
+            calls += 1;
+            if let Some(kept) = kept {
+                assert!(State::restored(&kept, "other", form).is_none());
+                assert!(State::restored(&kept, "rbd", (Cut::Content, 4 << 10, false)).is_none());
+                state = State::restored(&kept, "rbd", form).unwrap();
+            } else {
+                state = ended;
+            }
+        }
+        assert!(calls > 1, "{calls}");
+        assert_eq!(state.estimate.result(), whole.estimate.result());
+        assert_eq!(whole.estimate.result().objects, 900);
+    }
+
+    /// A process that is killed leaves a state in which objects are being read: they are read again.
+    #[test]
+    fn a_state_has_what_was_being_read() {
+        let (store, names) = pool(&[4096; 40]);
+        let nothing = Estimate::new(4 << 10, Cut::Static, false);
+        let form = nothing.form();
+        let work = Work {
+            store: &store,
+            state: Mutex::new(State::new(nothing, 30)),
+            listing: Mutex::new(()),
+            together: 8,
+        };
+        assert_eq!(work.next().unwrap().len(), 8);
+        let saved = work.state.lock().saved(&store, "rbd");
+        let state = State::restored(&saved, "rbd", form).unwrap();
+        assert_eq!((state.page.len(), state.left, state.ended), (40, 30, true));
+        assert!(names.iter().all(|name| state.page.contains(name)));
     }
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Found,
     check::{archive, cluster, found_for, show},
+    portion::Portion,
     refused, served_or_not,
 };
 use onefold::parts::archive_care::{Depth, Extent};
@@ -39,7 +40,8 @@ use onefold_console::{
 #[command(
     after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json\n  \
                   onefold scrub disk.onefold --only vm1@monday\n  \
-                  onefold scrub backups --round 30d --for 2h"
+                  onefold scrub backups --round 30d --for 2h\n  \
+                  onefold scrub rados: --rate 100M --cursor /var/lib/onefold/scrub --for 6h"
 )]
 pub(crate) struct Options {
     /// The store, of any engine
@@ -55,9 +57,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "only")]
     round: Option<Duration>,
 
-    /// With --round: ends after so long, like 2h; the next scrub goes on
-    #[arg(long = "for", value_name = "TIME", requires = "round", value_parser = humantime::parse_duration)]
+    /// With --round or --cursor: ends after so long, like 2h; the next scrub goes on
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
+
+    #[command(flatten)]
+    portion: Portion,
 
     /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -180,6 +185,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         block @ Found::Block(_) => block,
         _ => found_for(&options.store, only)?,
     };
+    if options.time.is_some() && options.round.is_none() && options.portion.cursor.is_none() {
+        return Err(Failure::usage(
+            "--for needs --round or --cursor, by which the next scrub goes on",
+        ));
+    }
+    if options.portion.is_asked() {
+        let Found::Cluster(url) = found else {
+            let why = "--rate and --cursor are for stores of the cluster engine";
+            return Err(refused(&options.store, &found, why));
+        };
+        return cluster::look_on(&url, &options.portion, options.time, options.answer);
+    }
     if let Some(round) = options.round {
         let Found::Archive(directory) = found else {
             return Err(refused(&options.store, &found, "--round is for archives"));

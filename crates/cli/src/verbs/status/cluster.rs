@@ -10,13 +10,13 @@ use onefold::parts::cluster_store::{Opened, Url};
 use onefold_console::{
     failure::Failure,
     output,
-    size::{Size, counted},
+    size::{Size, counted, grouped},
 };
 
 /// How long `status` looks at what servers and workers do, in seconds: each says something every
-/// second, idle workers every three.
-const LOOK_MIN: f64 = 2.0;
-const LOOK_MAX: f64 = 4.0;
+/// second. All that `status` reads is read meanwhile.
+const LOOK_MIN: f64 = 1.2;
+const LOOK_MAX: f64 = 1.8;
 
 /// Objects whose maps are read where there are more: a second's work for a cluster of a few disks.
 const SAMPLE: u64 = 4096;
@@ -90,6 +90,8 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
                 "logical_bytes_bound": sampled.logical_bytes,
                 "cached_bytes_bound": sampled.cached_bytes,
                 "dirty_bytes_bound": sampled.dirty_bytes,
+                "backlog_bound": sampled.backlog,
+                "chunks_bound": sampled.chunks, "chunk_bytes_bound": sampled.chunk_bytes,
             })),
             "problems": problems,
         });
@@ -105,6 +107,10 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
         0 => Size(bytes).to_string(),
         bound => format!("about {} (± {})", Size(bytes), Size(bound)),
     };
+    let some = |count: u64, bound: u64, what: &str| match bound {
+        0 => counted(count, what),
+        bound => format!("about {} (± {})", counted(count, what), grouped(bound)),
+    };
     let encryption = match opened.session.format().sealed {
         true => "encrypted (experimental)",
         false => "not encrypted",
@@ -114,20 +120,20 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
     output::line(format_args!(
         "content     {} in {} of {}",
         about(status.logical_bytes, bounds.logical_bytes),
-        counted(status.entries, "entry"),
-        counted(status.objects, "object")
+        some(status.entries, bounds.entries, "entry"),
+        some(status.objects, bounds.objects, "object")
     ));
     output::line(format_args!(
         "stored      {} in {}, {} in objects",
-        Size(status.chunk_bytes),
-        counted(status.chunks, "chunk"),
+        about(status.chunk_bytes, bounds.chunk_bytes),
+        some(status.chunks, bounds.chunks, "chunk"),
         about(status.cached_bytes, bounds.cached_bytes)
     ));
     output::line(format_args!("saved       {saved:.1} %"));
     output::line(format_args!(
         "to do       {} in {}",
         about(status.dirty_bytes, bounds.dirty_bytes),
-        counted(status.backlog, "object")
+        some(status.backlog, bounds.backlog, "object")
     ));
     output::line(format_args!(
         "cached      {} kept beside the chunks of the same content",
@@ -167,10 +173,10 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
     output::line(format_args!("encryption  {encryption}"));
     if let Some(sampled) = status.sampled {
         output::line(format_args!(
-            "sampled     {} of {} were looked at, and chunks are counted by the object store; the truth \
-             lies within ± with 95 %; --exact reads all",
-            sampled.read,
-            counted(sampled.of, "object")
+            "sampled     {} of {} were looked at{}; the truth lies within ± with 95 %; --exact counts all",
+            grouped(sampled.read),
+            counted(sampled.of, "object"),
+            if sampled.chunks == 0 { ", and the object store counts chunks" } else { "" }
         ));
     }
     problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
@@ -204,7 +210,7 @@ fn told(store: &Url, problems: &[String]) -> Result<(), Failure> {
 }
 
 /// The rates of servers and workers, and the seconds that they cover: until all have said something
-/// twice, two seconds at least and four at most.
+/// something else, for a second at least and two at most.
 fn look_on(
     session: &Session,
     before: &Published,

@@ -15,9 +15,8 @@ use super::guard;
 pub(super) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
     let session = &Opened::open(store, Settings::default())?.session;
     guard::size(request, |name| {
-        let names = session.names().unwrap_or_default();
-        let volumes = names.into_iter().filter(|(_, named)| named.what == What::Volume);
-        volumes.filter(|(other, _)| other == name).map(|(_, named)| named.bytes).next()
+        let named = session.find(name).ok().flatten();
+        named.filter(|named| named.what == What::Volume).map(|named| named.bytes)
     })?;
     match request {
         Request::VolumeCreate { name, bytes, .. } => session.create_volume(name, *bytes)?,

@@ -11,7 +11,7 @@ use onefold::parts::{
     cluster_store::Opened,
     control::{Client, Request},
 };
-use onefold_cluster::{Named, What};
+use onefold_cluster::What;
 use onefold_console::{address::uri, failure::Failure, output::Answer};
 use onefold_core::{Algorithm, Fingerprinter, Kind, hex_digits};
 
@@ -149,9 +149,9 @@ fn look(found: &Found, name: &str) -> Result<(Option<bool>, Option<serde_json::V
             (there, Ok(server))
         }
         Found::Cluster(url) => {
-            let names = Opened::look(url)?.session.names()?;
-            let is_it = |named: &(String, Named)| named.0 == name && named.1.what == What::Volume;
-            return Ok((names.iter().any(is_it).then_some(false), None));
+            let named = Opened::look(url)?.session.find(name)?;
+            let is_it = named.is_some_and(|named| named.what == What::Volume);
+            return Ok((is_it.then_some(false), None));
         }
     };
     match server {

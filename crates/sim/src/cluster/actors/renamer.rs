@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Session, What};
+use onefold_cluster::{Named, Session, What};
 use onefold_core::{Error, Kind, Result};
 
 use super::{CALLS, check_put, note, open};
@@ -60,6 +60,9 @@ fn call(world: &Arc<World>, session: &Arc<Session>) -> Result<()> {
         let other = (first + 1 + inner.rng.below(2) as usize) % 3;
         (inner.rng.below(100), first, other, inner.rng.below(volumes) as usize)
     };
+    if world.inner().params.in_portions() {
+        list_page(world, session)?;
+    }
     match what {
         0..40 => rename(world, session, What::Put, OBJECTS[first], OBJECTS[other]),
         40..55 => rename(world, session, What::Volume, VOLUMES[first], VOLUMES[other]),
@@ -127,13 +130,28 @@ pub(crate) fn delete(world: &Arc<World>, session: &Session, what: What, name: &s
 /// Lists all names, and checks the listing.
 pub(crate) fn list(world: &Arc<World>, session: &Session) -> Result<()> {
     let then = world.inner().naming.now();
-    let names = session.names()?;
+    listed(world, session.names()?, then);
+    Ok(())
+}
+
+/// The same by a page, which has all names of so small a store.
+fn list_page(world: &Arc<World>, session: &Session) -> Result<()> {
+    let then = world.inner().naming.now();
+    let page = session.names_after(None, "")?;
+    if page.next.is_none() {
+        world.inner().reach.hit("a page has all names");
+        listed(world, page.names, then);
+    }
+    Ok(())
+}
+
+/// Compares a listing, which began `then`, with what may be there.
+fn listed(world: &Arc<World>, names: Vec<(String, Named)>, then: u64) {
     let names: Vec<(String, u64)> = names.into_iter().map(|(name, it)| (name, it.id)).collect();
     let mut inner = world.inner();
     if let Some(finding) = inner.naming.listed(&names, then) {
         inner.fail(finding);
     }
-    Ok(())
 }
 
 /// The name of a volume of clients. If both its names stand for volumes, the newer one counts.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Mode, Scrub, Session, Volume, Watermarks, Worker};
+use onefold_cluster::{Mode, Report, Scrub, Session, Volume, Watermarks, Worker};
 use onefold_core::{Error, object::ObjectName};
 
 use super::decay;
@@ -160,15 +160,29 @@ fn work(world: &Arc<World>, session: &Session, worker: &mut Worker) -> Result<()
 
 fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), Error> {
     let mut scrub = Scrub::new(session.clone(), true)?;
-    while scrub.step()? {}
-    let report = scrub.report();
+    let portions = world.inner().params.in_portions();
+    let mut before = Vec::new();
+    while scrub.step()? {
+        if portions && let Some(place) = scrub.place() {
+            // Another process goes on.
+            before.push(scrub.report().clone());
+            scrub = Scrub::new(session.clone(), true)?.from(place);
+            world.inner().reach.hit("a scrub goes on elsewhere");
+        }
+    }
+    before.iter().for_each(|report| told(world, report, quiet));
+    told(world, scrub.report(), quiet);
+    Ok(())
+}
+
+/// Looks at what a scrub, or a portion of it, found.
+fn told(world: &Arc<World>, report: &Report, quiet: bool) {
     // A tidy run leaves a scrub only things to remove: references of a failed flip whose entry was
     // overwritten before another worker came, and headers that a lock made anew.
     let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
     if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
         world.inner().fail(Failure::new(Checker::ScrubQuiet, format!("{report:?}")));
     }
-    Ok(())
 }
 
 /// True when nothing has this name.
