@@ -255,7 +255,7 @@ impl LogEnd {
         let fits = there.checked_add(data.len() as u64).is_some_and(|end| end <= header.bytes());
         // Readers take a header that stands inside a torn frame for that of a later one. In what a cipher
         // gives there is none, but once in millions of frames.
-        let are_blocks = (at | data.len() as u64) % FRAME_ALIGN == 0;
+        let are_blocks = (at | data.len() as u64).is_multiple_of(FRAME_ALIGN);
         let mut inside = data.chunks(FRAME_ALIGN as usize).skip(usize::from(begins));
         let has_others = inside.any(|block| Header::decode(block).is_some());
         match at == self.at + *there && fits && are_blocks && !has_others {
