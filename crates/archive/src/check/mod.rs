@@ -2,13 +2,8 @@
 
 mod round;
 mod trees;
-mod whole;
 
 pub use self::round::{Portion, ScrubRound, note_scrubbed};
-pub(crate) use self::{
-    trees::Trees,
-    whole::{is_untrue, untrue},
-};
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -231,27 +231,40 @@ impl Auxiliary {
     /// The entries that may be written, and the place in the log up to which they are all.
     pub(crate) fn listed(&self) -> (Vec<Entry>, u64) {
         let upto = self.listed.values().copied().max().unwrap_or(0);
-        (self.listed_addresses().map(|(entry, _)| entry).collect(), upto)
+        (self.listed_upto(upto), upto)
     }
 
-    /// For each chunk that a listed container has, its address in the one that was listed first, and the
-    /// frame that lists it: what is imported up to a frame has all that the log lists up to there.
-    fn listed_addresses(&self) -> impl Iterator<Item = (Entry, u64)> {
-        self.entries.iter().filter_map(|(fingerprint, address)| {
-            let others = self.twice.get(fingerprint).into_iter().flatten();
-            let all = others.chain([address]);
-            let listed = |at: &Address| Some((*self.listed.get(&at.container)?, *at));
-            let (frame, first) = all.filter_map(listed).min_by_key(|(frame, _)| *frame)?;
-            Some(((*fingerprint, first), frame))
-        })
+    /// The frames that list a chunk up to this one, with its address in the container that each lists.
+    fn frames_of<'a>(
+        &'a self,
+        fingerprint: &Fingerprint,
+        address: &'a Address,
+        upto: u64,
+    ) -> impl Iterator<Item = (u64, Address)> + use<'a> {
+        let others = self.twice.get(fingerprint).into_iter().flatten();
+        let listed = |at: &Address| Some((*self.listed.get(&at.container)?, *at));
+        others.chain([address]).filter_map(listed).filter(move |(frame, _)| *frame <= upto)
+    }
+
+    /// Each chunk that a container has which the log lists up to this frame, with its newest address there. What
+    /// is imported up to a frame has all that the log lists up to there.
+    fn listed_upto(&self, upto: u64) -> Vec<Entry> {
+        let newest = |(fingerprint, address)| {
+            let frames = self.frames_of(fingerprint, address, upto);
+            frames.max_by_key(|(frame, _)| *frame).map(|(_, newest)| (*fingerprint, newest))
+        };
+        self.entries.iter().filter_map(newest).collect()
     }
 
     /// The oldest entries that may be written: those of the first frames of the log that list `most`
     /// of them together. With the last of these frames; `None` when they are all.
     pub(crate) fn oldest_listed(&self, most: usize) -> (Vec<Entry>, Option<u64>) {
         let mut of_frames: BTreeMap<u64, usize> = BTreeMap::new();
-        for (_, at) in self.listed_addresses() {
-            *of_frames.entry(at).or_default() += 1;
+        for (fingerprint, address) in &self.entries {
+            let frames = self.frames_of(fingerprint, address, u64::MAX);
+            if let Some(first) = frames.map(|(frame, _)| frame).min() {
+                *of_frames.entry(first).or_default() += 1;
+            }
         }
         let (mut count, mut last, mut all) = (0, None, true);
         for (at, entries) in of_frames {
@@ -261,8 +274,7 @@ impl Auxiliary {
             }
             (count, last) = (count + entries, Some(at));
         }
-        let old = self.listed_addresses().filter(|(_, at)| Some(*at) <= last);
-        (old.map(|(entry, _)| entry).collect(), last.filter(|_| !all))
+        (last.map_or_else(Vec::new, |last| self.listed_upto(last)), last.filter(|_| !all))
     }
 
     /// Drops entries that the log lists up to this place.

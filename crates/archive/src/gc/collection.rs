@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use crate::{
-    check::Trees,
     container::{Pace, Rewriter},
     format::{
         ContainerId,
@@ -17,7 +16,7 @@ use crate::{
     rad::{self, LateEncoding},
     rules::Rule,
     tables::{Tables, WriteCost},
-    tree::expire,
+    tree::{Trees, expire},
     usage_counts::{
         Counted, CountsFound, IfUnproven, InMemory, counts_number, files_of_counts, highest_counts,
     },

@@ -7,7 +7,6 @@ use onefold_core::{Kind, Result};
 
 use super::{collection::Collection, dead_chunks::DeadChunks};
 use crate::{
-    check::Trees,
     format::{
         Address, ContainerId,
         damage::is_condemned,
@@ -16,6 +15,7 @@ use crate::{
     operations_log::await_earlier_epoch,
     rules::Rule,
     tables::Tables,
+    tree::Trees,
     usage_counts::{CountsReader, InMemory, is_gone},
 };
 

@@ -9,12 +9,12 @@ use onefold_core::{Error, Kind, Result};
 
 use super::collection::Collection;
 use crate::{
-    check::{is_untrue, untrue as untrue_snapshot},
     container::ChunkReader,
     format::{Address, backup::SnapshotId, domain::FIRST_DOMAIN, record::Record},
     operations_log::domain_of,
     stream::Ingest,
     tables::{Container, Tables},
+    tree::{is_untrue, untrue as untrue_snapshot},
 };
 
 /// Snapshots that one frame tells of at most.

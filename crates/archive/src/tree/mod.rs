@@ -22,6 +22,8 @@
 //! | [`diff`] | what differs between two trees |
 //! | [`same_content`] | whether two files have the same content |
 //! | [`catalogue`] | forgotten, undeleted, expired |
+//! | [`judged`] | trees looked at, each node once, and what is wrong with them |
+//! | [`whole`] | whether a snapshot of a put key is what it says |
 //! | [`wire`] | events between two processes |
 
 mod backup;
@@ -33,6 +35,7 @@ mod compare;
 mod diff;
 mod file_map;
 mod foreign;
+mod judged;
 mod levels;
 mod links;
 mod parent;
@@ -40,9 +43,9 @@ mod reader;
 mod restore;
 mod same_content;
 mod shrunk;
+mod whole;
 mod wire;
 
-pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
 pub(crate) use self::catalogue::{Expiry, expire, expiry};
 pub use self::{
     backup::{
@@ -55,4 +58,8 @@ pub use self::{
     parent::{Found as FoundInParent, Parents},
     reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},
     restore::{RestoreTarget, RestoreWindow},
+};
+pub(crate) use self::{
+    judged::{Judged, TreeSource, Trees},
+    whole::{is_untrue, untrue},
 };

@@ -28,7 +28,6 @@ use super::{
     pages::PagesReader,
 };
 use crate::{
-    check::is_untrue,
     container::Rewriter,
     format::{
         Address, ContainerId,
@@ -40,6 +39,7 @@ use crate::{
     operations_log::is_erased,
     rules::Rule,
     tables::{Tables, roots},
+    tree::is_untrue,
 };
 
 /// The changes by snapshots that came and went.

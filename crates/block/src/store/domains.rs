@@ -13,7 +13,7 @@ impl Store {
     /// # Errors
     /// As [`check_domain_limits`]; `NoSpace` too when the store stays full.
     pub fn check_domain(&self, limits: DomainLimits) -> Result<()> {
-        self.change(|| check_domain_limits(&self.engine, limits))
+        self.changes().make(|| check_domain_limits(&self.engine, limits))
     }
 
     /// Gives a domain other limits: `change` gets those that it has. They are in force at once, and
@@ -29,7 +29,7 @@ impl Store {
         let number = domain_called(&self.engine, name)?;
         let before = self.engine.kernel.state.lock().domains.limits(number);
         let limits = change(before);
-        let wanted = self.change(|| set_domain_limits(&self.engine, number, limits))?;
+        let wanted = self.changes().make(|| set_domain_limits(&self.engine, number, limits))?;
         while domain_limits_durable(&self.engine) < wanted {
             let seen = self.commit.progress();
             self.engine.checkpoint()?;

@@ -16,7 +16,7 @@ impl Store {
     /// `Io`.
     pub fn grow(&self, bytes: Option<u64>) -> Result<u64> {
         let growth = Growth::of(&self.engine);
-        let number = self.change(|| growth.ask(bytes.map(|bytes| bytes / 4096)))?;
+        let number = self.changes().make(|| growth.ask(bytes.map(|bytes| bytes / 4096)))?;
         while growth.done() < number {
             let seen = self.commit.progress();
             self.engine.checkpoint()?;

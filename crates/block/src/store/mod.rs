@@ -10,6 +10,7 @@
 //! waited commits for all of them.
 
 mod background;
+mod changes;
 mod commit;
 mod domains;
 mod growth;
@@ -28,13 +29,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Poll, Waker},
     time::Duration,
 };
 
 use commit::GroupCommit;
 use handles::Handles;
-use onefold_core::{Attempt, Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
+use onefold_core::{Clock, Disk, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
 pub use receive::Received;
 pub use receives::{ReceiveState, receives};
@@ -42,14 +42,10 @@ pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{DomainStatus, Status, VolumeStatus};
-use crate::{Engine, NewVolume, NoDedup, Persistence, Setting, Settings, traffic::AllTraffic};
+use crate::{Engine, NewVolume, NoDedup, Setting, Settings, traffic::AllTraffic};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
-
-/// Checkpoints that a change waits for before the store counts as full although something could
-/// still be reclaimed.
-const ROOM_CHECKPOINTS: u64 = 16;
 
 /// A store that is served.
 pub struct Store {
@@ -68,6 +64,9 @@ pub struct Store {
     pressure: AtomicU64,
     stopping: AtomicBool,
 }
+
+/// Changes of a store, which wait for room when the engine asks for it.
+struct Changes<'s>(&'s Store);
 
 /// Snapshots that leave a store or come into one as streams, and volumes that do as raw data.
 ///
@@ -207,100 +206,14 @@ impl Store {
         self.commit.flush()
     }
 
-    /// Tries a change, which is `Pending` when the engine asks to wait for room.
-    ///
-    /// # Errors
-    /// `NoSpace` when so many checkpoints made no room that none will come.
-    fn try_change<T>(
-        &self,
-        busy_since: &mut Option<[u64; 2]>,
-        change: impl FnOnce() -> Result<T>,
-    ) -> Result<Poll<T>> {
-        match change() {
-            Err(busy) if busy.kind() == Kind::Busy => {}
-            other => return other.map(Poll::Ready),
-        }
-        let counts = self.engine.counts();
-        let now = [counts.discard_leaves, counts.checkpoints];
-        let begun = busy_since.get_or_insert(now);
-        // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room.
-        if now[0] > begun[0] {
-            *begun = now;
-        }
-        if now[1] > begun[1] + ROOM_CHECKPOINTS {
-            return Err(Error::new(
-                Kind::NoSpace,
-                "the store is full; trim or delete data, or give it more space",
-            ));
-        }
-        Ok(Poll::Pending)
-    }
-
-    /// Tries until it is not `Pending` any more. Waits for room between two tries.
-    fn until_there_is_room<T>(&self, mut attempt: impl FnMut() -> Result<Poll<T>>) -> Result<T> {
-        loop {
-            let seen = self.commit.progress();
-            if let Poll::Ready(done) = attempt()? {
-                return Ok(done);
-            }
-            self.pressure.fetch_add(1, Ordering::SeqCst);
-            self.make_room();
-            self.commit.wait_for_progress(seen, ROOM_WAIT);
-            self.pressure.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Has the working threads look for room.
-    fn make_room(&self) {
-        self.writer.raise();
-        self.background.raise();
-    }
-
-    /// Wakes `waker` once, when there may be room.
-    fn on_progress(&self, waker: &Waker) {
-        self.commit.on_progress(waker);
-        self.make_room();
-    }
-
-    /// Makes a change, waiting for room when the engine asks for it.
-    fn change<T>(&self, mut change: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut busy_since = None;
-        self.until_there_is_room(|| self.try_change(&mut busy_since, &mut change))
-    }
-
-    /// True when a change of data counts as made when it is durable.
-    fn is_strong(&self) -> bool {
-        self.engine.settings().persistence == Persistence::Strong
-    }
-
-    /// Tries a change of data, which is not durable yet.
-    fn try_data_change(
-        &self,
-        attempt: &mut Attempt,
-        change: impl FnOnce(&mut u64) -> Result<Ticket>,
-    ) -> Result<Poll<Ticket>> {
-        let Attempt { taken, busy_since } = attempt;
-        let changed = self.try_change(busy_since, || change(taken))?;
-        if changed.is_ready() && self.engine.kernel.has_closed_windows() {
-            self.writer.raise();
-        }
-        Ok(changed)
-    }
-
-    /// A change of data: made at once, or with strong persistence when it is durable.
-    fn data_change(&self, mut change: impl FnMut() -> Result<Ticket>) -> Result<Ticket> {
-        let mut attempt = Attempt::default();
-        let ticket =
-            self.until_there_is_room(|| self.try_data_change(&mut attempt, |_| change()))?;
-        if self.is_strong() {
-            self.commit.wait(ticket)?;
-        }
-        Ok(ticket)
+    /// Changes, which may have to wait for room.
+    fn changes(&self) -> Changes<'_> {
+        Changes(self)
     }
 
     /// A change of the catalogue: acknowledged when it is durable.
     fn catalogue_change<T>(&self, mut change: impl FnMut() -> Result<(T, Ticket)>) -> Result<T> {
-        let (value, ticket) = self.change(&mut change)?;
+        let (value, ticket) = self.changes().make(&mut change)?;
         self.commit.wait(ticket)?;
         Ok(value)
     }

@@ -315,7 +315,7 @@ impl Copies<'_> {
             return Ok(());
         }
         let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
-        match if must { self.0.change(note) } else { note() } {
+        match if must { self.0.changes().make(note) } else { note() } {
             Err(later) if !must && matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {
                 cursor.not_before = now + RETRY_TIME;
             }
@@ -331,7 +331,7 @@ impl Copies<'_> {
         if cursor.at > cursor.noted {
             // If that fails, the cursor is lower, and more is sent again.
             let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
-            let asked = self.0.change(note);
+            let asked = self.0.changes().make(note);
             let _ = asked.and_then(|asked| self.0.perform(asked));
         }
     }
@@ -401,7 +401,7 @@ impl Copies<'_> {
 
     /// Makes a change of data, which clients who have the volume open, as that of an import, see.
     fn change(&self, id: VolumeId, mut change: impl FnMut() -> Result<Ticket>) -> Result<()> {
-        self.0.data_change(|| self.0.handles.lock().changing(id, &mut change)).map(drop)
+        self.0.changes().make_of_data(|| self.0.handles.lock().changing(id, &mut change)).map(drop)
     }
 
     /// Makes a replica an ordinary volume. Durable on return.

@@ -133,7 +133,8 @@ impl Copies<'_> {
     fn give_up(&self, id: VolumeId, force: bool) -> Result<bool> {
         let deleted = self
             .0
-            .change(|| self.0.handles.lock().end(id, force, || self.0.engine.delete_volume(id)));
+            .changes()
+            .make(|| self.0.handles.lock().end(id, force, || self.0.engine.delete_volume(id)));
         match deleted {
             Ok(Ended::Done(ticket)) => self.0.commit.wait(ticket).map(|()| true),
             Ok(Ended::IsOpen) => Ok(false),

@@ -35,7 +35,7 @@ pub(super) fn forget_rest(copies: &Copies<'_>, id: VolumeId, receiving: &Receivi
         return become_hole(copies, id, cursor..end);
     };
     // The checkpoint of the cursor carries into the tables what lies behind it, too.
-    let asked = copies.0.change(|| copies.0.acts().cursor(id, cursor, &[], now_ms()))?;
+    let asked = copies.0.changes().make(|| copies.0.acts().cursor(id, cursor, &[], now_ms()))?;
     copies.0.perform(asked)?;
     let mut at = cursor;
     while at < end {

@@ -68,8 +68,9 @@ impl Store {
     /// `NotFound`; `Busy` when somebody has it open, unless `force` is true: then they get errors.
     pub fn delete_snapshot(&self, name: &str, force: bool) -> Result<()> {
         let id = self.find_snapshot(name)?;
-        let deleted =
-            self.change(|| self.handles.lock().end(id, force, || self.engine.delete_volume(id)));
+        let deleted = self
+            .changes()
+            .make(|| self.handles.lock().end(id, force, || self.engine.delete_volume(id)));
         self.commit.wait(deleted?.done()?)
     }
 
@@ -90,7 +91,7 @@ impl Store {
     /// Asks for an act until it is admitted, and has its turn for the room that it waits for.
     pub(super) fn act<T>(&self, mut ask: impl FnMut(&Acts<'_>) -> Result<T>) -> Result<T> {
         let held = HeldPlace { store: self, place: self.acts().take_place() };
-        self.change(|| ask(&Acts::at(&self.engine, held.place)))
+        self.changes().make(|| ask(&Acts::at(&self.engine, held.place)))
     }
 
     pub(super) fn find_snapshot(&self, name: &str) -> Result<VolumeId> {

@@ -123,11 +123,11 @@ impl Volume for BlockVolume {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
         let mut attempt = Attempt::default();
-        self.store.until_there_is_room(|| self.try_write(offset, data, &mut attempt))
+        self.store.changes().until_there_is_room(|| self.try_write(offset, data, &mut attempt))
     }
 
     fn try_write(&self, offset: u64, data: &[u8], attempt: &mut Attempt) -> Result<Poll<Ticket>> {
-        let written = self.store.try_data_change(attempt, |taken| {
+        let written = self.store.changes().attempt_of_data(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, data.len() as u64);
             self.store.engine.write_from(self.id, offset, data, taken)
@@ -139,7 +139,7 @@ impl Volume for BlockVolume {
     }
 
     fn acknowledges_late(&self) -> bool {
-        self.store.is_strong()
+        self.store.changes().is_strong()
     }
 
     fn durable(&self) -> Option<Ticket> {
@@ -147,16 +147,16 @@ impl Volume for BlockVolume {
     }
 
     fn on_progress(&self, waker: &Waker) {
-        self.store.on_progress(waker);
+        self.store.changes().on_progress(waker);
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
         let mut attempt = Attempt::default();
-        self.store.until_there_is_room(|| self.try_trim(offset, bytes, &mut attempt))
+        self.store.changes().until_there_is_room(|| self.try_trim(offset, bytes, &mut attempt))
     }
 
     fn try_trim(&self, offset: u64, bytes: u64, attempt: &mut Attempt) -> Result<Poll<Ticket>> {
-        self.store.try_data_change(attempt, |_| {
+        self.store.changes().attempt_of_data(attempt, |_| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);
             self.store.engine.trim(self.id, offset, bytes)
@@ -165,7 +165,9 @@ impl Volume for BlockVolume {
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
         let mut attempt = Attempt::default();
-        self.store.until_there_is_room(|| self.try_zeroes(offset, bytes, keep, &mut attempt))
+        self.store
+            .changes()
+            .until_there_is_room(|| self.try_zeroes(offset, bytes, keep, &mut attempt))
     }
 
     fn try_zeroes(
@@ -175,7 +177,7 @@ impl Volume for BlockVolume {
         keep: bool,
         attempt: &mut Attempt,
     ) -> Result<Poll<Ticket>> {
-        self.store.try_data_change(attempt, |taken| {
+        self.store.changes().attempt_of_data(attempt, |taken| {
             let _inside = self.handle.enter()?;
             let _change = self.change(offset, bytes);
             self.store.engine.write_zeroes(self.id, offset, bytes, keep, taken)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
-use super::trees::{TreeSource, Trees};
+use super::judged::{TreeSource, Trees};
 use crate::{
     container::{ChunkReader, ContainerReader},
     format::{
