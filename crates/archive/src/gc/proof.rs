@@ -1,9 +1,9 @@
 //! What put keys stored, read by manage before anything is made of it.
 //!
 //! A container is true when each of its chunks has the fingerprint under which it is found. Until then only
-//! the key that listed it takes its chunks for duplicates. A snapshot is true when its root is one, when all that
-//! its tree names is there, with its fingerprint, and when its totals are those of the tree. Until then nothing is counted for it: it could name what somebody else stores
-//! later, and take that along when it goes.
+//! the key that listed it takes its chunks for duplicates. A snapshot is true when its root is one, when all
+//! that its tree names is there, with its fingerprint, and when its totals are those of the tree. Until then
+//! nothing is counted for it: it could name what somebody else stores later, and take that along when it goes.
 
 use onefold_core::{Error, Kind, Result};
 
