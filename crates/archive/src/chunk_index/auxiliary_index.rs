@@ -312,6 +312,21 @@ mod tests {
         }
     }
 
+    /// Of two listed containers with a chunk, an import has the newest that the log lists up to its place.
+    #[test]
+    fn an_import_has_the_newest_address_up_to_its_place() {
+        let (chunk, at) = (Fingerprint([7; 16]), |id| Address { container: ContainerId(id), slot: 0 });
+        let mut auxiliary = Auxiliary::default();
+        for (id, frame) in [(1, 9), (2, 12)] {
+            auxiliary.load(ContainerId(id), frame, [(chunk, at(id))].into_iter());
+        }
+        auxiliary.load(ContainerId(3), 10, [(Fingerprint([8; 16]), at(3))].into_iter());
+        assert!(auxiliary.listed().0.contains(&(chunk, at(2))));
+        assert_eq!(auxiliary.oldest_listed(1), (vec![(chunk, at(1))], Some(9)));
+        auxiliary.forget_listed(9);
+        assert!(auxiliary.oldest_listed(9).0.contains(&(chunk, at(2))));
+    }
+
     /// Two sessions store a chunk at a time; whichever is given up, the other one's is found.
     #[test]
     fn a_chunk_that_two_sessions_stored_outlives_either() {

@@ -377,12 +377,11 @@ impl<'k> Names<'k> {
         for _ in 0..LISTINGS {
             let (found, end) = self.look_behind(&shards, after, &wanted).map_err(say)?;
             let steps = found.steps.clone();
-            let once = !self.kernel.keeps(Rule::NamesPageStable);
-            if steps == before || once {
+            if steps == before {
                 let arrives = !found.arrivals.is_empty();
                 let choose = &mut |told: Told<'_>| matches!(told, Told::Name(..));
                 let names = self.listed(found, choose).map_err(say)?;
-                if !arrives || once || self.counted_steps(&shards).map_err(say)? == steps {
+                if !arrives || self.counted_steps(&shards).map_err(say)? == steps {
                     return Ok(NamesPage { names, next: end });
                 }
             }

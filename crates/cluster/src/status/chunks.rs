@@ -4,14 +4,16 @@
 //! measured: names of chunks begin with a hash, so they are spread evenly, and a page of names that begins
 //! anywhere tells how far apart they are.
 
-use onefold_core::object::{ObjectName, Pool, Read, ReadPart, Refusal, Seen};
-
-use super::{
-    CHUNKS_LOOKED_AT, Status,
-    sample::{Chance, Sum},
-    sizes,
+use onefold_core::{
+    Error, Result,
+    object::{ObjectName, Pool, Read, ReadPart, Refusal, Seen},
 };
+
+use super::sample::{Chance, Sum};
 use crate::{format::Chunk, session::Session};
+
+/// Chunks up to which each is looked at.
+const LOOKED_AT: u64 = 20_000;
 
 /// What names of chunks begin with, before the hash.
 const PREFIX: &str = "c.0.";
@@ -20,9 +22,19 @@ const PREFIX: &str = "c.0.";
 const PLACES: usize = 64;
 const AT_EACH: usize = 64;
 
-/// Counts the chunks by the object store's own counts, if there are many, or by a sample; looks at each
-/// else.
-pub(super) fn estimate(session: &Session, seed: u64, status: &mut Status) -> Result<(), Refusal> {
+/// Chunks and their bytes; each with the distance within which the truth lies with 95 %.
+pub(super) struct Estimated {
+    pub(super) chunks: (u64, u64),
+    pub(super) bytes: (u64, u64),
+}
+
+/// Counts the chunks by the object store's own counts, or by a sample. `None` where there are few, or no
+/// other way than a look at each. Chunks that can't be read are given to `unread`.
+pub(super) fn estimate(
+    session: &Session,
+    seed: u64,
+    unread: &mut dyn FnMut(Error) -> Result<()>,
+) -> Result<Option<Estimated>, Refusal> {
     let store = session.kernel().store();
     let held = match store.held(Pool::Chunks) {
         // Who may not ask for the counts may read the pool all the same.
@@ -30,13 +42,13 @@ pub(super) fn estimate(session: &Session, seed: u64, status: &mut Status) -> Res
         held => held?,
     };
     match held {
-        Some(held) if held.objects > CHUNKS_LOOKED_AT => {
-            (status.chunks, status.chunk_bytes) = (held.objects, held.bytes);
-            status.sampled.get_or_insert_default();
-            Ok(())
+        Some(held) if held.objects > LOOKED_AT => {
+            Ok(Some(Estimated { chunks: (held.objects, 0), bytes: (held.bytes, 0) }))
         }
-        None if store.lists_by_name() && are_many(session)? => by_density(session, seed, status),
-        _ => sizes(session, Pool::Chunks, status),
+        None if store.lists_by_name() && are_many(session)? => {
+            by_density(session, seed, unread).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -47,8 +59,8 @@ fn are_many(session: &Session) -> Result<bool, Refusal> {
         let page = session.kernel().store().list(Pool::Chunks, from.as_deref(), 1000)?;
         names += page.names.len() as u64;
         from = page.next;
-        if from.is_none() || names > CHUNKS_LOOKED_AT {
-            return Ok(names > CHUNKS_LOOKED_AT);
+        if from.is_none() || names > LOOKED_AT {
+            return Ok(names > LOOKED_AT);
         }
     }
 }
@@ -60,7 +72,11 @@ fn place_of(name: &str) -> Option<u64> {
 
 /// Estimates how many chunks there are from how far names are apart, and their bytes from those of the
 /// names that were read.
-fn by_density(session: &Session, seed: u64, status: &mut Status) -> Result<(), Refusal> {
+fn by_density(
+    session: &Session,
+    seed: u64,
+    unread: &mut dyn FnMut(Error) -> Result<()>,
+) -> Result<Estimated, Refusal> {
     let (kernel, mut chance) = (session.kernel(), Chance(seed | 1));
     let (mut names, mut gaps, mut bytes) = (0u64, Sum::default(), Sum::default());
     for _ in 0..PLACES {
@@ -82,22 +98,20 @@ fn by_density(session: &Session, seed: u64, status: &mut Status) -> Result<(), R
                     }
                 }
                 Err(Refusal::Missing) => {}
-                Err(Refusal::Failed(error)) => status.unread(error).map_err(Refusal::Failed)?,
+                Err(Refusal::Failed(error)) => unread(error).map_err(Refusal::Failed)?,
                 Err(refusal) => return Err(refusal),
             }
         }
     }
     let (gap, gap_error) = gaps.mean();
     let (length, length_error) = bytes.mean();
-    // The last name of a page ends its gap: a gap is one name longer than it looks.
+    // The names that end the gaps are no part of a sample of so long gaps: one less is without bias.
     let found = names.saturating_sub(1) as f64 / PLACES as f64;
     let chunks = found / gap.max(1.0) * 2f64.powi(64);
     let share = |error: f64, of: f64| if of == 0.0 { 0.0 } else { error / of };
     let (of_gap, of_length) = (share(gap_error, gap), share(length_error, length));
-    status.chunks = chunks as u64;
-    status.chunk_bytes = (chunks * length) as u64;
-    let sampled = status.sampled.get_or_insert_default();
-    sampled.chunks = (chunks * of_gap) as u64;
-    sampled.chunk_bytes = (chunks * length * of_gap.hypot(of_length)) as u64;
-    Ok(())
+    Ok(Estimated {
+        chunks: (chunks as u64, (chunks * of_gap) as u64),
+        bytes: ((chunks * length) as u64, (chunks * length * of_gap.hypot(of_length)) as u64),
+    })
 }

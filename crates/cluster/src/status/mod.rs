@@ -27,9 +27,6 @@ use sample::{Chance, Places, Sum, candidates};
 /// Objects that are read at one time.
 const BATCH: usize = 256;
 
-/// Chunks up to which a status that may look at a sample looks at each.
-const CHUNKS_LOOKED_AT: u64 = 20_000;
-
 /// Keys of the dirty list up to which a status that may look at a sample counts each.
 const LISTED_COUNTED: u64 = 65_536;
 
@@ -286,7 +283,7 @@ impl Session {
             _ => sizes(self, Pool::Metadata, &mut status),
         };
         let chunks = match seed {
-            Some(seed) => chunks::estimate(self, seed, &mut status),
+            Some(seed) => chunks_by_sample(self, seed, &mut status),
             None => sizes(self, Pool::Chunks, &mut status),
         };
         for (looked, what) in [
@@ -443,6 +440,16 @@ fn sample(
         dirty_bytes: dirty.1,
         ..status.sampled.unwrap_or_default()
     });
+    Ok(())
+}
+
+/// Chunks by an estimate, where there are many; looks at each else.
+fn chunks_by_sample(session: &Session, seed: u64, status: &mut Status) -> Result<(), Refusal> {
+    let found = chunks::estimate(session, seed, &mut |error| status.unread(error))?;
+    let Some(found) = found else { return sizes(session, Pool::Chunks, status) };
+    (status.chunks, status.chunk_bytes) = (found.chunks.0, found.bytes.0);
+    let sampled = status.sampled.get_or_insert_default();
+    (sampled.chunks, sampled.chunk_bytes) = (found.chunks.1, found.bytes.1);
     Ok(())
 }
 

@@ -52,6 +52,10 @@ impl<F: Fn(&Write) -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         self.store.list(pool, from, most)
     }
 
+    fn lists_by_name(&self) -> bool {
+        self.store.lists_by_name()
+    }
+
     fn lock(
         &self,
         object: &ObjectName,

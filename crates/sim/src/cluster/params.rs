@@ -321,7 +321,7 @@ impl Params {
         self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
-    /// True in one seed of nine, none of which was kept. Deletions then read the listing of the
+    /// True in one seed of nine, none of which had been kept when this came. Deletions then read the listing of the
     /// pool.
     fn lists(&self) -> bool {
         self.seed % 9 == 5
