@@ -315,7 +315,8 @@ mod tests {
     /// Of two listed containers with a chunk, an import has the newest that the log lists up to its place.
     #[test]
     fn an_import_has_the_newest_address_up_to_its_place() {
-        let (chunk, at) = (Fingerprint([7; 16]), |id| Address { container: ContainerId(id), slot: 0 });
+        let (chunk, at) =
+            (Fingerprint([7; 16]), |id| Address { container: ContainerId(id), slot: 0 });
         let mut auxiliary = Auxiliary::default();
         for (id, frame) in [(1, 9), (2, 12)] {
             auxiliary.load(ContainerId(id), frame, [(chunk, at(id))].into_iter());
