@@ -20,7 +20,7 @@ pub struct Attempt {
     /// them any more.
     pub taken: u64,
     /// How far the engine was when it had no room for the first time, in numbers of its own.
-    pub busy_since: Option<[u64; 2]>,
+    pub busy_since: Option<[u64; 3]>,
 }
 
 /// The content of a range of a volume.

@@ -176,6 +176,29 @@ fn a_failed_flush_is_an_error_for_everyone_who_waited() {
     }
 }
 
+/// A flush of such a volume tells of no failure: those are told by the tickets of the writes.
+#[test]
+fn a_write_that_failed_late_is_an_error_also_where_a_flush_waits_beside_it() {
+    let served = served(Limits::default());
+    served.volume.late.store(true, SeqCst);
+    served.volume.hold.store(true, SeqCst);
+    served.volume.refuse_waits.store(true, SeqCst);
+    let mut raw = Raw::go(&served.socket, Mode::Simple);
+    raw.send(&requests(Mode::Simple, &[(0, WRITE, 0, &b"0123"[..])]));
+    while served.volume.waits.load(SeqCst) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    raw.send(&requests(Mode::Simple, &[(0, WRITE, 512, &b"0123"[..]), (0, FLUSH, 0, &b""[..])]));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    served.volume.hold.store(false, SeqCst);
+    let mut errors = 0;
+    for _ in 0..3 {
+        let is_error = matches!(raw.chunk(0).unwrap().content, Content::Error(28, ..));
+        errors += u32::from(is_error);
+    }
+    assert_eq!(errors, 2, "both writes failed, and the flush did not");
+}
+
 #[test]
 fn a_client_that_says_good_bye_after_a_flush_gets_its_answer() {
     let served = served(Limits::default());

@@ -10,7 +10,7 @@ use onefold_core::{Attempt, Error, Kind, Result, Ticket};
 use super::{Changes, ROOM_WAIT};
 use crate::Persistence;
 
-/// Checkpoints that a change waits for before the store counts as full although something could
+/// Tries behind checkpoints that a change makes before the store counts as full although something could
 /// still be reclaimed.
 const ROOM_CHECKPOINTS: u64 = 16;
 
@@ -21,7 +21,7 @@ impl Changes<'_> {
     /// `NoSpace` when so many checkpoints made no room that none will come.
     pub(super) fn attempt<T>(
         &self,
-        busy_since: &mut Option<[u64; 2]>,
+        busy_since: &mut Option<[u64; 3]>,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<Poll<T>> {
         match change() {
@@ -30,12 +30,15 @@ impl Changes<'_> {
         }
         let counts = self.0.engine.counts();
         let now = [counts.discard_leaves, counts.checkpoints];
-        let begun = busy_since.get_or_insert(now);
-        // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room.
-        if now[0] > begun[0] {
-            *begun = now;
+        let [leaves, checkpoints, in_vain] = busy_since.get_or_insert([now[0], now[1], 0]);
+        // Ranges that wait are worked off leaf by leaf: as long as that goes on, there will be room. Else tries
+        // count, each behind another checkpoint: a front end may come to a change late.
+        if now[0] > *leaves {
+            (*leaves, *checkpoints, *in_vain) = (now[0], now[1], 0);
+        } else if now[1] > *checkpoints {
+            (*checkpoints, *in_vain) = (now[1], *in_vain + 1);
         }
-        if now[1] > begun[1] + ROOM_CHECKPOINTS {
+        if *in_vain > ROOM_CHECKPOINTS {
             return Err(Error::new(
                 Kind::NoSpace,
                 "the store is full; trim or delete data, or give it more space",

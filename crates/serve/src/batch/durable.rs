@@ -3,7 +3,8 @@
 //!
 //! *Threads:* a front end has one helper, started when first needed, or [`LATE_HELPERS`] where the
 //! thread that waits for writes also sends them. A helper serves all requests that wait at once:
-//! one flush answers every request that began waiting before the flush started.
+//! one flush answers every request that began waiting before the flush started, unless the volume acknowledges
+//! late.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -129,9 +130,11 @@ impl<T> Waits<T> {
             if taken.is_empty() {
                 break;
             }
-            // A flush is the greatest, and covers every ticket.
+            // A flush is the greatest, and covers every ticket, but where clients hear of changes late: there each
+            // ticket tells of its own failure, and a flush does not.
             taken.sort_unstable_by_key(|&(until, _)| until);
-            let flush = taken.last().is_some_and(|&(until, _)| until == Until::Flushed);
+            let flush = !volume.acknowledges_late()
+                && taken.last().is_some_and(|&(until, _)| until == Until::Flushed);
             for group in taken.chunk_by(|a, b| flush || a.0 == b.0) {
                 let until = if flush { Until::Flushed } else { group[0].0 };
                 answers.begin();

@@ -421,8 +421,10 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             let Some(request) = self.ring.lock().take()? else { break };
             add(&self.device.counters.in_flight, 1);
             self.execute(request, memory.map_of_guest())?;
-            let long = self.cost >= u64::from(TURN_BYTES) || self.since.elapsed() >= TURN_TIME;
-            if (long && self.is_wanted()) || self.is_cut() {
+            // Reads wait for the end, and so do changes without room: it comes also when nobody wants the place.
+            let is_long = self.since.elapsed() >= TURN_TIME;
+            let is_much = self.cost >= u64::from(TURN_BYTES) && self.is_wanted();
+            if is_long || is_much || self.is_cut() {
                 break;
             }
         }
@@ -606,6 +608,9 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         }
         self.parked.ask(self.device.volume);
         while let Some(mut change) = self.parked.pop() {
+            if self.is_cut() {
+                return Err(CUT);
+            }
             if !self.make(&mut change, memory, waits)? {
                 self.parked.put_back(change);
                 break;
@@ -665,6 +670,12 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
             let written = change.write(self.device.volume, offset, piece, waits);
             drop(turn);
             match written {
+                // Pieces have tickets of their own, and each may tell of its own failure.
+                Ok(true) if next < end && self.device.volume.acknowledges_late() => {
+                    if let Err(error) = self.device.volume.wait(change.ticket) {
+                        return Ok(Err(error));
+                    }
+                }
                 Ok(true) => {}
                 none => return Ok(none),
             }

@@ -138,6 +138,11 @@ impl Buffers {
         })
     }
 
+    /// Forgets where the buffers are; their bytes still count.
+    fn forget(&mut self) {
+        self.parts = Vec::new();
+    }
+
     /// Takes away the first bytes.
     fn skip(&mut self, bytes: u32) {
         let mut left = bytes;
@@ -248,14 +253,17 @@ impl Request {
         given.copy_from(memory, 0, &mut header)?;
         given.skip(HEADER_BYTES as u32);
         let answer = wanted.pop_last().ok_or("a request without room for an answer")?;
-        Ok(Request {
-            head,
-            kind: Kind::from(u32_at(&header, 0)),
-            sector: u64_at(&header, 8),
-            given,
-            wanted,
-            answer,
-        })
+        let kind = Kind::from(u32_at(&header, 0));
+        // Lists that the kind does not need would be memory of the guest's choice while the request waits.
+        match kind {
+            Kind::Read | Kind::Identify => given.forget(),
+            Kind::Write | Kind::Discard | Kind::Zeroes => wanted.forget(),
+            Kind::Flush | Kind::Other => {
+                given.forget();
+                wanted.forget();
+            }
+        }
+        Ok(Request { head, kind, sector: u64_at(&header, 8), given, wanted, answer })
     }
 
     /// The first byte and the bytes that it is about, when they are whole sectors of a volume of

@@ -76,6 +76,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) panic: AtomicBool,
     /// Clients may hear of changes only when they are durable.
     pub(crate) late: AtomicBool,
+    /// Waits for a ticket fail, and flushes do not: each ticket tells of its own failure.
+    pub(crate) refuse_waits: AtomicBool,
     /// The name that it got when it was renamed.
     pub(crate) renamed: Mutex<Option<String>>,
 }
@@ -101,6 +103,7 @@ impl MemoryVolume {
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
             late: AtomicBool::new(false),
+            refuse_waits: AtomicBool::new(false),
             renamed: Mutex::default(),
         })
     }
@@ -343,7 +346,11 @@ impl Volume for MemoryVolume {
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.waits.fetch_add(1, SeqCst);
-        self.settle(Some(ticket.0))
+        self.settle(Some(ticket.0))?;
+        match self.refuse_waits.load(SeqCst) {
+            true => Err(Error::new(Kind::NoSpace, "there was no room")),
+            false => Ok(()),
+        }
     }
 
     fn flush(&self) -> Result<()> {
