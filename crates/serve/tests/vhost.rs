@@ -176,6 +176,22 @@ fn changes_without_room_hold_up_nothing_and_are_made_when_there_is() {
 }
 
 #[test]
+fn a_write_of_which_one_piece_failed_late_is_an_error() {
+    let served = served();
+    let guest = &served.guest;
+    served.volume.late.store(true, SeqCst);
+    let mut driver = served.start(Wants::default());
+    let queue = &mut driver.queues[0];
+    let large = vec![1; 700 << 10];
+    for (refused, answer) in [(1, IOERR), (0, OK)] {
+        served.volume.refuse_waits.store(refused, SeqCst);
+        let slot = queue.add(guest, OUT, 0, &large, 0);
+        queue.show(guest);
+        assert_eq!(queue.wait(guest), (slot, answer, 1));
+    }
+}
+
+#[test]
 fn more_changes_than_may_wait_for_room_are_made_all_the_same() {
     let served = served();
     let guest = &served.guest;
