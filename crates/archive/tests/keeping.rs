@@ -393,6 +393,31 @@ fn rule_31_a_collection_asks_again_before_more_than_a_container_is_read_or_writt
     assert!(get(&desk.archive(), "some").unwrap() == some);
 }
 
+/// A server's collection waits while clients are at work, and they wait for the log: it never asks while it
+/// holds the log's lock, however often streams come while it looks at what it condemned.
+#[test]
+fn a_collection_asks_its_pace_without_the_lock_of_the_log() {
+    let desk = Desk::new();
+    for (name, seed) in [("x", 1), ("y", 2)] {
+        put(&desk.archive(), name, &noise(seed, 600_000)).unwrap();
+    }
+    desk.gc(options(NOW, 0));
+    desk.archive().remove("x").unwrap();
+    let archive = desk.archive();
+    let (looked_at, other, left) = (archive.clone(), desk.archive(), AtomicU64::new(40));
+    let pace = Pace::new(move |_| {
+        assert!(looked_at.tables_at_once().is_some(), "the log is locked");
+        if let Ok(n) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
+            put(&other, &format!("came-{n}"), &noise(100 + n, 20_000))?;
+        }
+        Ok(())
+    });
+    let collection = Collection::begin_paced(&archive, options(NOW, 0), pace).unwrap();
+    assert!(collection.run(&mut |_| {}).unwrap().dropped > 0);
+    assert!(get(&desk.archive(), "y").unwrap() == noise(2, 600_000));
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
 /// A process dies with the frame of its counts on the way, and the medium shows that frame only when
 /// another process, which counted more, has died before its own.
 #[test]

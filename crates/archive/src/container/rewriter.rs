@@ -27,6 +27,8 @@ pub(crate) struct Rewriter {
     pub(crate) absent: u64,
     /// The number of usage counts of which a page is damaged.
     pub(crate) lost_counts: Option<u64>,
+    /// So many tree nodes may be walked yet, where others wait.
+    pub(crate) nodes_left: Option<usize>,
 }
 
 impl Rewriter {
@@ -46,6 +48,7 @@ impl Rewriter {
             pace,
             absent: 0,
             lost_counts: None,
+            nodes_left: None,
         }
     }
 

@@ -351,11 +351,18 @@ impl Collection {
                     Step::Last
                 }
             }
-            Step::Merge => match (self.merge()?, self.looked) {
-                (true, _) => Step::Merge,
-                (false, true) => Step::LateEncoding,
-                (false, false) => Step::Count,
-            },
+            Step::Merge => {
+                let has_merged = self.merge()?;
+                if has_merged {
+                    // What was whole may be gone.
+                    self.whole = Trees::default();
+                }
+                match (has_merged, self.looked) {
+                    (true, _) => Step::Merge,
+                    (false, true) => Step::LateEncoding,
+                    (false, false) => Step::Count,
+                }
+            }
             Step::Count => {
                 if self.archive.tables().trees && !std::mem::replace(&mut self.has_expired, true) {
                     let Options { now, trash, keep_partial, .. } = self.options;

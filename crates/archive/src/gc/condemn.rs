@@ -7,6 +7,7 @@ use onefold_core::{Kind, Result};
 
 use super::{collection::Collection, dead_chunks::DeadChunks};
 use crate::{
+    container::Rewriter,
     format::{
         Address, ContainerId,
         damage::is_condemned,
@@ -14,7 +15,7 @@ use crate::{
     },
     operations_log::await_earlier_epoch,
     rules::Rule,
-    tables::Tables,
+    tables::{Difference, List, Tables},
     tree::Trees,
     usage_counts::{CountsReader, InMemory, is_gone},
 };
@@ -22,15 +23,20 @@ use crate::{
 /// How often what came since the counts were made is looked at while others go on.
 const LOOKS_BESIDE_OTHERS: u32 = 3;
 
+/// Tree nodes that are read in such a look while everybody waits for it, at most.
+const NODES_WHILE_OTHERS_WAIT: usize = 4096;
+
 /// The differences that were looked at, and the containers that they name.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct NamedSince {
-    /// The oldest differences, so many, were looked at.
-    looked_at: usize,
+    /// The differences that were looked at.
+    looked_at: List<Difference>,
     /// Containers that have a condemned chunk which is named.
     spared: BTreeSet<ContainerId>,
     /// Nodes of trees that came, of which it was looked at what they name.
     seen: BTreeSet<Address>,
+    /// The same of trees that went.
+    gone: BTreeSet<Address>,
 }
 
 /// Bytes of a condemned container in the log, beside a bit for each chunk.
@@ -138,10 +144,10 @@ impl Collection {
             archive.commit(true, |now| {
                 // Streams came or went meanwhile, or a put gave up containers that it had listed. Whoever has
                 // a put key adds something at any moment, so the last look is one beside which nobody does.
-                if round + 1 >= LOOKS_BESIDE_OTHERS {
-                    self.look_at_differences(now, &mut named)?;
+                if round + 1 >= LOOKS_BESIDE_OTHERS && archive.label().roles {
+                    self.look_while_others_wait(now, &mut named)?;
                 }
-                again = now.differences.len() != named.looked_at;
+                again = now.differences != named.looked_at;
                 if again {
                     return Ok(Vec::new());
                 }
@@ -180,11 +186,32 @@ impl Collection {
         Ok((containers, bytes))
     }
 
+    /// Looks at what came last under the lock of the log: at no background work's pace, which waits for others,
+    /// and not for long. What takes longer is looked at beside others, once more.
+    fn look_while_others_wait(&mut self, tables: &Tables, named: &mut NamedSince) -> Result<()> {
+        let mut beside = Rewriter::new(&self.archive);
+        beside.nodes_left = Some(NODES_WHILE_OTHERS_WAIT);
+        std::mem::swap(&mut self.rewriter, &mut beside);
+        let mut further = named.clone();
+        let looked = self.look_at_differences(tables, &mut further);
+        std::mem::swap(&mut self.rewriter, &mut beside);
+        match looked {
+            Err(error) if error.kind() == Kind::Busy => Ok(()),
+            looked => {
+                *named = further;
+                looked
+            }
+        }
+    }
+
     /// Looks at what came and went since the counts were made, and was not looked at yet: spares what it names.
-    /// Nobody but a collection takes differences away.
     fn look_at_differences(&mut self, tables: &Tables, named: &mut NamedSince) -> Result<()> {
         let looks = self.archive.keeps(Rule::CondemnedRechecked);
-        let (from, believed) = (named.looked_at, tables.countable());
+        let both = named.looked_at.iter().zip(tables.differences.iter());
+        let from = both.take_while(|(before, now)| before == now).count();
+        let all = tables.differences.len();
+        let unproven: BTreeSet<usize> =
+            tables.uncounted().into_iter().map(|from_last| all - 1 - from_last).collect();
         let new = || tables.differences.iter().enumerate().skip(from);
         let mut spared = Vec::new();
         for (n, difference) in new().filter(|(_, difference)| difference.added && looks) {
@@ -196,7 +223,7 @@ impl Collection {
             if difference.nodes {
                 // All the way down: what it shares with one that went since may be dead.
                 let seen = &mut named.seen;
-                let of = (&difference.recipe[..], n < believed);
+                let of = (&difference.recipe[..], !unproven.contains(&n));
                 self.rewriter.walk_tree(tables, of, seen, each)?;
             } else {
                 self.rewriter.walk(tables, &difference.recipe, each)?;
@@ -221,7 +248,7 @@ impl Collection {
             if difference.nodes {
                 let of = (&difference.recipe[..], true);
                 let each = &mut |first, count| runs.push((first, count));
-                self.rewriter.walk_tree(tables, of, &mut BTreeSet::new(), each)?;
+                self.rewriter.walk_tree(tables, of, &mut named.gone, each)?;
             }
             match self.spare(tables, &runs, &mut spared) {
                 // A recipe that can't be read can't be counted later either.
@@ -230,7 +257,7 @@ impl Collection {
             }
         }
         named.spared.extend(spared);
-        named.looked_at = tables.differences.len();
+        named.looked_at = tables.differences.clone();
         Ok(())
     }
 

@@ -72,7 +72,13 @@ impl Collection {
         if self.drops_untrue {
             let ids: Vec<SnapshotId> = others.iter().map(|(id, _)| *id).collect();
             self.done.untrue_snapshots += ids.len() as u64;
-            return self.archive.commit(true, |_| Ok(vec![Record::Expired { ids }])).map(drop);
+            // A backup may have dropped a checkpoint meanwhile.
+            let drops = |now: &Tables| {
+                let is_there = |id: &SnapshotId| now.snapshots.get(*id).is_ok();
+                let ids: Vec<_> = ids.into_iter().filter(is_there).collect();
+                Ok(if ids.is_empty() { Vec::new() } else { vec![Record::Expired { ids }] })
+            };
+            return self.archive.commit(true, drops).map(drop);
         }
         let owner = tables.roles.as_ref().and_then(|roles| {
             let number = roles.unproven.maker(*id)?;

@@ -166,10 +166,10 @@ impl Tables {
             | Record::Expired { .. }
             | Record::CountsDue { .. }) => {
                 let gone = self.snapshots.apply(of_snapshot)?;
-                for gone in gone {
+                for (gone, was_counted) in gone.iter().zip(self.uncount(&gone)) {
                     // Nobody reads its tree any more, and its containers go as they are.
-                    if self.was_counted(&gone) && !self.domains.erased.contains_key(&gone.domain) {
-                        tree_root(self, false, &gone);
+                    if was_counted && !self.domains.erased.contains_key(&gone.domain) {
+                        tree_root(self, false, gone);
                     }
                 }
             }
@@ -373,7 +373,7 @@ fn advance_epoch(tables: &mut Tables) -> Result<()> {
 /// A segment that holds nothing, and to which nobody appends any more, is gone.
 fn drop_empty_segments(tables: &mut Tables) {
     let Tables { segments, derived, roles, .. } = tables;
-    for n in derived.empty_segments.take_done(segments) {
+    for n in derived.empty_segments.take_done(segments, roles.as_ref()) {
         segments.remove(&n);
         if let Some(roles) = roles {
             roles.segments.remove(&n);

@@ -67,7 +67,7 @@ pub(crate) use self::{
     leaves::{
         Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
     },
-    persistent::Map,
+    persistent::{List, Map},
     role_records::refused,
     roles::{MANAGE, PUT_KEYS_MAX, SETS_MAX},
     snapshots::roots,

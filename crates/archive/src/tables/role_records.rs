@@ -228,7 +228,7 @@ impl Tables {
 
     /// Which differences belong to snapshots that manage has not looked through, from the last one on: 0 is the
     /// last. Of those that name the same, the last ones are taken for theirs, which comes to the same.
-    fn uncounted(&self) -> Vec<usize> {
+    pub(crate) fn uncounted(&self) -> Vec<usize> {
         let mut left: BTreeMap<Vec<Pieces>, usize> = BTreeMap::new();
         let unproven = self.roles.iter().flat_map(|roles| roles.unproven.iter());
         for snapshot in unproven.filter_map(|(id, _)| self.snapshots.get(id).ok()) {
@@ -250,27 +250,32 @@ impl Tables {
         found
     }
 
-    /// True when a snapshot that is gone was counted, so that its references are to be taken away. A snapshot
-    /// that manage had not looked through was not: what is to be counted for it is removed here.
-    pub(super) fn was_counted(&mut self, gone: &Snapshot) -> bool {
-        let Some(roles) = &mut self.roles else { return true };
-        if !roles.unproven.remove(gone.id) {
-            return true;
+    /// Which of these snapshots, that are gone, were counted, so that their references are to be taken away. Those
+    /// that manage had not looked through were not: what is to be counted for them is removed here. Of differences
+    /// that name the same the last ones go: an earlier one may be in counts that a collection is about to write.
+    pub(super) fn uncount(&mut self, gone: &[Snapshot]) -> Vec<bool> {
+        let Some(roles) = &mut self.roles else { return vec![true; gone.len()] };
+        let mut left: BTreeMap<Vec<Pieces>, usize> = BTreeMap::new();
+        let mut was_counted = Vec::with_capacity(gone.len());
+        for one in gone {
+            let is_unproven = roles.unproven.remove(one.id);
+            if is_unproven {
+                *left.entry(roots(one)).or_default() += 1;
+            }
+            was_counted.push(!is_unproven);
         }
-        let (of, mut is_left) = (roots(gone), true);
-        let mut left = List::default();
-        left.extend(
-            self.differences
-                .iter()
-                .filter(|one| {
-                    let is_it = is_left && one.added && one.nodes && one.recipe == of;
-                    is_left &= !is_it;
-                    !is_it
-                })
-                .cloned(),
-        );
-        self.differences = left;
-        false
+        if !left.is_empty() {
+            let is_kept = |one: &&Difference| {
+                let same = if one.added && one.nodes { left.get_mut(&one.recipe) } else { None };
+                same.filter(|count| **count > 0).map(|count| *count -= 1).is_none()
+            };
+            let mut kept: Vec<Difference> =
+                self.differences.iter().rev().filter(is_kept).cloned().collect();
+            kept.reverse();
+            self.differences = List::default();
+            self.differences.extend(kept);
+        }
+        was_counted
     }
 }
 

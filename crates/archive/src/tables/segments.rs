@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::persistent::Map;
+use super::{
+    persistent::Map,
+    roles::{MANAGE, Roles},
+};
 use crate::format::{class::Class, record::Owner};
 
 /// A segment file.
@@ -57,10 +60,24 @@ impl EmptySegments {
         }
     }
 
-    /// Takes out the segments that hold nothing, and to which nobody appends any more.
-    pub(super) fn take_done(&mut self, segments: &Map<u32, Segment>) -> Vec<u32> {
+    /// Takes out the segments that hold nothing, and to which nobody appends any more. Where keys have roles, each
+    /// may be about to list containers in the newest of its own, whatever segments others took since.
+    pub(super) fn take_done(
+        &mut self,
+        segments: &Map<u32, Segment>,
+        roles: Option<&Roles>,
+    ) -> Vec<u32> {
+        let mut newest_of_keys: BTreeMap<(u32, Owner, Class), u32> = BTreeMap::new();
+        if let Some(roles) = roles {
+            newest_of_keys.extend(self.empty.keys().filter_map(|n| {
+                let (key, segment) = (roles.owner_of_segment(*n), segments.get(n)?);
+                let counts = key == MANAGE || roles.key(key).is_some();
+                counts.then_some(((key, segment.owner, segment.class), *n))
+            }));
+        }
         let is_newest = |n: u32, segment: &Segment| {
             self.newest.get(&(segment.owner, segment.class)) == Some(&n)
+                || newest_of_keys.values().any(|newest| *newest == n)
         };
         let empty = self.empty.keys().copied();
         let done: Vec<u32> = empty

@@ -54,7 +54,12 @@ pub(crate) fn untrue(
 /// True for the errors of bytes that somebody wrote so. A disk that fails to read now may read later: its
 /// error is no verdict.
 pub(crate) fn is_untrue(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Corrupt | Kind::NotFound | Kind::Denied | Kind::Unsupported)
+    match error.kind() {
+        Kind::Corrupt | Kind::NotFound | Kind::Unsupported => true,
+        // The system lets this process not read a file: that says nothing of what is in it.
+        Kind::Denied => std::error::Error::source(error).is_none(),
+        _ => false,
+    }
 }
 
 /// Reads nodes, and errors with the first that is not there as it is named.

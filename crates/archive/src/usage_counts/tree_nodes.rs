@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_core::{Kind, Result};
+use onefold_core::{Error, Kind, Result};
 
 use super::{
     counts_file::{CountsReader, pages},
@@ -320,9 +320,17 @@ impl Rewriter {
         seen: &mut BTreeSet<Address>,
         each: &mut dyn FnMut(Address, usize),
     ) -> Result<()> {
-        let mut wanted: Vec<Address> = roots.iter().map(root).collect();
-        wanted.retain(|node| seen.insert(*node));
+        let mut wanted = Vec::new();
+        for node in roots.iter().map(root) {
+            if !seen.contains(&node) && is_there(tables, node)? {
+                seen.insert(node);
+                wanted.push(node);
+            }
+        }
         while let Some(node) = wanted.pop() {
+            if let Some(left) = &mut self.nodes_left {
+                *left = left.checked_sub(1).ok_or_else(|| Error::new(Kind::Busy, "others wait"))?;
+            }
             each(node, 1);
             let read = match self.node(tables, node) {
                 Err(error) if error.kind() == Kind::Corrupt => continue,
