@@ -1,7 +1,7 @@
 //! The files of an archive for a client that may only add: one that has a put key, on another host.
 //!
-//! Who can write a directory can also remove and overwrite what is in it. So another process stands between, which
-//! has no key, and lets through what an honest process with a put key does to files, and nothing else:
+//! A client that can write a directory can also remove and overwrite what is in it. So another process stands
+//! between, which has no key, and lets through what an honest process with a put key does to files, and nothing else:
 //!
 //! - *Segments:* it makes new ones, and appends to those that it made last. What was written stays as it is, also
 //!   before it is durable: another connection may have listed it. Segments are known by the file that was made, not
@@ -76,7 +76,7 @@ impl Additions {
 struct Segment {
     name: String,
     file: Arc<dyn File>,
-    /// What is before this was written, and stays.
+    /// The client wrote what is before this, and it stays.
     end: Mutex<u64>,
 }
 
@@ -218,7 +218,7 @@ impl LogEnd {
             }
             (last, at) = (Some(header), at + header.bytes());
         }
-        // What a crash left of a frame has no header within. Behind a header that rotted are changes.
+        // A crash leaves a part of a frame without a header within. Behind a header that rotted are changes.
         let mut behind = at + FRAME_ALIGN;
         while behind < bytes {
             if headers
@@ -288,7 +288,7 @@ impl Headers<'_> {
     }
 }
 
-/// What may be added to a file.
+/// The ways in which a client may add to a file.
 enum Adds {
     Nothing,
     Segment(Arc<Segment>),

@@ -143,7 +143,7 @@ impl FromStr for FilterName {
     }
 }
 
-/// What may be given up of a log whose end can't be read.
+/// The part that may be given up of a log whose end can't be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GiveUp {
     /// Nothing: the archive is refused.
@@ -232,7 +232,7 @@ pub struct Settings {
     /// Frames of put keys in a log, at which manage begins a new one with its next change: who opens the archive
     /// verifies and judges each of them.
     pub put_frames: u64,
-    /// What is given up of the log behind the last change that can be read, if this process manages an archive
+    /// The part of the log behind the last change that can be read which is given up, if this process manages an archive
     /// whose keys have roles. [`renew_log`](crate::renew_log) makes that last.
     pub give_up: GiveUp,
     /// Who is asked for the key of a sealed archive.

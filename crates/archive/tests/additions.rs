@@ -4,95 +4,34 @@
 
 mod support;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{collections::BTreeMap, fs, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 use onefold_archive::{
-    Additions, Archive, Collection, Format, GiveUp, KeySource, Settings, SnapshotId, add_put_key,
-    check, create_sealed, forget, renew_log,
+    Additions, Archive, GiveUp, KeySource, Settings, SnapshotId, check, forget, renew_log,
 };
 use onefold_backend::Directory;
 use onefold_core::{Files, Hold, Kind, Result};
-use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
-use support::{By, Counter, names, noise, options, restored, secret, store};
-
-/// Opens by a role key.
-struct Has(RoleKey);
-
-impl Opener for Has {
-    fn root(&self, _: &KeyArea) -> Result<Secret> {
-        panic!("a role key needs no root key")
-    }
-    fn role(&self, _: &[u8; 16]) -> Result<Option<RoleKey>> {
-        Ok(Some(self.0.again()))
-    }
-    fn random(&self) -> Arc<dyn Random> {
-        By(1, false).random()
-    }
-}
-
-struct Desk(tempfile::TempDir);
+use onefold_seal::RoleKey;
+use support::{
+    By, names, noise, restored, store,
+    with_roles::{Desk, Has},
+};
 
 impl Desk {
-    fn new() -> Desk {
-        let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-        let format = Format {
-            reserve_bytes: 4096,
-            segment_bytes: 16 << 20,
-            ..Format::new([7; 16], [8; 32], [9; 16]).with_roles()
-        };
-        let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
-        let mut keys = Keys::create(format.id, &*random).unwrap();
-        keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
-        create_sealed(&Directory::create(&desk.at()).unwrap(), &format, &mut keys, random).unwrap();
-        desk
-    }
-
-    fn at(&self) -> PathBuf {
-        self.0.path().join("a")
-    }
-
     fn files(&self) -> Arc<dyn Files> {
         Arc::new(Directory::open(&self.at(), true).unwrap())
     }
 
-    fn open(&self, files: Arc<dyn Files>, settings: Settings) -> Result<Arc<Archive>> {
-        let settings = Settings { log_ahead_bytes: 4096, ahead_bytes: 1 << 20, ..settings };
-        Archive::open(files, true, settings).map(Arc::new)
-    }
-
     fn try_manage(&self, give_up: GiveUp) -> Result<Arc<Archive>> {
         let opener = KeySource::new(Arc::new(By(1, false)));
-        self.open(self.files(), Settings { opener, give_up, ..Settings::default() })
-    }
-
-    fn manage(&self) -> Arc<Archive> {
-        self.try_manage(GiveUp::Nothing).unwrap()
-    }
-
-    fn grant(&self, name: &str) -> RoleKey {
-        let mut kept = None;
-        add_put_key(&self.manage(), name, &[name.to_owned()], |key| {
-            kept = RoleKey::from_text(key.text().as_bytes())?;
-            Ok(())
-        })
-        .unwrap();
-        kept.unwrap()
+        Desk::open(self.files(), true, Settings { opener, give_up, ..Settings::default() })
     }
 
     /// The archive at the far end of a connection that takes additions alone.
     fn adding(&self, key: &RoleKey) -> Arc<Archive> {
         let opener = KeySource::new(Arc::new(Has(key.again())));
         let settings = Settings { opener, ..Settings::default() };
-        self.open(Arc::new(Additions::new(self.files())), settings).unwrap()
-    }
-
-    fn collect(&self) {
-        Collection::begin(&self.manage(), options(9_000)).unwrap().run(&mut |_| {}).unwrap();
+        Desk::open(Arc::new(Additions::new(self.files())), true, settings).unwrap()
     }
 
     /// All files, as they are now.
@@ -118,7 +57,7 @@ fn is_whole(desk: &Desk) {
 #[test]
 fn rule_46_a_put_key_stores_through_additions_and_changes_no_byte_of_before() {
     let desk = Desk::new();
-    let (web, db) = (desk.grant("web1"), desk.grant("db1"));
+    let (web, db) = (desk.grant("web1", &["web1"]), desk.grant("db1", &["db1"]));
     let mut before = desk.content();
     for round in 0..4_u8 {
         store(&desk.adding(&web), "web1", 2 * round + 1, &noise(round.into(), 400_000)).unwrap();
@@ -152,7 +91,7 @@ fn rule_46_a_put_key_stores_through_additions_and_changes_no_byte_of_before() {
 #[test]
 fn rule_46_nothing_is_taken_away() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     store(&desk.manage(), "vault", 1, &noise(1, 100_000)).unwrap();
     store(&desk.adding(&web), "web1", 2, &noise(2, 100_000)).unwrap();
     let before = desk.content();
@@ -227,7 +166,7 @@ fn rule_46_a_segment_is_known_by_its_file_and_not_by_its_name() {
 #[test]
 fn rule_46_nobody_writes_to_a_file_that_a_client_made() {
     let desk = Desk::new();
-    let db = desk.grant("db1");
+    let db = desk.grant("db1", &["db1"]);
     let client = Additions::new(desk.files());
     let mut made = Vec::new();
     let mut take_names = || {
@@ -301,7 +240,7 @@ fn append(desk: &Desk, bytes: &[u8]) -> Result<()> {
 #[test]
 fn rule_46_the_log_grows_by_one_frame_at_a_time() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     let files = Additions::new(desk.files());
     let log = files.open(&desk.log()).unwrap();
     let end = log.bytes().unwrap();
@@ -342,10 +281,39 @@ fn rule_46_the_log_grows_by_one_frame_at_a_time() {
     is_whole(&desk);
 }
 
+/// A log that nobody can read for its length would be one that nobody can cut off either.
+#[test]
+fn rule_46_a_log_grows_no_longer_than_manage_has_room_behind_it() {
+    const FRAME: u64 = 16 << 20;
+    let desk = Desk::new();
+    desk.grant("web1", &["web1"]);
+    let path = desk.at().join(desk.log());
+    let log = fs::File::options().write(true).open(&path).unwrap();
+    // Frames of holes, as a client could write them, but for their bytes.
+    for _ in 0..12 {
+        let end = fs::metadata(&path).unwrap().len();
+        log.write_all_at(&header(&desk, (FRAME - 64) as u32), end).unwrap();
+        log.set_len(end + FRAME).unwrap();
+    }
+    let frame = |body: u32| {
+        let header = header(&desk, body);
+        [&header[..], &vec![7; body as usize]].concat()
+    };
+    append(&desk, &frame(88)).unwrap();
+    // The next one would end behind 208 MiB and a few.
+    let next = append(&desk, &frame(FRAME as u32)[..64]);
+    assert_eq!(next.map_err(|error| error.kind()), Err(Kind::Denied));
+    let files = Additions::new(desk.files());
+    let _commit = files.lock("lock-commit", Hold::Alone, true).unwrap();
+    let log = files.open(&desk.log()).unwrap();
+    log.reserve(0, 4096).unwrap();
+    assert_eq!(log.reserve(0, 250 << 20).map_err(|error| error.kind()), Err(Kind::Denied));
+}
+
 #[test]
 fn rule_46_what_a_crash_left_of_a_frame_is_written_over() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     for (number, torn) in [(1, 64), (2, 128), (3, 640)] {
         let bytes = [header(&desk, 1000), vec![7; 1000]].concat();
         append(&desk, &bytes[..torn]).unwrap();
@@ -359,7 +327,7 @@ fn rule_46_what_a_crash_left_of_a_frame_is_written_over() {
 #[test]
 fn rule_46_a_stale_handle_of_a_log_writes_nowhere() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     let (client, old) = (Additions::new(desk.files()), desk.log());
     let next = format!("log-{:010}", old[4..].parse::<u32>().unwrap() + 1);
     desk.files().create(&next).unwrap();
@@ -384,7 +352,7 @@ fn rule_46_a_stale_handle_of_a_log_writes_nowhere() {
 #[test]
 fn rule_46_a_log_that_is_not_certainly_the_last_one_takes_nothing() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     store(&desk.manage(), "vault", 1, &noise(1, 1000)).unwrap();
     let name = desk.log();
     let next = format!("log-{:010}", name[4..].parse::<u32>().unwrap() + 1);
@@ -432,7 +400,7 @@ fn rule_46_a_log_that_is_not_certainly_the_last_one_takes_nothing() {
 #[test]
 fn rule_46_what_can_be_opened_behind_damage_is_given_up_by_another_word() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     store(&desk.manage(), "vault", 1, &noise(1, 1000)).unwrap();
     let end = fs::metadata(desk.at().join(desk.log())).unwrap().len() as usize;
     for number in [2, 3] {
@@ -452,7 +420,7 @@ fn rule_46_what_can_be_opened_behind_damage_is_given_up_by_another_word() {
 #[test]
 fn rule_46_frames_that_nobody_can_open_are_given_up_by_manage() {
     let desk = Desk::new();
-    let web = desk.grant("web1");
+    let web = desk.grant("web1", &["web1"]);
     store(&desk.adding(&web), "web1", 1, &noise(1, 1000)).unwrap();
     for _ in 0..3 {
         append(&desk, &[header(&desk, 88), vec![7; 88]].concat()).unwrap();

@@ -404,18 +404,26 @@ fn a_collection_asks_its_pace_without_the_lock_of_the_log() {
     desk.gc(options(NOW, 0));
     desk.archive().remove("x").unwrap();
     let archive = desk.archive();
-    let (looked_at, other, left) = (archive.clone(), desk.archive(), AtomicU64::new(40));
+    let (looked_at, other) = (archive.clone(), desk.archive());
+    let left = Arc::new(AtomicU64::new(40));
+    let count = left.clone();
     let pace = Pace::new(move |_| {
         let tables = looked_at.tables_at_once().expect("the log is locked");
         if !tables.condemned.is_empty()
-            && let Ok(n) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
+            && let Ok(n) = count.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1))
         {
             put(&other, &format!("came-{n}"), &noise(100 + n, 20_000))?;
         }
         Ok(())
     });
-    let collection = Collection::begin_paced(&archive, options(NOW, 0), pace).unwrap();
-    assert!(collection.run(&mut |_| {}).unwrap().dropped > 0);
+    let mut collection = Collection::begin_paced(&archive, options(NOW, 0), pace).unwrap();
+    while archive.tables().condemned.is_empty() {
+        assert!(collection.step().unwrap(), "nothing was condemned");
+    }
+    // Named since then: the collection reads it, and another one comes at each of its questions.
+    put(&desk.archive(), "first", &noise(90, 20_000)).unwrap();
+    while collection.step().unwrap() {}
+    assert!(collection.done.dropped > 0 && left.load(Relaxed) < 30);
     assert!(get(&desk.archive(), "y").unwrap() == noise(2, 600_000));
     assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
 }

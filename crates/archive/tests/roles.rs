@@ -4,103 +4,19 @@
 
 mod support;
 
-use std::{
-    fs,
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{fs, sync::Arc};
 
 use onefold_archive::{
     Archive, BackupRequest, Collection, Event, FileMap, Format, Gauge, KeySource, Known, Role,
-    Settings, SnapshotId, Stat, TreeWhat, add_put_key, backup, check, create_sealed, forget,
-    read_key, remove_put_key,
+    Settings, SnapshotId, Stat, TreeWhat, add_put_key, backup, check, forget, read_key,
+    remove_put_key,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
-use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, Secret, SlotKind};
 use support::{
-    By, Counter, entry, names, noise, options, put, request_by, restored, secret, store,
+    By, entry, names, noise, options, put, request_by, restored, store,
+    with_roles::{Desk, Has},
 };
-
-struct Desk(tempfile::TempDir);
-
-/// Opens by a role key.
-struct Has(RoleKey);
-
-impl Opener for Has {
-    fn root(&self, _: &KeyArea) -> Result<Secret> {
-        panic!("a role key needs no root key")
-    }
-    fn role(&self, _: &[u8; 16]) -> Result<Option<RoleKey>> {
-        Ok(Some(self.0.again()))
-    }
-    fn refuses_plain(&self) -> bool {
-        true
-    }
-    fn random(&self) -> Arc<dyn Random> {
-        By(1, false).random()
-    }
-}
-
-impl Desk {
-    fn new() -> Desk {
-        let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-        let format = Format {
-            reserve_bytes: 4096,
-            segment_bytes: 16 << 20,
-            ..Format::new([7; 16], [8; 32], [9; 16]).with_roles()
-        };
-        let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
-        let mut keys = Keys::create(format.id, &*random).unwrap();
-        keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
-        let files = Directory::create(&desk.at()).unwrap();
-        create_sealed(&files, &format, &mut keys, random).unwrap();
-        desk
-    }
-
-    fn at(&self) -> PathBuf {
-        self.0.path().join("a")
-    }
-
-    fn open_by(&self, opener: Arc<dyn Opener>, writes: bool) -> Result<Arc<Archive>> {
-        let settings = Settings {
-            log_ahead_bytes: 4096,
-            ahead_bytes: 1 << 20,
-            opener: KeySource::new(opener),
-            ..Settings::default()
-        };
-        let files = Arc::new(Directory::open(&self.at(), writes).unwrap());
-        Archive::open(files, writes, settings).map(Arc::new)
-    }
-
-    fn manage(&self) -> Arc<Archive> {
-        self.open_by(Arc::new(By(1, false)), true).unwrap()
-    }
-
-    fn by(&self, key: &RoleKey) -> Arc<Archive> {
-        let writes = matches!(key.secret, onefold_seal::RoleSecret::Put(..));
-        self.open_by(Arc::new(Has(key.again())), writes).unwrap()
-    }
-
-    fn grant(&self, name: &str, sets: &[&str]) -> RoleKey {
-        let mut kept = None;
-        let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
-        add_put_key(&self.manage(), name, &sets, |key| {
-            kept = RoleKey::from_text(key.text().as_bytes())?;
-            Ok(())
-        })
-        .unwrap();
-        kept.unwrap()
-    }
-
-    fn reader(&self) -> RoleKey {
-        read_key(&self.manage(), "the vault").unwrap()
-    }
-
-    fn collect(&self) -> onefold_archive::Collected {
-        Collection::begin(&self.manage(), options(9_000)).unwrap().run(&mut |_| {}).unwrap()
-    }
-}
 
 #[test]
 fn rule_45_a_put_key_stores_what_a_read_key_and_manage_restore() {
@@ -328,13 +244,7 @@ fn rule_45_a_role_key_opens_its_own_archive_only() {
     let error = desk.open_by(Arc::new(Has(elsewhere)), true).err().unwrap();
     assert_eq!(error.kind(), Kind::Denied);
     // A label without roles, as who holds the directory may put it there.
-    let without = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
-    let format =
-        Format { reserve_bytes: 4096, ..Format::new([7; 16], [8; 32], [9; 16]).with_features() };
-    let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
-    let mut keys = Keys::create(format.id, &*random).unwrap();
-    keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
-    create_sealed(&Directory::create(&without.at()).unwrap(), &format, &mut keys, random).unwrap();
+    let without = Desk::of(Format::new([7; 16], [8; 32], [9; 16]).with_features());
     let error = without.open_by(Arc::new(Has(web)), true).err().unwrap();
     assert_eq!(error.kind(), Kind::Denied);
     // And whoever manages the one is not fooled by the label of the other.

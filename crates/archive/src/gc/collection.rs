@@ -354,7 +354,7 @@ impl Collection {
             Step::Merge => {
                 let has_merged = self.merge()?;
                 if has_merged {
-                    // What was whole may be gone.
+                    // Nodes that were whole may be gone.
                     self.whole = Trees::default();
                 }
                 match (has_merged, self.looked) {

@@ -159,7 +159,7 @@ impl Collection {
             if !again {
                 self.done.dropped += done.0;
                 self.done.dropped_bytes += done.1;
-                // What was whole may be gone.
+                // Nodes that were whole may be gone.
                 self.whole = Trees::default();
                 break;
             }

@@ -194,7 +194,7 @@ impl Archive {
         judge_sync(self, file, begun.wait())
     }
 
-    /// What is held back for deletion on a full disk.
+    /// The space that is held back for deletion on a full disk.
     #[must_use]
     pub fn reserve(&self) -> &Reserve {
         &self.reserve

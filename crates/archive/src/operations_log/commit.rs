@@ -436,6 +436,7 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
             archive.replay_lasting_frames(position, tables, end, recorded)?;
             let kept = position.tables.sequence.saturating_sub(sequence);
             position.hashes.extend(hashes.into_iter().take(kept as usize));
+            position.frames_of_others += frames_of_others.min(kept);
             return Ok(());
         }
     }

@@ -19,7 +19,7 @@ impl EpochGuard {
     /// dropped.
     ///
     /// # Errors
-    /// As [`Archive::open`].
+    /// The errors of [`Archive::open`].
     pub fn enter(archive: &Archive) -> Result<EpochGuard> {
         loop {
             let epoch = archive.refresh()?.epoch;

@@ -30,7 +30,7 @@ pub(super) struct NextLog<'a> {
 }
 
 impl<'a> NextLog<'a> {
-    /// What comes after the log at this position.
+    /// The log that comes after the one at this position.
     pub(super) fn of(archive: &'a Archive, position: &'a mut LogPosition) -> NextLog<'a> {
         NextLog { archive, position }
     }

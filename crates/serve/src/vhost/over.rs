@@ -37,6 +37,35 @@ pub const AVAILABLE: u64 = 0x100;
 /// Where the ring of answers is.
 pub const USED: u64 = 0x200;
 
+const NO_EVENT: &str = "there is no event";
+
+/// Does something with a device that stands alone in its server.
+pub(super) fn with_device<T>(
+    volume: &dyn Volume,
+    limits: &Limits,
+    does: impl FnOnce(&Device<'_>) -> T,
+) -> Result<T, &'static str> {
+    let (shares, counters, seat) = (Shares::new(limits, 1), Counters::default(), Seat::default());
+    let house = House {
+        limits,
+        shares: &shares,
+        make_way: &|_, _| {},
+        since: Instant::now(),
+        stopping: &AtomicBool::new(false),
+    };
+    Ok(does(&Device {
+        house,
+        seat: &seat,
+        volume,
+        writes: true,
+        id: [0; ID_BYTES],
+        counters: &counters,
+        trouble: Trouble::new().map_err(|_| NO_EVENT)?,
+        owed: Owed::default(),
+        working: AtomicUsize::new(0),
+    }))
+}
+
 /// Answers the requests of a ring of [`PLACES`] in `memory`, which is all of a guest's memory, once;
 /// says how many there were.
 ///
@@ -53,35 +82,18 @@ pub fn ring_over(volume: &dyn Volume, limits: &Limits, memory: &[u8]) -> Result<
         in_flight: None,
         call: None,
     })?;
-    let (shares, counters, seat) = (Shares::new(limits, 1), Counters::default(), Seat::default());
-    let house = House {
-        limits,
-        shares: &shares,
-        make_way: &|_, _| {},
-        since: Instant::now(),
-        stopping: &AtomicBool::new(false),
-    };
-    let device = Device {
-        house,
-        seat: &seat,
-        volume,
-        writes: true,
-        id: [0; ID_BYTES],
-        counters: &counters,
-        trouble: Trouble::new().map_err(|_| "there is no event")?,
-        owed: Owed::default(),
-        working: AtomicUsize::new(0),
-    };
-    let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::new(usize::MAX));
-    let parked = Parked::new().map_err(|_| "there is no event")?;
-    let taken = Worker::new(&device, &ring, &waits, true, parked, || {}).batch();
-    waits.close();
-    waits.help(volume, device.durable(&ring));
-    taken?;
-    match device.trouble.take() {
-        Some(reason) => Err(reason),
-        None => Ok(ring.lock().answered().wrapping_sub(before)),
-    }
+    with_device(volume, limits, |device| {
+        let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::new(usize::MAX));
+        let parked = Parked::new().map_err(|_| NO_EVENT)?;
+        let taken = Worker::new(device, &ring, &waits, true, parked, || {}).batch();
+        waits.close();
+        waits.help(volume, device.durable(&ring));
+        taken?;
+        match device.trouble.take() {
+            Some(reason) => Err(reason),
+            None => Ok(ring.lock().answered().wrapping_sub(before)),
+        }
+    })?
 }
 
 /// Bytes of the memory that a client of [`messages_over`] shares.
@@ -145,29 +157,11 @@ pub fn messages_over(volume: &dyn Volume, limits: &Limits, bytes: &[u8]) -> Resu
         rest = later;
     }
     shutdown(&client, Shutdown::Write).map_err(failed)?;
-    let (shares, counters, seat) = (Shares::new(limits, 1), Counters::default(), Seat::default());
-    let house = House {
-        limits,
-        shares: &shares,
-        make_way: &|_, _| {},
-        since: Instant::now(),
-        stopping: &AtomicBool::new(false),
-    };
-    let device = Device {
-        house,
-        seat: &seat,
-        volume,
-        writes: true,
-        id: [0; ID_BYTES],
-        counters: &counters,
-        trouble: Trouble::new().map_err(failed)?,
-        owed: Owed::default(),
-        working: AtomicUsize::new(0),
-    };
     let (share, said) = (Arc::new(Room::default()).share(), Mutex::new(None));
     let say = |sentence: &str| {
         said.lock().get_or_insert_with(|| sentence.to_owned());
     };
-    serve(&device, &share, &ClientFd::of_socket(server, false), &say);
+    let client = ClientFd::of_socket(server, false);
+    with_device(volume, limits, |device| serve(device, &share, &client, &say))?;
     said.into_inner().map_or(Ok(()), Err)
 }

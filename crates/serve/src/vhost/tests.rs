@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::task::{Poll, Waker};
-use std::time::Instant;
 
 use onefold_core::{Attempt, BLOCK_BYTES, BlockRead, Error, Extent, Kind, Result, Ticket, Volume};
 use parking_lot::Mutex;
@@ -15,16 +13,12 @@ use vm_memory::{Bytes, GuestAddress};
 use super::bell;
 use super::change::Parked;
 use super::durable::Waits;
-use super::marks::Owed;
 use super::memory::Memory;
+use super::over::with_device;
 use super::planted::{self, Bug};
-use super::queue::{Device, Worker};
-use super::request::ID_BYTES;
+use super::queue::Worker;
 use super::ring::{Addresses, Ring, Start};
-use super::trouble::Trouble;
 use crate::nbd::limits::Limits;
-use crate::nbd::session::{House, Seat, Shares};
-use crate::nbd::statistics::Counters;
 
 const PLACES: u16 = 16;
 const AVAILABLE: u64 = 0x400;
@@ -229,26 +223,6 @@ fn with_queue<T>(
     volume: &Tight,
     act: impl FnOnce(&mut Worker<'_, fn()>, &dyn Fn()) -> T,
 ) -> T {
-    let limits = Limits::default();
-    let (shares, counters, seat) = (Shares::new(&limits, 1), Counters::default(), Seat::default());
-    let house = House {
-        limits: &limits,
-        shares: &shares,
-        make_way: &|_, _| {},
-        since: Instant::now(),
-        stopping: &AtomicBool::new(false),
-    };
-    let device = Device {
-        house,
-        seat: &seat,
-        volume,
-        writes: true,
-        id: [0; ID_BYTES],
-        counters: &counters,
-        trouble: Trouble::new().unwrap(),
-        owed: Owed::default(),
-        working: AtomicUsize::new(0),
-    };
     let ring = Ring::start(Start {
         places: PLACES,
         addresses: Addresses { table: 0, available: AVAILABLE, used: USED },
@@ -259,16 +233,19 @@ fn with_queue<T>(
         call: Some(guest.call.try_clone().unwrap()),
     });
     let (ring, waits) = (Mutex::new(ring.unwrap()), Waits::new(usize::MAX));
-    let parked = Parked::new().unwrap();
-    let mut worker = Worker::new(&device, &ring, &waits, true, parked, (|| {}) as fn());
-    // The helper answers what waits, and ends.
-    let help = || {
-        waits.close();
-        waits.help(volume, device.durable(&ring));
-    };
-    let done = act(&mut worker, &help);
-    assert!(device.trouble.take().is_none());
-    done
+    with_device(volume, &Limits::default(), |device| {
+        let parked = Parked::new().unwrap();
+        let mut worker = Worker::new(device, &ring, &waits, true, parked, (|| {}) as fn());
+        // The helper answers what waits, and ends.
+        let help = || {
+            waits.close();
+            waits.help(volume, device.durable(&ring));
+        };
+        let done = act(&mut worker, &help);
+        assert!(device.trouble.take().is_none());
+        done
+    })
+    .unwrap()
 }
 
 const OUT: u32 = 1;
