@@ -371,7 +371,7 @@ fn advance_epoch(tables: &mut Tables) -> Result<()> {
 }
 
 /// A segment that holds nothing, and to which nobody appends any more, is gone.
-fn drop_empty_segments(tables: &mut Tables) {
+pub(super) fn drop_empty_segments(tables: &mut Tables) {
     let Tables { segments, derived, roles, .. } = tables;
     for n in derived.empty_segments.take_done(segments, roles.as_ref()) {
         segments.remove(&n);

@@ -453,10 +453,13 @@ pub(crate) fn refused(why: Refusal) -> Error {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::{
-        super::snapshots::{looked_at, tests::snapshot},
+        super::{
+            apply::drop_empty_segments,
+            snapshots::{looked_at, tests::snapshot},
+        },
         *,
     };
-    use crate::format::{Address, label::Kinds, tree_node::TreeNodeRef};
+    use crate::format::{Address, class::Class, label::Kinds, tree_node::TreeNodeRef};
 
     /// Tables with the put key 1 of host `web`, which adds to the sets `etc` and `home`, and the key 2 of host
     /// `db`, which adds to `etc`.
@@ -575,6 +578,57 @@ mod tests {
         assert_eq!(counts(&tables), (4, Some((4, 2))));
         add(&mut tables, 1, vec![of(4, 5)]).unwrap();
         assert_eq!(counts(&tables), (4, Some((4, 2))));
+    }
+
+    /// Between the two a collection may be about to write counts of all that came before the first.
+    #[test]
+    fn rule_45_a_snapshot_that_goes_takes_no_earlier_difference_along() {
+        let mut tables = tables();
+        let of = |n: u64, root: u64| {
+            let address = Address { container: ContainerId(root), slot: 0 };
+            let one = snapshot(id(n), "web", "etc");
+            Snapshot { root: TreeNodeRef { address, ..one.root }, ..one }
+        };
+        tables.apply(9, vec![made(of(1, 5))]).unwrap();
+        add(&mut tables, 1, vec![of(2, 6)]).unwrap();
+        tables.apply(11, vec![made(of(3, 7))]).unwrap();
+        add(&mut tables, 1, vec![of(4, 5), of(5, 8)]).unwrap();
+        let ids = vec![SnapshotId(id(4)), SnapshotId(id(5))];
+        tables.apply(13, vec![Record::Expired { ids }]).unwrap();
+        let left: Vec<u64> =
+            tables.differences.iter().map(|one| one.recipe[0].container.0).collect();
+        assert_eq!(left, [5, 6, 7]);
+        assert!(tables.differences.iter().all(|one| one.added));
+    }
+
+    /// Whoever has another put key takes a segment at any moment, and needs no lock for that.
+    #[test]
+    fn rule_45_the_newest_segment_of_each_key_stays_while_it_is_empty() {
+        let mut tables = tables();
+        let takes = |tables: &Tables| {
+            let (owner, first) = (Owner::Ingest, ContainerId(tables.next_id));
+            let segment = Some(tables.next_segment);
+            vec![Record::Reserved { owner, first, count: 0, segment, class: (Class::Plain, 0) }]
+        };
+        let mut taken = Vec::new();
+        for number in [MANAGE, 1, 1, 2, MANAGE, 1] {
+            taken.push(tables.next_segment);
+            let records = takes(&tables);
+            let notes = (number != MANAGE)
+                .then(|| tables.judge_put(number, &records, &Settings::default()).unwrap());
+            tables.apply(tables.sequence + 1, records).unwrap();
+            if let Some(notes) = notes {
+                tables.note_put(number, notes);
+            }
+        }
+        let freed = |tables: &mut Tables| {
+            drop_empty_segments(tables);
+            tables.segments.keys().copied().collect::<Vec<u32>>()
+        };
+        assert_eq!(freed(&mut tables), [taken[3], taken[4], taken[5]]);
+        let gone = Record::PutKeyRemoved { number: 2 };
+        tables.apply(tables.sequence + 1, vec![gone]).unwrap();
+        assert_eq!(freed(&mut tables), [taken[4], taken[5]]);
     }
 
     #[test]
