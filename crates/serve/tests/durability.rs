@@ -182,7 +182,7 @@ fn a_write_that_failed_late_is_an_error_also_where_a_flush_waits_beside_it() {
     let served = served(Limits::default());
     served.volume.late.store(true, SeqCst);
     served.volume.hold.store(true, SeqCst);
-    served.volume.refuse_waits.store(2, SeqCst);
+    served.volume.refused.store(2, SeqCst);
     let mut raw = Raw::go(&served.socket, Mode::Simple);
     raw.send(&requests(Mode::Simple, &[(0, WRITE, 0, &b"0123"[..])]));
     while served.volume.waits.load(SeqCst) == 0 {

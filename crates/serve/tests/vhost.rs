@@ -183,8 +183,9 @@ fn a_write_of_which_one_piece_failed_late_is_an_error() {
     let mut driver = served.start(Wants::default());
     let queue = &mut driver.queues[0];
     let large = vec![1; 700 << 10];
+    // The first piece fails, and the last one does not.
     for (refused, answer) in [(1, IOERR), (0, OK)] {
-        served.volume.refuse_waits.store(refused, SeqCst);
+        served.volume.refused.store(refused, SeqCst);
         let slot = queue.add(guest, OUT, 0, &large, 0);
         queue.show(guest);
         assert_eq!(queue.wait(guest), (slot, answer, 1));

@@ -76,8 +76,9 @@ pub(crate) struct MemoryVolume {
     pub(crate) panic: AtomicBool,
     /// Clients may hear of changes only when they are durable.
     pub(crate) late: AtomicBool,
-    /// So many waits for a ticket fail, and flushes do not: each ticket tells of its own failure.
-    pub(crate) refuse_waits: AtomicU64,
+    /// Waits for tickets up to this one fail, and neither flushes nor later tickets do: each ticket tells of its
+    /// own failure.
+    pub(crate) refused: AtomicU64,
     /// The name that it got when it was renamed.
     pub(crate) renamed: Mutex<Option<String>>,
 }
@@ -103,7 +104,7 @@ impl MemoryVolume {
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
             late: AtomicBool::new(false),
-            refuse_waits: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             renamed: Mutex::default(),
         })
     }
@@ -347,9 +348,9 @@ impl Volume for MemoryVolume {
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.waits.fetch_add(1, SeqCst);
         self.settle(Some(ticket.0))?;
-        match self.refuse_waits.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) {
-            Ok(_) => Err(Error::new(Kind::NoSpace, "there was no room")),
-            Err(_) => Ok(()),
+        match ticket.0 <= self.refused.load(SeqCst) {
+            true => Err(Error::new(Kind::NoSpace, "there was no room")),
+            false => Ok(()),
         }
     }
 
