@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
+#[path = "support/with_roles.rs"]
+mod with_roles;
 
 use std::{collections::BTreeMap, fs, os::unix::fs::FileExt, path::Path, sync::Arc};
 
@@ -12,10 +14,8 @@ use onefold_archive::{
 use onefold_backend::Directory;
 use onefold_core::{Files, Hold, Kind, Result};
 use onefold_seal::RoleKey;
-use support::{
-    By, names, noise, restored, store,
-    with_roles::{Desk, Has},
-};
+use support::{By, names, noise, restored, store};
+use with_roles::{Desk, Has};
 
 impl Desk {
     fn files(&self) -> Arc<dyn Files> {

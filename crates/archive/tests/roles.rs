@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
+#[path = "support/with_roles.rs"]
+mod with_roles;
 
 use std::{fs, sync::Arc};
 
@@ -13,10 +15,8 @@ use onefold_archive::{
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
-use support::{
-    By, entry, names, noise, options, put, request_by, restored, store,
-    with_roles::{Desk, Has},
-};
+use support::{By, entry, names, noise, options, put, request_by, restored, store};
+use with_roles::{Desk, Has};
 
 #[test]
 fn rule_45_a_put_key_stores_what_a_read_key_and_manage_restore() {

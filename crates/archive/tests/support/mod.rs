@@ -5,8 +5,6 @@
     reason = "each test binary uses its own part, and panics where it fails"
 )]
 
-pub(crate) mod with_roles;
-
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::Relaxed},

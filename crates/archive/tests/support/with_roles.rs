@@ -1,4 +1,9 @@
 //! An archive whose keys have roles, in a directory of its own.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test binary uses its own part, and panics where it fails"
+)]
 
 use std::{
     path::PathBuf,
@@ -13,7 +18,7 @@ use onefold_backend::Directory;
 use onefold_core::{Files, Result};
 use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, RoleKey, RoleSecret, Secret, SlotKind};
 
-use super::{By, Counter, options, secret};
+use crate::support::{By, Counter, options, secret};
 
 /// The directory.
 pub(crate) struct Desk(tempfile::TempDir);
