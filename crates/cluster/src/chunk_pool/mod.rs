@@ -28,7 +28,7 @@ use onefold_core::{
 
 use parking_lot::Mutex;
 
-use self::notes::Notes;
+use self::notes::{Notes, Record};
 use crate::{
     format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
     kernel::Kernel,
@@ -176,13 +176,16 @@ impl ChunkPool {
         self.add_or_note_again(wanted, self.notes.record_op(wanted))
     }
 
-    /// Where the step fails, some of the references may be there, and others may come late.
+    /// Where the step fails, some of the references may be there, and others may come late. The record
+    /// in front of the step may have failed too: what it was to set again stays open.
     fn add_or_note_again(
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
-        note: Option<Write>,
+        record: Option<Record>,
     ) -> Result<Vec<Chunk>, Refusal> {
+        let (note, again) = record.map(|record| (record.op, record.again)).unzip();
         self.add_noted(wanted, note).inspect_err(|_| {
+            self.notes.failed(again.unwrap_or_default());
             self.notes.are_open(wanted.iter().map(|(id, _, reference)| (*id, *reference)));
         })
     }

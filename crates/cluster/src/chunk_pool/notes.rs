@@ -1,7 +1,10 @@
 //! Records of the references that this session is about to add, and their removal; see
 //! [`attempts`](crate::attempts).
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_core::object::{Change, Guard, ObjectName, Refusal, Write};
 use parking_lot::Mutex;
@@ -23,7 +26,14 @@ pub(super) struct Notes {
     /// Keys of attempts that the next record of attempts removes.
     over: Mutex<Vec<Vec<u8>>>,
     /// Attempts that the next record of attempts sets again, with the chunks.
-    open: Mutex<Vec<(ChunkId, Reference)>>,
+    open: Mutex<BTreeMap<Reference, ChunkId>>,
+}
+
+/// A record of attempts on its way.
+pub(super) struct Record {
+    pub(super) op: Write,
+    /// Attempts that it sets again: they stay open where it fails.
+    pub(super) again: BTreeMap<Reference, ChunkId>,
 }
 
 /// Most attempts that are kept to be set again: a scrub finds what further ones leave.
@@ -39,34 +49,42 @@ impl Notes {
     }
 
     /// The operation that records references before they are added, and removes attempts that are
-    /// over.
-    pub(super) fn record_op(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Option<Write> {
+    /// over. Who sends it calls [`failed`](Self::failed) where it was not applied.
+    pub(super) fn record_op(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Option<Record> {
         if wanted.is_empty() || !self.kernel.keeps(Rule::AttemptNotedFirst) {
             return None;
         }
         let stamp = self.kernel.stamp();
-        let pair = |(id, reference): &(ChunkId, Reference)| {
+        let pair = |(reference, id): (&Reference, &ChunkId)| {
             (key::attempt(self.kernel.number(), reference), attempt::encode(id, stamp))
         };
         let mut over = std::mem::take(&mut *self.over.lock());
         if !self.kernel.keeps(Rule::AttemptsTakenBack) {
             over.clear();
         }
-        let mut all = std::mem::take(&mut *self.open.lock());
-        all.extend(wanted.iter().map(|(id, _, reference)| (*id, *reference)));
-        let changes = vec![Change::DropOmap(over), Change::SetOmap(all.iter().map(pair).collect())];
-        Some(Write { object: self.shard(), guards: Vec::new(), changes })
+        let again = std::mem::take(&mut *self.open.lock());
+        let wanted = wanted.iter().map(|(id, _, reference)| (reference, id));
+        let pairs = again.iter().chain(wanted).map(pair).collect();
+        let changes = vec![Change::DropOmap(over), Change::SetOmap(pairs)];
+        Some(Record { op: Write { object: self.shard(), guards: Vec::new(), changes }, again })
     }
 
     /// Records references before they are added.
     pub(super) fn record(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<(), Refusal> {
-        self.record_op(wanted).map_or(Ok(()), |op| self.kernel.until_answered(&op).map(|_| ()))
+        let Some(record) = self.record_op(wanted) else { return Ok(()) };
+        let recorded = self.kernel.until_answered(&record.op).map(|_| ());
+        recorded.inspect_err(|_| self.failed(record.again))
+    }
+
+    /// A record of attempts failed, or the step behind it: the next record sets these again.
+    pub(super) fn failed(&self, again: BTreeMap<Reference, ChunkId>) {
+        self.are_open(again.into_iter().map(|(reference, id)| (id, reference)));
     }
 
     /// The next record of attempts removes those at these references.
     pub(super) fn are_over(&self, references: impl IntoIterator<Item = Reference>) {
         let over: BTreeSet<Reference> = references.into_iter().collect();
-        self.open.lock().retain(|(_, reference)| !over.contains(reference));
+        self.open.lock().retain(|reference, _| !over.contains(reference));
         let number = self.kernel.number();
         self.over.lock().extend(over.iter().map(|reference| key::attempt(number, reference)));
     }
@@ -75,8 +93,11 @@ impl Notes {
     /// that judged them before the references were there has removed them.
     pub(super) fn are_open(&self, attempts: impl IntoIterator<Item = (ChunkId, Reference)>) {
         let mut open = self.open.lock();
-        let room = OPEN_MAX - open.len();
-        open.extend(attempts.into_iter().take(room));
+        for (id, reference) in attempts {
+            if open.len() < OPEN_MAX || open.contains_key(&reference) {
+                open.insert(reference, id);
+            }
+        }
     }
 
     /// Removes at once the attempts that the next record would remove; if that fails, workers do
