@@ -173,9 +173,12 @@ reaches() { of_how_to systemd '^  lets it reach nothing' | sed "s/192.0.2.10/127
 state=/var/lib/onefold/$sealed
 # The store and what the service noted of it go on while the witness hears of it, and are put back then.
 put_back() {
+    # Whoever starts it so often has to.
+    local again="systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket"
     systemctl stop onefold@$sealed.service onefold@$sealed.socket
     cp --archive --sparse=always /srv/sealed.onefold before
     cp --archive $state state.before
+    $again
     systemctl start onefold@$sealed
     onefold volume create /srv/sealed.onefold "$1" --size 1M
     systemctl stop onefold@$sealed.service onefold@$sealed.socket
@@ -185,6 +188,7 @@ put_back() {
     rm -r $state
     mv state.before $state
     known=$(count onefold@$sealed "the witness knows")
+    $again
     fails systemctl start onefold@$sealed
     more() { [ "$(count onefold@$sealed "the witness knows")" -gt "$known" ]; }
     within 5 more
@@ -192,6 +196,7 @@ put_back() {
     cp --archive --sparse=always newer /srv/sealed.onefold
     rm -r $state
     mv state.newer $state
+    $again
     systemctl start onefold@$sealed
     holds $sealed
     onefold status /srv/sealed.onefold --check
@@ -215,10 +220,12 @@ echo "127.0.0.1 other-machine" >>/etc/hosts
 mkdir -p /run/sshd
 /usr/sbin/sshd -o ListenAddress=127.0.0.1
 of_how_to encryption '^On another machine:' | witness
+systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket
 systemctl restart onefold@$sealed
 put_back vm3
 test -s "/srv/witness/host1/$id"
 rm /etc/default/onefold
+systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket
 systemctl restart onefold@$sealed
 
 echo "==> backups of the night, and the care of the archive"
