@@ -26,15 +26,26 @@ pub(super) enum Look {
 }
 
 /// True when there is room for so many copies more: few were made so far, and space is left for them and
-/// for the pages that the next checkpoint writes because of them. Without room those that there are wait
-/// for a checkpoint.
-pub(super) fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) -> bool {
-    let state = kernel.state.lock();
+/// for the pages that the next checkpoint writes because of them, `shared` pages of maps that share them
+/// among these. Without room those that there are wait for a checkpoint.
+pub(super) fn has_room(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    moves: &Moves,
+    more: usize,
+    shared: u64,
+) -> bool {
+    let mut state = kernel.state.lock();
     let copies = more as u64;
-    let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
     // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
-    let counted = if state.moving.records() == 0 { 0 } else { pages(0) };
-    let wanted = copies + pages(copies).saturating_sub(counted) + kept(kernel, &state, None);
+    let counted = match state.moving.records() {
+        0 => 0,
+        _ => scheme.reserve(kernel, &state, &state.moving, 0),
+    };
+    let before = state.moving.count_shared_pages(shared);
+    let pages = scheme.reserve(kernel, &state, &state.moving, copies);
+    state.moving.set_shared_pages(before);
+    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, None);
     moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
 }
 
@@ -68,7 +79,7 @@ pub(super) fn movable(
 }
 
 /// True when an address names what the tables say, as far as anybody knows, and has no copy yet.
-fn is_still_there(
+pub(super) fn is_still_there(
     state: &State,
     tables: &Tables,
     volume: VolumeId,

@@ -5,26 +5,33 @@
 //! about 2 ms. It holds the lock of checkpoints, and runs between two of them: so what it chose by the
 //! tables is still so when the next checkpoint begins.
 //!
-//! Some blocks stay where they are: blocks that more than one entry names, since others want them there; pages
-//! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
-//! read; and what is damaged.
+//! Of a leaf that maps share, the copies come into all of them. Some blocks stay where they are: blocks
+//! that an entry at another address names, since others want them there; those of a family with an
+//! orphan, as what hangs below it is not found; blocks of an erased domain, which nobody can read; and
+//! what is damaged.
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod emptying;
 mod looking;
 mod neighbours;
+mod sharers;
+
+use std::time::Duration;
 
 use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Result, Run};
 
 pub(super) use self::looking::is_alone;
-use self::looking::{Look, has_room, is_movable, movable};
+use self::{
+    looking::{Look, has_room, is_movable, movable},
+    sharers::has_shared_room,
+};
 use crate::{
     counters::add,
     coverage::Mark,
     engine::read::{Wanted, read_stored},
     format::page::{MapEntry, Table},
-    kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
+    kernel::{Checkpointer, Emptying, Kernel, Mover, Phase, Plan, Stage},
     moving::{Found, Moves, Why},
     overlay::Tables,
     scheme::verbs::Scheme,
@@ -38,7 +45,7 @@ const BLOCKS_A_STEP: usize = 96;
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
 pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
-    let Checkpointer { phase: Phase::Idle, moves, mover, .. } = &mut *checkpointer else {
+    let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
     };
     {
@@ -50,14 +57,16 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let tables = kernel.tables();
     if mover.plan.sequence != tables.state.sequence {
         // A checkpoint has changed what it was made by.
+        look_again(mover);
         let rest = renewed(kernel, &tables, &mover.plan, moves);
         mover.plan.blocks = rest.unwrap_or_default();
         mover.plan.sequence = tables.state.sequence;
     }
     if mover.plan.blocks.is_empty() {
-        let mut found = emptying::look(kernel, scheme, &tables, mover, moves);
+        let orphans = orphans.as_deref();
+        let mut found = emptying::look((kernel, scheme), &tables, (&mut *mover, orphans), moves);
         if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
-            found = neighbours::look(kernel, &tables, mover, moves);
+            found = neighbours::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
@@ -71,7 +80,11 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     }
     let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
     let some = mover.plan.blocks.len().min(most);
-    if !has_room(kernel, scheme, moves, some) {
+    let has_room = match &mover.plan.shared {
+        Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
+        None => has_room(kernel, scheme, moves, some, 0),
+    };
+    if !has_room {
         kernel.coverage.hit(Mark::MovesFull);
         let room_may_come = {
             let mut state = kernel.state.lock();
@@ -208,12 +221,38 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
+    if let Some(shared) = &plan.shared {
+        sharers::count(kernel, moves, shared);
+    }
     let mut state = kernel.state.lock();
     for (n, copy) in (0..).zip(copies) {
-        let at = extent.at.plus(n);
-        moves.note(volume, copy.lba, copy.from, (at, copy.fingerprint));
-        state.moving.count_move(volume, copy.lba);
+        let to = (extent.at.plus(n), copy.fingerprint);
+        match &plan.shared {
+            Some(shared) => {
+                moves.note_shared(shared.family, copy.lba, copy.from, to);
+                state.moving.count_shared_move();
+            }
+            None => {
+                moves.note(volume, copy.lba, copy.from, to);
+                state.moving.count_move(volume, copy.lba);
+            }
+        }
     }
+}
+
+/// The rest of a leaf that maps share is looked at again: other maps may have it by now.
+fn look_again(mover: &mut Mover) {
+    let Mover { plan, changed, emptying, .. } = mover;
+    let Some((first, _)) = plan.blocks.first().filter(|_| plan.shared.is_some()) else { return };
+    let leaf = first.0 / Table::Map.per_leaf();
+    match (plan.why, emptying) {
+        (Why::Neighbours, _) => drop(changed.insert((plan.volume, leaf), Duration::ZERO)),
+        (Why::Emptying, Some(Emptying { stage: stage @ Stage::Maps(..), .. })) => {
+            *stage = Stage::Maps(plan.volume, leaf);
+        }
+        (Why::Emptying, _) => {}
+    }
+    plan.blocks.clear();
 }
 
 /// The part of a plan that newer tables leave.
