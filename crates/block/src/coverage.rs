@@ -85,6 +85,7 @@ branches! {
     MovesPut = "checkpoint: copies of blocks come into the maps",
     MovePut = "checkpoint: an entry gets the copy of its block",
     MoveOvertaken = "checkpoint: an entry changed after its block was copied, and stays",
+    BlocksHanded = "moving: blocks that a reader had found are moved without another read",
     SharedMoved = "checkpoint: an entry of maps that share pages gets the copy of its block",
     LenderMoved = "checkpoint: a page that stays borrows from one that moved",
     LeavingMoved = "checkpoint: pages of a map that is leaving move",

@@ -335,12 +335,15 @@ pub enum Rule {
     /// Pages of a family move when all that name them are found: not beside an orphan. Otherwise what hangs
     /// below the orphan is counted wrong.
     MovesWaitForOrphans,
+    /// What a reader handed over is moved only when it is what the map names. Otherwise older data takes the
+    /// place of what was written since.
+    HandedBlocksProven,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 112] = [
+    pub const BUGS: [(&'static str, Rule); 113] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -453,5 +456,6 @@ impl Rule {
         ("sharer-left-out", Rule::SharersMoveTogether),
         ("moved-page-young", Rule::MovedPagesKeepBirth),
         ("moved-beside-orphan", Rule::MovesWaitForOrphans),
+        ("handed-unproven", Rule::HandedBlocksProven),
     ];
 }

@@ -1,26 +1,37 @@
-//! Blocks move while snapshots and clones share the leaves that name them; crashes are the simulator's.
+//! Blocks move while snapshots and clones share the leaves that name them, and when readers in order hand them
+//! over; crashes are the simulator's.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{Acts, Asked, Engine, Format, Idleness, Settings, Tidying, check::check};
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, Result, VolumeId};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId};
 
 const ZONES: u64 = 1024;
 const BLOCKS: u64 = 1_500;
 
-fn open(disk: &Arc<MemoryDisk>) -> Engine {
-    let settings = Settings {
+fn settings() -> Settings {
+    Settings {
         records_max: 4000,
         window_blocks: 32,
         unflushed_blocks: 128,
         tidying: Tidying::Moves,
         settled_after: Duration::ZERO,
         ..Settings::for_memory(32 << 20)
-    };
-    Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap()
+    }
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Engine {
+    Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap()
 }
 
 fn formatted() -> Arc<MemoryDisk> {
@@ -227,4 +238,72 @@ fn rule_21_what_is_left_of_deleted_maps_moves_or_waits_and_all_goes_in_the_end()
     }
     assert_eq!(world.engine.status().live_blocks, 0);
     world.reopen().verify();
+}
+
+/// Counts the blocks that are read from a disk.
+struct Counted {
+    disk: Arc<MemoryDisk>,
+    read: AtomicU64,
+}
+
+impl Disk for Counted {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.read.fetch_add(blocks as u64, Relaxed);
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.disk.write(runs)
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+
+    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(start, blocks)
+    }
+}
+
+/// Blocks that are read from the disk while a volume is moved, after a reader went through it.
+fn read_while_moving(in_order: bool) -> (u64, u64) {
+    let (world, volume) = World::scattered();
+    let World { disk, engine, .. } = world;
+    engine.close().unwrap();
+    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let engine =
+        Engine::open(counted.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap();
+    for first in (0..BLOCKS).step_by(100) {
+        let mut blocks = Block::zeroed_vec(100.min(BLOCKS - first) as usize);
+        let mut reads = [BlockRead { first: Lba(first), into: &mut blocks, result: Ok(()) }];
+        if in_order {
+            engine.read_in_order(volume, &mut reads);
+        } else {
+            engine.read(volume, &mut reads);
+        }
+        let [BlockRead { result, .. }] = reads;
+        result.unwrap();
+    }
+    let before = counted.read.load(Relaxed);
+    while engine.idle_step(Idleness::Share).unwrap() {}
+    let read = counted.read.load(Relaxed) - before;
+    engine.checkpoint().unwrap();
+    (engine.counts().neighbour_blocks, read)
+}
+
+#[test]
+fn rule_23_what_a_reader_in_order_found_scattered_is_moved_without_another_read() {
+    let (moved, read) = read_while_moving(true);
+    let (moved_alone, read_alone) = read_while_moving(false);
+    assert!(moved > BLOCKS / 2 && moved_alone > BLOCKS / 2, "{moved}, {moved_alone} moved");
+    assert!(read + moved / 2 < read_alone, "{read} read, and {read_alone} without a reader");
 }

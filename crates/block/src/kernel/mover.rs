@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{VolumeId, ZoneId};
+use onefold_core::{Lba, VolumeId, ZoneId};
 
 use crate::{
     format::page::Table,
-    moving::{Found, Why},
+    moving::{Found, HandedLeaf, Why},
     sharing::{Survey, Surveyed},
 };
 
@@ -39,6 +39,12 @@ pub(crate) struct Mover {
     pub(crate) reached: u64,
     /// The inner pages above the leaf of a family that was looked at last.
     pub(crate) sharers: Option<Sharers>,
+    /// Clients are at work.
+    pub(crate) beside_requests: bool,
+    /// The leaf that the last step looked at in part, and where the next one goes on.
+    pub(crate) goes_on: Option<(VolumeId, Lba)>,
+    /// The leaf, with what a reader found of it, that is looked at next, or whose blocks are moved.
+    pub(crate) handed: Option<HandedLeaf>,
 }
 
 /// The inner pages of a family above the leaves of one inner page.
@@ -106,6 +112,9 @@ impl Default for Mover {
             lacks_run: 0,
             reached: 0,
             sharers: None,
+            beside_requests: false,
+            goes_on: None,
+            handed: None,
         }
     }
 }

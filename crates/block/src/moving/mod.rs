@@ -13,12 +13,16 @@
 //! | the superblock | either one; what the old one names is whole until the twin is durable |
 
 mod choice;
+mod handed;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
 
-pub(crate) use self::choice::{Found, scattered};
+pub(crate) use self::{
+    choice::{Found, scattered},
+    handed::{Handed, HandedLeaf},
+};
 use crate::format::page::{MapEntry, Table};
 
 /// Why blocks are moved.

@@ -15,6 +15,7 @@ impl Facts {
             checkpoint_due: engine.checkpoint_due(),
             checkpoint_useful: engine.checkpoint_useful(),
             checkpoint_running: engine.checkpoint_running(),
+            may_share: engine.may_move_beside_requests(),
         }
     }
 }

@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use onefold_core::{Lba, Result, VolumeId, ZoneId};
 
 use super::{
-    looking::{Look, has_room, is_alone, movable, next_movable},
+    looking::{Look, has_room, is_alone, movable, next_movable, part_of},
     sharers::{self, OfLeaf, has_shared_room},
+    want_checkpoint,
 };
 use crate::{
     coverage::Mark,
@@ -247,7 +248,7 @@ fn look_at_maps(
         let Some((&id, volume)) = tables.volumes.range(at..).next() else {
             let sequence = if moves.is_empty() { 0 } else { tables.state.sequence };
             emptying.stage = Stage::Ends { sequence };
-            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            want_checkpoint(kernel, mover.beside_requests, moves);
             return Ok(Look::More);
         };
         let from = if id == at { from } else { 0 };
@@ -264,7 +265,7 @@ fn look_at_maps(
         let zone_of = |pba| kernel.geometry().zone_of(pba);
         let per_leaf = Table::Map.per_leaf();
         let family = volume.family();
-        let found: Found = (0..per_leaf)
+        let mut found: Found = (0..per_leaf)
             .filter_map(|slot| Some((slot, MapEntry::get(&page, slot)?)))
             .filter(|(_, entry)| match entry {
                 MapEntry::Block { pba, .. } => emptying.zones.contains(&zone_of(*pba)),
@@ -275,6 +276,9 @@ fn look_at_maps(
             .collect();
         let lives_there =
             emptying.has(kernel, &pointer) && !moves.has_shared_page(family, pointer.address);
+        if part_of(mover, id, &mut found) {
+            emptying.stage = Stage::Maps(id, leaf);
+        }
         if found.is_empty() && !lives_there {
             continue;
         }

@@ -13,6 +13,7 @@
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod emptying;
+mod handing;
 mod looking;
 mod neighbours;
 mod sharers;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Result, Run};
 
-pub(super) use self::looking::is_alone;
+pub(super) use self::{handing::read_in_order, looking::is_alone};
 use self::{
     looking::{Look, has_room, is_movable, movable},
     sharers::has_shared_room,
@@ -29,8 +30,8 @@ use self::{
 use crate::{
     counters::add,
     coverage::Mark,
-    engine::read::{Wanted, read_stored},
     format::page::{MapEntry, Table},
+    idleness::Idleness,
     kernel::{Checkpointer, Emptying, Kernel, Mover, Phase, Plan, Stage},
     moving::{Found, Moves, Why},
     overlay::Tables,
@@ -43,7 +44,7 @@ use crate::{
 const BLOCKS_A_STEP: usize = 96;
 
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
-pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
     let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
@@ -54,6 +55,8 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
             return Ok(false);
         }
     }
+    // While requests flow copies wait for a checkpoint that clients need.
+    mover.beside_requests = idleness < Idleness::Pause;
     let tables = kernel.tables();
     if mover.plan.sequence != tables.state.sequence {
         // A checkpoint has changed what it was made by.
@@ -73,7 +76,7 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
             Look::More => return Ok(true),
             Look::Nothing => {
                 // What was copied so far becomes true.
-                kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+                want_checkpoint(kernel, mover.beside_requests, moves);
                 return Ok(false);
             }
         }
@@ -86,17 +89,19 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     };
     if !has_room {
         kernel.coverage.hit(Mark::MovesFull);
-        let room_may_come = {
-            let mut state = kernel.state.lock();
-            state.checkpoint_wanted |= !moves.is_empty();
-            state.can_reclaim()
-        };
+        want_checkpoint(kernel, mover.beside_requests, moves);
+        let room_may_come = kernel.state.lock().can_reclaim();
         if !room_may_come {
             emptying::give_up(kernel, mover);
         }
         return Ok(false);
     }
     copy_some(kernel, &tables, (mover, some), moves)
+}
+
+/// What was copied so far becomes true, but no checkpoint is made for that beside requests.
+fn want_checkpoint(kernel: &Kernel, beside_requests: bool, moves: &Moves) {
+    kernel.state.lock().checkpoint_wanted |= !beside_requests && !moves.is_empty();
 }
 
 /// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
@@ -115,7 +120,7 @@ fn copy_some(
     let rest = plan.blocks.len().saturating_sub(some);
     let mut next = plan.blocks.split_off(rest);
     next.reverse();
-    let copied = copies_of(kernel, domain, &next)?;
+    let copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
     let mut left = copied.into_iter().peekable();
     while left.peek().is_some() {
         let wanted = left.len() as u64;
@@ -132,7 +137,7 @@ fn copy_some(
         let extent = placed.map_err(|e| kernel.stop(&e))?;
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
         let Some(extent) = extent else {
-            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            want_checkpoint(kernel, mover.beside_requests, moves);
             plan.blocks.clear();
             if plan.why == Why::Emptying && moves.is_empty() {
                 // No hole is left: reading what else lives in the zones would be in vain.
@@ -161,35 +166,6 @@ struct Copied {
     from: MapEntry,
     fingerprint: Fingerprint,
     block: Block,
-}
-
-/// Reads blocks, and proves them by their fingerprints. What can't be read is left out.
-fn copies_of(kernel: &Kernel, domain: u32, blocks: &Found) -> Result<Vec<Copied>> {
-    let wanted: Vec<Option<Wanted>> = blocks
-        .iter()
-        .map(|&(_, entry)| match entry {
-            MapEntry::Block { pba, carried, prefix } => Some(Wanted { pba, carried, prefix }),
-            _ => None,
-        })
-        .collect();
-    let read = read_stored(kernel, domain, &wanted);
-    let found: Vec<(Lba, MapEntry, u64, Block)> = blocks
-        .iter()
-        .zip(read)
-        .filter_map(|(&(lba, entry), block)| match entry {
-            MapEntry::Block { prefix, .. } => block.map(|block| (lba, entry, prefix, block)),
-            _ => None,
-        })
-        .collect();
-    let all: Vec<&Block> = found.iter().map(|(.., block)| block).collect();
-    let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&all);
-    let kept = found.into_iter().zip(fingerprints).filter_map(|(found, of)| {
-        let (lba, from, prefix, block) = found;
-        // One that is not shared is known by the other of the two.
-        let fingerprint = [of, of.unshared()].into_iter().find(|of| of.prefix() == prefix)?;
-        Some(Copied { lba, from, fingerprint, block })
-    });
-    Ok(kept.collect())
 }
 
 /// Seals copies for their places, in a sealed store.

@@ -5,13 +5,13 @@ use std::time::Duration;
 use onefold_core::{Result, VolumeId};
 
 use super::{
-    looking::{Look, is_alone, is_movable, movable, next_movable},
+    looking::{Look, is_alone, is_movable, movable, next_movable, part_of},
     sharers::{self, OfLeaf},
 };
 use crate::{
     format::page::Table,
     kernel::{Kernel, Mover, Plan},
-    moving::{Moves, Why, scattered},
+    moving::{HandedLeaf, Moves, Why, scattered},
     overlay::Tables,
     sharing::Orphan,
 };
@@ -27,6 +27,11 @@ pub(super) fn look(
     (mover, orphans): (&mut Mover, Option<&[Orphan]>),
     moves: &Moves,
 ) -> Look {
+    // What a reader had found of it is moved.
+    let goes_on = mover.goes_on.map(|(volume, lba)| (volume, lba.0 / Table::Map.per_leaf()));
+    mover
+        .handed
+        .take_if(|handed| handed.is_planned && goes_on != Some((handed.volume, handed.leaf)));
     for _ in 0..LEAVES_A_STEP {
         let (volume, leaf) = match next_leaf(kernel, tables, mover) {
             Next::Leaf(volume, leaf) => (volume, leaf),
@@ -39,13 +44,20 @@ pub(super) fn look(
             return Look::More;
         };
         let plan = match planned {
-            Planned::Stays => continue,
+            Planned::Stays => {
+                mover.handed.take_if(|handed| (handed.volume, handed.leaf) == at);
+                continue;
+            }
             Planned::Later => {
                 mover.changed.insert(at, Duration::ZERO);
                 return Look::More;
             }
             Planned::These(plan) => plan,
         };
+        let handed = mover.handed.as_mut();
+        handed.filter(|handed| (handed.volume, handed.leaf) == at).into_iter().for_each(|handed| {
+            handed.is_planned = true;
+        });
         if plan.blocks.is_empty() {
             return Look::More;
         }
@@ -72,6 +84,17 @@ enum Next {
 fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     let now = kernel.clock.now();
     let settled = kernel.settings.settled_after;
+    if mover.handed.is_none() {
+        mover.handed = kernel.handed.lock().next();
+    }
+    if let Some(HandedLeaf { volume, leaf, .. }) = mover.handed {
+        let changed = mover.changed.get(&(volume, leaf));
+        if changed.is_none_or(|&at| now.saturating_sub(at) >= settled) {
+            mover.changed.remove(&(volume, leaf));
+            return Next::Leaf(volume, leaf);
+        }
+        mover.handed = None;
+    }
     // Neighbours come one after the other, so that their copies are neighbours.
     let old = mover.changed.iter().find(|&(_, &at)| now.saturating_sub(at) >= settled);
     if let Some((&(volume, leaf), _)) = old {
@@ -108,8 +131,8 @@ enum Planned {
     These(Plan),
 }
 
-/// The blocks of a leaf that are to be moved together. Finding that out may read a page of references
-/// for each block, so a step does it once.
+/// The blocks of a leaf that are to be moved together, or of a part of it. Finding that out may read a page
+/// of references for each block, so a step does it once.
 fn plan(
     kernel: &Kernel,
     tables: &Tables,
@@ -122,9 +145,13 @@ fn plan(
     };
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
     let Some((pointer, page)) = found else { return Ok(Planned::Stays) };
-    let short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let mut short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let goes_on = part_of(mover, id, &mut short);
     if short.is_empty() {
         return Ok(Planned::Stays);
+    }
+    if goes_on {
+        mover.changed.insert((id, leaf), Duration::ZERO);
     }
     let why = Why::Neighbours;
     let (all, mut written) = (short.len(), 0);

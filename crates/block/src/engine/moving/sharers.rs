@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use onefold_core::{Lba, Pba, Result};
 
-use super::looking::{has_room, is_still_there};
+use super::looking::has_room;
 use crate::{
     coverage::Mark,
     format::{
@@ -121,11 +121,8 @@ pub(super) fn movable(
     (place, moves): (&Place, &Moves),
 ) -> Result<Found> {
     let family = volume.family();
+    // What a client has changed, or a trim that waits, leaves the block to the other maps.
     blocks.retain(|&(lba, _)| !moves.has_shared(family, lba));
-    {
-        let state = kernel.state.lock();
-        blocks.retain(|&(lba, _)| is_still_there(&state, tables, volume.id, lba, moves));
-    }
     let pba = |entry: MapEntry| match entry {
         MapEntry::Block { pba, .. } => Some(pba),
         _ => None,
