@@ -10,9 +10,8 @@ use std::collections::BTreeSet;
 use onefold_core::{Lba, Result, VolumeId, ZoneId};
 
 use super::{
-    looking::{Look, has_room, is_alone, movable, next_movable, part_of},
+    looking::{Look, has_room, is_alone, movable, next_movable, part_of, want_checkpoint},
     sharers::{self, OfLeaf, has_shared_room},
-    want_checkpoint,
 };
 use crate::{
     coverage::Mark,

@@ -1,8 +1,7 @@
 //! The content of blocks that are moved: what readers in order handed over, and what is read for it.
 
-use onefold_core::{Block, BlockRead, Result, VolumeId};
+use onefold_core::{Block, BlockRead, Fingerprint, Lba, Result, VolumeId};
 
-use super::Copied;
 use crate::{
     coverage::Mark,
     engine::read::{Wanted, read, read_stored},
@@ -13,6 +12,14 @@ use crate::{
     scheme::verbs::Scheme,
     settings::Tidying,
 };
+
+/// A block that was read and proved.
+pub(super) struct Copied {
+    pub(super) lba: Lba,
+    pub(super) from: MapEntry,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) block: Block,
+}
 
 /// Reads for a client that reads in order. What lies in more pieces than blocks that are neighbours should
 /// is handed over to moving.

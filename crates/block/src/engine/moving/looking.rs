@@ -54,6 +54,11 @@ pub(super) fn has_room(
     moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
 }
 
+/// What was copied so far becomes true, but no checkpoint is made for that beside requests.
+pub(super) fn want_checkpoint(kernel: &Kernel, beside_requests: bool, moves: &Moves) {
+    kernel.state.lock().checkpoint_wanted |= !beside_requests && !moves.is_empty();
+}
+
 /// Takes the blocks of a leaf that one step looks at: from where the step before came to, as far as
 /// their counts lie in [`COUNTS_A_STEP`] pages. Returns whether some are left for the next step.
 pub(super) fn part_of(mover: &mut Mover, volume: VolumeId, blocks: &mut Found) -> bool {

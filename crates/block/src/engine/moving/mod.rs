@@ -18,24 +18,24 @@ mod looking;
 mod neighbours;
 mod sharers;
 
-use std::time::Duration;
+use onefold_core::{BlockRef, Class, Result, Run};
 
-use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Result, Run};
-
-pub(super) use self::{handing::read_in_order, looking::is_alone};
 use self::{
-    looking::{Look, has_room, is_movable, movable},
-    sharers::has_shared_room,
+    handing::Copied,
+    looking::{Look, has_room, is_movable, movable, want_checkpoint},
+    sharers::{OfLeaf, has_shared_room},
 };
+pub(super) use self::{handing::read_in_order, looking::is_alone};
 use crate::{
     counters::add,
     coverage::Mark,
     format::page::{MapEntry, Table},
     idleness::Idleness,
-    kernel::{Checkpointer, Emptying, Kernel, Mover, Phase, Plan, Stage},
-    moving::{Found, Moves, Why},
+    kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
+    moving::{Moves, Why},
     overlay::Tables,
     scheme::verbs::Scheme,
+    sharing::Orphan,
     space::Extent,
 };
 
@@ -57,16 +57,15 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     }
     // While requests flow copies wait for a checkpoint that clients need.
     mover.beside_requests = idleness < Idleness::Pause;
-    let tables = kernel.tables();
+    let (tables, orphans) = (kernel.tables(), orphans.as_deref());
     if mover.plan.sequence != tables.state.sequence {
-        // A checkpoint has changed what it was made by.
-        look_again(mover);
-        let rest = renewed(kernel, &tables, &mover.plan, moves);
-        mover.plan.blocks = rest.unwrap_or_default();
+        // A checkpoint has changed what it was made by. What can't be read stays.
+        if !renew(kernel, &tables, (&mut *mover, orphans), moves).unwrap_or(true) {
+            return Ok(true);
+        }
         mover.plan.sequence = tables.state.sequence;
     }
     if mover.plan.blocks.is_empty() {
-        let orphans = orphans.as_deref();
         let mut found = emptying::look((kernel, scheme), &tables, (&mut *mover, orphans), moves);
         if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
             found = neighbours::look(kernel, &tables, (&mut *mover, orphans), moves);
@@ -97,11 +96,6 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         return Ok(false);
     }
     copy_some(kernel, &tables, (mover, some), moves)
-}
-
-/// What was copied so far becomes true, but no checkpoint is made for that beside requests.
-fn want_checkpoint(kernel: &Kernel, beside_requests: bool, moves: &Moves) {
-    kernel.state.lock().checkpoint_wanted |= !beside_requests && !moves.is_empty();
 }
 
 /// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
@@ -160,14 +154,6 @@ fn copy_some(
     Ok(true)
 }
 
-/// A block that was read and proved.
-struct Copied {
-    lba: Lba,
-    from: MapEntry,
-    fingerprint: Fingerprint,
-    block: Block,
-}
-
 /// Seals copies for their places, in a sealed store.
 fn seal(kernel: &Kernel, domain: u32, extent: Extent, copies: &mut [Copied]) -> Result<()> {
     for (n, copy) in (0..).zip(copies.iter_mut()) {
@@ -216,34 +202,42 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     }
 }
 
-/// The rest of a leaf that maps share is looked at again: other maps may have it by now.
-fn look_again(mover: &mut Mover) {
-    let Mover { plan, changed, emptying, .. } = mover;
-    let Some((first, _)) = plan.blocks.first().filter(|_| plan.shared.is_some()) else { return };
+/// Leaves of a plan what newer tables leave. False when not all maps that share the leaf are found yet.
+///
+/// Only the rest is moved: a leaf that was planned anew after each checkpoint would be moved for ever.
+fn renew(
+    kernel: &Kernel,
+    tables: &Tables,
+    (mover, orphans): (&mut Mover, Option<&[Orphan]>),
+    moves: &Moves,
+) -> Result<bool> {
+    let mut rest = std::mem::take(&mut mover.plan.blocks);
+    let volume = tables.volumes.get(&mover.plan.volume);
+    let (Some((first, _)), Some(volume)) =
+        (rest.first(), volume.filter(|volume| is_movable(kernel, volume)))
+    else {
+        return Ok(true);
+    };
     let leaf = first.0 / Table::Map.per_leaf();
-    match (plan.why, emptying) {
-        (Why::Neighbours, _) => drop(changed.insert((plan.volume, leaf), Duration::ZERO)),
-        (Why::Emptying, Some(Emptying { stage: stage @ Stage::Maps(..), .. })) => {
-            *stage = Stage::Maps(plan.volume, leaf);
-        }
-        (Why::Emptying, _) => {}
-    }
-    plan.blocks.clear();
-}
-
-/// The part of a plan that newer tables leave.
-fn renewed(kernel: &Kernel, tables: &Tables, plan: &Plan, moves: &Moves) -> Result<Found> {
-    let nothing = Ok(Vec::new());
-    let Some((first, _)) = plan.blocks.first() else { return nothing };
-    let volume = tables.volumes.get(&plan.volume).filter(|volume| is_movable(kernel, volume));
-    let (Some(volume), leaf) = (volume, first.0 / Table::Map.per_leaf()) else { return nothing };
-    if !is_alone(kernel, tables, volume, leaf)? {
-        return nothing;
-    }
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
-    let Some((_, page)) = found else { return nothing };
-    let mut blocks = plan.blocks.clone();
-    blocks
-        .retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
-    movable(kernel, tables, volume, blocks, moves)
+    let Some((pointer, page)) = found else { return Ok(true) };
+    rest.retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
+    if is_alone(kernel, tables, volume, leaf)? {
+        mover.plan.shared = None;
+        mover.plan.blocks = movable(kernel, tables, volume, rest, moves)?;
+        return Ok(true);
+    }
+    match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
+        OfLeaf::More => {
+            mover.plan.blocks = rest;
+            return Ok(false);
+        }
+        OfLeaf::Stays => {}
+        OfLeaf::Found(place, shared) => {
+            let mine = (volume, pointer.address, mover.plan.why);
+            mover.plan.blocks = sharers::movable(kernel, tables, mine, rest, (&place, moves))?;
+            mover.plan.shared = Some(shared);
+        }
+    }
+    Ok(true)
 }
