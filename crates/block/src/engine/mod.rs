@@ -381,11 +381,6 @@ impl Engine {
         checkpoint::checkpoint_due(&self.kernel, &*self.scheme)
     }
 
-    /// True when idle work may move blocks while requests flow.
-    pub(crate) fn may_move_beside_requests(&self) -> bool {
-        idle::may_move_beside_requests(&self.kernel, &*self.scheme)
-    }
-
     /// True when a checkpoint would change anything.
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {
