@@ -85,6 +85,12 @@ branches! {
     MovesPut = "checkpoint: copies of blocks come into the maps",
     MovePut = "checkpoint: an entry gets the copy of its block",
     MoveOvertaken = "checkpoint: an entry changed after its block was copied, and stays",
+    BlocksHanded = "moving: blocks that a reader had found are moved without another read",
+    SharedMoved = "checkpoint: an entry of maps that share pages gets the copy of its block",
+    LenderMoved = "checkpoint: a page that stays borrows from one that moved",
+    LeavingMoved = "checkpoint: pages of a map that is leaving move",
+    MovedBesideRange = "checkpoint: a leaf moves while a range waits for one of its maps",
+    OrphanInFamily = "moving: the leaves of a family stay, since it has a page that nothing counts for",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 

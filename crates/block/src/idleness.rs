@@ -5,6 +5,8 @@
 pub enum Idleness {
     /// Clients are at work: nothing that costs writes.
     None,
+    /// Clients are at work, and idle work has its small share of the time now.
+    Share,
     /// A pause between two requests: what takes a few ms does not disturb.
     Pause,
     /// A moment: a flush does not disturb.

@@ -326,12 +326,24 @@ pub enum Rule {
     /// Blocks that were moved are released when both superblocks name their copies. Otherwise a crash
     /// restores a superblock whose blocks were written over.
     MovedBlocksKept,
+    /// A copy is put into the leaves of all maps that share them, and new pages take the place of old ones
+    /// wherever these are named. Otherwise a map names what is free.
+    SharersMoveTogether,
+    /// A page that maps share keeps its birth when it moves. Otherwise ranges that wait for one of the maps
+    /// count as applied, and trimmed data comes back.
+    MovedPagesKeepBirth,
+    /// Pages of a family move when all that name them are found: not beside an orphan. Otherwise what hangs
+    /// below the orphan is counted wrong.
+    MovesWaitForOrphans,
+    /// What a reader handed over is moved only when it is what the map names. Otherwise older data takes the
+    /// place of what was written since.
+    HandedBlocksProven,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 109] = [
+    pub const BUGS: [(&'static str, Rule); 113] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -441,5 +453,9 @@ impl Rule {
         ("moved-over-write", Rule::MovedIfUnchanged),
         ("copy-unflushed", Rule::CopiesBeforeSuperblock),
         ("moved-released-early", Rule::MovedBlocksKept),
+        ("sharer-left-out", Rule::SharersMoveTogether),
+        ("moved-page-young", Rule::MovedPagesKeepBirth),
+        ("moved-beside-orphan", Rule::MovesWaitForOrphans),
+        ("handed-unproven", Rule::HandedBlocksProven),
     ];
 }

@@ -19,6 +19,9 @@ use crate::{
     settings::Tidying,
 };
 
+/// Nothing is moved while requests flow when less than this share of the store is free.
+const CROWDED_SHARE: u64 = 10;
+
 /// Leaves, of fingerprints or of the index on disk, that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
@@ -34,12 +37,20 @@ pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     Ok(idleness >= Idleness::Short && scheme.idle(kernel, idleness)?.advanced())
 }
 
+/// True when blocks may be moved while requests flow: checkpoints move them, and no more than nine tenths of
+/// the store are in use.
+pub(crate) fn may_move_beside_requests(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let moves = kernel.settings.tidying == Tidying::Moves && scheme.begin_moment().is_ok();
+    moves
+        && kernel.state.lock().allocator.free() * CROWDED_SHARE >= kernel.geometry().usable_blocks()
+}
+
 /// Moves a few scattered blocks together, as the settings say. Returns whether there may be more.
 fn tidy(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     match kernel.settings.tidying {
         Tidying::Off => Ok(false),
         Tidying::Moves if scheme.begin_moment().is_ok() => {
-            Ok(idleness >= Idleness::Pause && move_step(kernel, scheme)?)
+            Ok(idleness >= Idleness::Share && move_step(kernel, scheme, idleness)?)
         }
         Tidying::Moves | Tidying::Records => {
             Ok(idleness == Idleness::Long && compact_step(kernel, scheme)?)

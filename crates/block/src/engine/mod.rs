@@ -280,7 +280,13 @@ impl Engine {
     /// Reads block ranges of a volume; the device reads of the whole batch are issued together.
     /// Every block that comes from the disk is compared with its fingerprint.
     pub fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
-        read::read(&self.kernel, volume, reads)
+        read::read(&self.kernel, volume, reads);
+    }
+
+    /// As [`read`](Self::read), for a client that reads in order. What lies scattered is kept for a while,
+    /// so that idle work moves it together and reads it no second time.
+    pub fn read_in_order(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+        moving::read_in_order(&self.kernel, &*self.scheme, volume, reads);
     }
 
     /// The extents of a range of blocks: at most `limit` of them in bytes, neighbours differing in

@@ -213,6 +213,7 @@ fn unrecovered(
         making_durable: Mutex::new(()),
         checkpointing: Mutex::new(Checkpointer::default()),
         compacting: Mutex::default(),
+        handed: Mutex::default(),
         completing: Mutex::default(),
         counters: Counters::default(),
         coverage: Coverage::default(),

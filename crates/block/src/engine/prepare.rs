@@ -235,8 +235,10 @@ struct Content<'a> {
 
 impl<'a> Content<'a> {
     fn of(kernel: &Kernel, window: &'a Window) -> Result<Content<'a>> {
-        let slots: Vec<usize> =
+        let mut slots: Vec<usize> =
             (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
+        // Blocks get places in this order: what will be read together lies together.
+        slots.sort_by_key(|&slot| (window.blocks[slot].volume, window.blocks[slot].lba));
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let domains: Vec<u32> = slots.iter().map(|&slot| window.blocks[slot].kept.domain).collect();
         let mut fingerprints = kernel.identity.fingerprints(&domains, &blocks)?;
@@ -379,12 +381,14 @@ mod tests {
     use onefold_backend::MemoryDisk;
     use onefold_core::{
         Algorithm, BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Lba, Read, Run,
+        VolumeId,
     };
 
     use crate::{
         Engine, Format, Settings,
         format::{
             geometry::SUPERBLOCKS,
+            page::{MapEntry, Table},
             superblock::{Found, Superblock},
         },
     };
@@ -422,6 +426,53 @@ mod tests {
             .unwrap();
         }
         disk
+    }
+
+    /// The physical blocks of a leaf, by address, as of the last checkpoint.
+    fn places(engine: &Engine, volume: VolumeId) -> Vec<u64> {
+        let tables = engine.kernel.tables();
+        let map = &tables.volumes[&volume];
+        let found = engine.kernel.pages.leaf(Table::Map, map.family(), &map.map, 0).unwrap();
+        let (_, page) = found.unwrap();
+        let entries = (0..Table::Map.per_leaf()).filter_map(|slot| MapEntry::get(&page, slot));
+        let place =
+            |entry| if let MapEntry::Block { pba, .. } = entry { Some(pba.0) } else { None };
+        entries.filter_map(place).collect()
+    }
+
+    #[test]
+    fn rule_19_the_blocks_of_a_window_lie_in_the_order_of_volumes_and_addresses() {
+        let disk = Arc::new(MemoryDisk::new(4096));
+        Engine::format(&*disk, &Format { zone_blocks: 256, ..Format::new([1; 16], [2; 32], 4096) })
+            .unwrap();
+        let settings = Settings {
+            window_blocks: 128,
+            unflushed_blocks: 256,
+            ..Settings::for_memory(32 << 20)
+        };
+        let engine = Engine::open(disk, Arc::new(Noon), settings).unwrap();
+        let volumes = ["a", "b"].map(|name| engine.create_volume(name, 64).unwrap().0);
+        engine.flush().unwrap();
+        // One window, in an order that scatters neighbours, of two volumes that take turns.
+        for n in 0..64u64 {
+            for (turn, volume) in (0..).zip(volumes) {
+                let lba = (n * 11 + turn) % 32;
+                let mut block = [0; BLOCK_BYTES];
+                let mut state = (n % 32 * 2 + turn + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                block.fill_with(|| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 56) as u8
+                });
+                engine.write(volume, lba * BLOCK_BYTES as u64, &block).unwrap();
+            }
+        }
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+        let all: Vec<u64> = volumes.iter().flat_map(|&volume| places(&engine, volume)).collect();
+        assert_eq!(all.len(), 64);
+        assert!(all.is_sorted(), "{all:?}");
+        let runs = 1 + all.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
+        assert!(runs <= 3, "{runs} runs");
     }
 
     #[test]

@@ -31,9 +31,17 @@ enum Step {
     Disk(Wanted),
 }
 
+/// How much of a read came from the disk.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FromDisk {
+    pub(crate) blocks: usize,
+    /// Pieces of the disk in which they lay.
+    pub(crate) runs: usize,
+}
+
 /// Reads block ranges of a volume; the device reads of the whole batch are issued together.
 /// Every block that comes from the disk is compared with its fingerprint.
-pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>]) -> FromDisk {
     let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
     // The tables are held until the blocks are read: none of them is reused before.
     let (tables, domain) = {
@@ -146,8 +154,9 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
             read.result = Err(lost(volume, read.first.plus(n as u64)));
         }
     }
-    read_wanted(kernel, (volume, domain), reads, &steps);
+    let from_disk = read_wanted(kernel, (volume, domain), reads, &steps);
     drop(tables);
+    from_disk
 }
 
 /// Issues the device reads of a batch, then expands and verifies.
@@ -156,7 +165,7 @@ fn read_wanted(
     (volume, domain): (VolumeId, u32),
     reads: &mut [BlockRead<'_>],
     steps: &[Vec<Step>],
-) {
+) -> FromDisk {
     // One device read for blocks that are neighbours both on the disk and in the answer.
     let mut runs: Vec<(usize, usize, usize, Pba)> = Vec::new();
     for (r, steps) in steps.iter().enumerate() {
@@ -173,7 +182,7 @@ fn read_wanted(
         }
     }
     if runs.is_empty() {
-        return;
+        return FromDisk::default();
     }
     let blocks = kernel.disk.blocks();
     let results: Vec<Result<()>> = {
@@ -226,6 +235,7 @@ fn read_wanted(
             read.result = verify(kernel, (volume, domain), read.first, read.into, steps);
         }
     }
+    FromDisk { blocks: runs.iter().map(|run| run.2).sum(), runs: runs.len() }
 }
 
 /// Which block of a failed read of neighbours can't be read.

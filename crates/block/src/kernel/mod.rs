@@ -22,7 +22,7 @@ pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 pub(crate) use domains::{Domains, kept_for};
-pub(crate) use mover::{Emptying, Mover, Plan, Stage};
+pub(crate) use mover::{Emptying, Mover, Plan, SharedPlan, Sharers, Stage};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
@@ -45,6 +45,7 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     index::Index,
+    moving::Handed,
     overlay::Tables,
     rules::Rule,
     settings::Settings,
@@ -71,6 +72,8 @@ pub(crate) struct Kernel {
     pub(crate) making_durable: Mutex<()>,
     pub(crate) checkpointing: Mutex<Checkpointer>,
     pub(crate) compacting: Mutex<Compactor>,
+    /// What readers in order found scattered. The lock is a leaf.
+    pub(crate) handed: Mutex<Handed>,
     /// Held by who completes the index.
     pub(crate) completing: Mutex<()>,
     /// Windows whose loss was accepted at opening.
@@ -171,7 +174,9 @@ impl Kernel {
         let overlays = state.overlays.memory() + state.moving.memory();
         let zones = state.allocator.memory();
         drop(state);
-        self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096
+        let handed = self.handed.lock().memory();
+        let caches = self.index.lock().memory() + self.pages.memory();
+        caches + handed + overlays + zones + windows as u64 * 4096
     }
 }
 

@@ -5,11 +5,12 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{VolumeId, ZoneId};
+use onefold_core::{Lba, VolumeId, ZoneId};
 
 use crate::{
     format::page::Table,
-    moving::{Found, Why},
+    moving::{Found, HandedLeaf, Why},
+    sharing::{Survey, Surveyed},
 };
 
 /// Leaves that are remembered, because checkpoints changed them. If there are more, all maps are
@@ -36,6 +37,23 @@ pub(crate) struct Mover {
     pub(crate) lacks_run: u64,
     /// The most zones that were free as a whole after a walk since then.
     pub(crate) reached: u64,
+    /// The inner pages above the leaf of a family that was looked at last.
+    pub(crate) sharers: Option<Sharers>,
+    /// Clients are at work.
+    pub(crate) beside_requests: bool,
+    /// The leaf that the last step looked at in part, and where the next one goes on.
+    pub(crate) goes_on: Option<(VolumeId, Lba)>,
+    /// The leaf, with what a reader found of it, that is looked at next, or whose blocks are moved.
+    pub(crate) handed: Option<HandedLeaf>,
+}
+
+/// The inner pages of a family above the leaves of one inner page.
+pub(crate) struct Sharers {
+    /// The checkpoint by whose tables they were found, the family, and the number of the inner page
+    /// right above the leaves.
+    pub(crate) of: (u64, u32, u64),
+    pub(crate) survey: Survey,
+    pub(crate) found: Surveyed,
 }
 
 /// Zones that are being emptied.
@@ -68,6 +86,16 @@ pub(crate) struct Plan {
     pub(crate) why: Why,
     /// In descending order of addresses.
     pub(crate) blocks: Found,
+    /// When maps share the leaf: what all of them need for it.
+    pub(crate) shared: Option<SharedPlan>,
+}
+
+/// What the maps of a family need when blocks of a leaf move.
+#[derive(Clone)]
+pub(crate) struct SharedPlan {
+    pub(crate) family: u32,
+    /// The places from the leaf up, as level and number, and how many pages the family has there.
+    pub(crate) places: Vec<((u8, u64), u64)>,
 }
 
 impl Default for Mover {
@@ -83,6 +111,10 @@ impl Default for Mover {
             neighbours: 0,
             lacks_run: 0,
             reached: 0,
+            sharers: None,
+            beside_requests: false,
+            goes_on: None,
+            handed: None,
         }
     }
 }

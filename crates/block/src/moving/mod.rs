@@ -13,12 +13,16 @@
 //! | the superblock | either one; what the old one names is whole until the twin is durable |
 
 mod choice;
+mod handed;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
 
-pub(crate) use self::choice::{Found, scattered};
+pub(crate) use self::{
+    choice::{Found, scattered},
+    handed::{Handed, HandedLeaf},
+};
 use crate::format::page::{MapEntry, Table};
 
 /// Why blocks are moved.
@@ -56,19 +60,101 @@ pub(crate) struct Moves {
     copies: BTreeMap<Pba, Fingerprint>,
     /// Leaves that are written at new places, whatever is in them.
     pages: BTreeSet<(Home, u64)>,
+    /// What is put into maps that share pages, by their family.
+    families: BTreeMap<u32, FamilyMoves>,
     /// Copies that a planted bug writes after the superblock.
     #[cfg(feature = "planted-bugs")]
     pub(crate) late: Vec<(Pba, onefold_core::Block)>,
 }
 
+/// The copies that are put into all maps of a family, and its pages that are to move.
+#[derive(Default)]
+pub(crate) struct FamilyMoves {
+    puts: BTreeMap<Lba, Put>,
+    /// Pages that are written at new places, each with a leaf at or below its own place.
+    pages: BTreeMap<Pba, u64>,
+    /// Places whose pages are counted for the next checkpoint.
+    counted: BTreeSet<(u8, u64)>,
+}
+
+impl FamilyMoves {
+    /// The leaves in which there is something to put, or whose pages or those above them move.
+    pub(crate) fn leaves(&self) -> Vec<u64> {
+        let puts = self.puts.keys().map(|lba| lba.0 / Table::Map.per_leaf());
+        let leaves: BTreeSet<u64> = puts.chain(self.pages.values().copied()).collect();
+        leaves.into_iter().collect()
+    }
+
+    /// The copies that are to be put into a leaf, by their places in it.
+    pub(crate) fn of_leaf(&self, leaf: u64) -> impl Iterator<Item = (u64, Put)> {
+        let first = leaf * Table::Map.per_leaf();
+        let within = Lba(first)..Lba(first + Table::Map.per_leaf());
+        self.puts.range(within).map(move |(lba, put)| (lba.0 - first, *put))
+    }
+
+    /// True for a page that is to move.
+    pub(crate) fn has_page(&self, page: Pba) -> bool {
+        self.pages.contains_key(&page)
+    }
+}
+
 impl Moves {
     pub(crate) fn is_empty(&self) -> bool {
-        self.copies.is_empty() && self.pages.is_empty()
+        self.copies.is_empty() && self.pages.is_empty() && self.families.is_empty()
     }
 
     /// How many copies there are, and pages that are to move.
     pub(crate) fn len(&self) -> usize {
-        self.copies.len() + self.pages.len()
+        let shared: usize = self.families.values().map(|moves| moves.pages.len()).sum();
+        self.copies.len() + self.pages.len() + shared
+    }
+
+    /// What is put into maps that share pages, by their family.
+    pub(crate) fn families(&self) -> impl Iterator<Item = (u32, &FamilyMoves)> {
+        self.families.iter().map(|(&family, moves)| (family, moves))
+    }
+
+    /// Notes that what `from` names at an address, in whichever maps of a family, was copied, raw, to
+    /// `copy`.
+    pub(crate) fn note_shared(
+        &mut self,
+        family: u32,
+        lba: Lba,
+        from: MapEntry,
+        (copy, fingerprint): (Pba, Fingerprint),
+    ) {
+        let to = MapEntry::Block { pba: copy, carried: false, prefix: fingerprint.prefix() };
+        self.families.entry(family).or_default().puts.insert(lba, Put { from, to });
+        self.copies.insert(copy, fingerprint);
+    }
+
+    /// Notes that a page of a family is to be written at a new place; it is that of a leaf, or above it.
+    pub(crate) fn note_shared_page(&mut self, family: u32, page: Pba, leaf: u64) {
+        self.families.entry(family).or_default().pages.insert(page, leaf);
+    }
+
+    /// True when an address of a family has a copy already.
+    pub(crate) fn has_shared(&self, family: u32, lba: Lba) -> bool {
+        self.families.get(&family).is_some_and(|moves| moves.puts.contains_key(&lba))
+    }
+
+    /// True when a page of a family is to move already.
+    pub(crate) fn has_shared_page(&self, family: u32, page: Pba) -> bool {
+        self.families.get(&family).is_some_and(|moves| moves.has_page(page))
+    }
+
+    /// How many of the pages at these places of a family, each with its number of pages, are not
+    /// counted yet for the next checkpoint.
+    pub(crate) fn uncounted(&self, family: u32, places: &[((u8, u64), u64)]) -> u64 {
+        let counted = self.families.get(&family).map(|moves| &moves.counted);
+        let new = |place| counted.is_none_or(|counted| !counted.contains(place));
+        places.iter().filter(|(place, _)| new(place)).map(|(_, pages)| pages).sum()
+    }
+
+    /// The pages at these places are counted from now on.
+    pub(crate) fn count_places(&mut self, family: u32, places: &[((u8, u64), u64)]) {
+        let counted = &mut self.families.entry(family).or_default().counted;
+        counted.extend(places.iter().map(|(place, _)| *place));
     }
 
     /// Notes that the page of a leaf is to be written at a new place.
@@ -118,7 +204,8 @@ impl Moves {
     /// The blocks that were copied.
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn replaced(&self) -> BTreeSet<Pba> {
-        let puts = self.puts.values().flat_map(BTreeMap::values);
+        let shared = self.families.values().map(|moves| &moves.puts);
+        let puts = self.puts.values().chain(shared).flat_map(BTreeMap::values);
         puts.filter_map(|put| match put.from {
             MapEntry::Block { pba, .. } => Some(pba),
             _ => None,

@@ -160,6 +160,8 @@ pub(crate) struct Overlay {
     live: i64,
     /// Table pages that a checkpoint of all this must write: volume, level, number.
     dirty: DirtyPages,
+    /// And those of maps that share pages, because blocks below them moved.
+    shared_pages: u64,
     /// The last window published here.
     last: WindowNumber,
     /// Records published, superseded ones included.
@@ -263,6 +265,30 @@ impl Overlay {
     pub(crate) fn count_move(&mut self, volume: VolumeId, lba: Lba) {
         self.records += 1;
         self.touch_block(volume, lba);
+    }
+
+    /// Counts pages of maps that a checkpoint writes, or whose accounts it changes, because blocks below
+    /// them moved. Returns how many were counted before.
+    pub(crate) fn count_shared_pages(&mut self, pages: u64) -> u64 {
+        let before = self.shared_pages;
+        self.shared_pages += pages;
+        before
+    }
+
+    /// So many were counted before.
+    pub(crate) fn set_shared_pages(&mut self, pages: u64) {
+        self.shared_pages = pages;
+    }
+
+    /// Counts what a moved block of maps that share pages changes in a checkpoint, but for the pages of
+    /// maps.
+    pub(crate) fn count_shared_move(&mut self) {
+        self.records += 1;
+    }
+
+    /// Pages of maps that change because blocks below them moved.
+    pub(crate) fn shared_pages(&self) -> u64 {
+        self.shared_pages
     }
 
     /// Publishes changes of the catalogue, in their order.

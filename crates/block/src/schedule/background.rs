@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{CHECKPOINT_AFTER, COMPACT_AFTER, IDLE_AFTER, Next, PAUSE_AFTER, SHARED_FLUSH_WAIT};
+use super::{
+    CHECKPOINT_AFTER, COMPACT_AFTER, IDLE_AFTER, Next, PAUSE_AFTER, SHARE_WAITS, SHARED_FLUSH_WAIT,
+};
 use crate::{engine::CheckpointStep, idleness::Idleness};
 
 /// The engine and its clients at this moment.
@@ -16,6 +18,9 @@ pub struct Facts {
     pub checkpoint_useful: bool,
     /// A checkpoint has begun and is not at its end.
     pub checkpoint_running: bool,
+    /// Blocks may be moved while requests flow: checkpoints move them, and the store is no more than
+    /// nine tenths full.
+    pub may_share: bool,
 }
 
 /// One step of the background's work.
@@ -67,6 +72,8 @@ pub struct Background {
     nothing_to_checkpoint: bool,
     /// The idleness for which no idle work was left, until something happens.
     idle_work_done: Option<Idleness>,
+    /// Before this moment idle work has had its share of the time beside requests.
+    share_from: Duration,
 }
 
 impl Background {
@@ -86,6 +93,13 @@ impl Background {
             Event::Checkpoint(step) => self.checkpoint_made(now, step),
             Event::Idle(idleness, more) => self.idle_work_done = (!more).then_some(idleness),
         }
+    }
+
+    /// Tells the schedule that a step of idle work ended now, and how long it took; `more` when there may be
+    /// more to do.
+    pub fn idle_worked(&mut self, now: Duration, took: Duration, more: bool) {
+        let least = if more { Duration::ZERO } else { PAUSE_AFTER };
+        self.share_from = now + (took * SHARE_WAITS).max(least);
     }
 
     fn checkpoint_made(&mut self, now: Duration, step: CheckpointStep) {
@@ -111,13 +125,18 @@ impl Background {
         if facts.checkpoint_running || wanted && !self.nothing_to_checkpoint {
             return self.next_of_checkpoint(now, facts);
         }
-        let idleness = self.idleness(now);
+        let idleness = match self.idleness(now) {
+            Idleness::None if facts.may_share && now >= self.share_from => Idleness::Share,
+            idleness => idleness,
+        };
         if self.idle_work_done != Some(idleness) {
             return Next::Run(Step::Idle(idleness));
         }
         let moments = [PAUSE_AFTER, IDLE_AFTER, CHECKPOINT_AFTER, COMPACT_AFTER]
             .map(|after| self.request + after);
-        moments.into_iter().find(|&at| at > now).map_or(Next::WaitForEvent, Next::WaitUntil)
+        let share = Some(self.share_from).filter(|_| facts.may_share && quiet < PAUSE_AFTER);
+        let ahead = moments.into_iter().chain(share).filter(|&at| at > now);
+        ahead.min().map_or(Next::WaitForEvent, Next::WaitUntil)
     }
 
     fn next_of_checkpoint(&self, now: Duration, facts: &Facts) -> Next<Step> {
@@ -164,6 +183,7 @@ mod tests {
         checkpoint_due: false,
         checkpoint_useful: true,
         checkpoint_running: false,
+        may_share: false,
     };
 
     const DUE: Facts = Facts { checkpoint_due: true, ..BUSY };
@@ -224,5 +244,46 @@ mod tests {
         assert_eq!(background.next(MS * 5100, &Facts::default()), Next::WaitUntil(MS * 30_100));
         idle(&mut background, MS * 30_100, Idleness::Long);
         assert_eq!(background.next(MS * 30_100, &Facts::default()), Next::WaitForEvent);
+    }
+
+    #[test]
+    fn rule_20_beside_requests_moving_has_a_twentieth_of_the_time() {
+        let facts = Facts { may_share: true, ..Facts::default() };
+        let step = Duration::from_micros(1500);
+        let (mut now, mut worked) = (MS * 1000, Duration::ZERO);
+        let mut background = Background::default();
+        while now < MS * 3000 {
+            // A request every millisecond, and a look after each.
+            background.happened(now, Event::Request);
+            background.happened(now, Event::Elapsed);
+            while let Next::Run(Step::Idle(idleness)) = background.next(now, &facts) {
+                let shares = idleness == Idleness::Share;
+                if shares {
+                    now += step;
+                    worked += step;
+                    background.idle_worked(now, step, true);
+                }
+                background.happened(now, Event::Idle(idleness, shares));
+            }
+            now += MS;
+        }
+        let share = worked.as_micros() * 20;
+        let whole = (now - MS * 1000).as_micros();
+        assert!(share <= whole + 20 * step.as_micros() && share * 2 > whole, "{share} of {whole}");
+    }
+
+    #[test]
+    fn rule_20_a_store_above_nine_tenths_moves_nothing_beside_requests() {
+        let mut background = after(&[Event::Request, Event::Elapsed]);
+        let full = Facts::default();
+        assert_eq!(background.next(MS * 110, &full), Next::Run(Step::Idle(Idleness::None)));
+        background.happened(MS * 110, Event::Idle(Idleness::None, false));
+        assert_eq!(background.next(MS * 110, &full), Next::WaitUntil(MS * 150));
+        let less = Facts { may_share: true, ..full };
+        assert_eq!(background.next(MS * 110, &less), Next::Run(Step::Idle(Idleness::Share)));
+        // With nothing to move it looks again as seldom as the thread itself.
+        background.idle_worked(MS * 110, Duration::ZERO, false);
+        background.happened(MS * 110, Event::Idle(Idleness::None, false));
+        assert_eq!(background.next(MS * 111, &less), Next::WaitUntil(MS * 150));
     }
 }

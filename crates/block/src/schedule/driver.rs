@@ -4,7 +4,7 @@
 use onefold_core::Result;
 
 use super::{Event, Facts, Step, Unflushed};
-use crate::engine::Engine;
+use crate::engine::{Engine, idle::may_move_beside_requests};
 
 impl Facts {
     /// The facts of an engine; with `pressure` a client waits for room.
@@ -15,6 +15,7 @@ impl Facts {
             checkpoint_due: engine.checkpoint_due(),
             checkpoint_useful: engine.checkpoint_useful(),
             checkpoint_running: engine.checkpoint_running(),
+            may_share: may_move_beside_requests(&engine.kernel, &*engine.scheme),
         }
     }
 }

@@ -30,6 +30,10 @@ pub(crate) const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// A pause in the work begins this long after a request.
 const PAUSE_AFTER: Duration = Duration::from_millis(50);
 
+/// While requests flow, moving waits so many times as long as its last step took: it has a twentieth of
+/// the time.
+const SHARE_WAITS: u32 = 19;
+
 /// The store counts as idle after this long without a request.
 const IDLE_AFTER: Duration = Duration::from_millis(500);
 

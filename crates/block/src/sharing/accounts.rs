@@ -32,6 +32,11 @@ impl Accounts {
         self.changed.insert(page, Share { lender, ..Share::default() });
     }
 
+    /// A page is new, and has the account of the page whose place it takes.
+    pub(super) fn begin_as(&mut self, page: Pba, share: Share) {
+        self.changed.insert(page, share);
+    }
+
     /// A page is free: its account is as if there were none.
     pub(super) fn end(&mut self, page: Pba) {
         self.changed.insert(page, Share::default());

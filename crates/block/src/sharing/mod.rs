@@ -16,6 +16,7 @@
 //!
 //! | step of a checkpoint | what it does |
 //! |---|---|
+//! | [`relocate`] | puts copies of blocks into all pages that name them, before all else |
 //! | [`orphans`] | hands orphans over, youngest first, when nothing is leaving |
 //! | [`leaving`] | takes leaving maps apart, from the left |
 //! | [`rewrite`] | carries changes into the maps of volumes |
@@ -29,7 +30,9 @@
 pub(crate) mod accounts;
 mod leaving;
 mod orphans;
+mod relocate;
 mod rewrite;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -42,35 +45,59 @@ pub(crate) use self::{
     accounts::Accounts,
     leaving::Leaving,
     orphans::{Handed, Orphan},
+    survey::{Place, Seen, Survey, Surveyed, Top},
     waiting::Waiting,
 };
 use crate::{
     format::{
         page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
+        record::WindowNumber,
         share::Share,
     },
     rules::Rule,
 };
 
-/// The pages of maps, and the counts of what they name.
-pub(crate) trait MapStore {
+/// The pages of maps and their accounts, as of the last checkpoint.
+pub(crate) trait MapPages {
     /// Reads pages of maps together, each with its own result.
     fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>>;
-
-    /// Writes a new page.
-    ///
-    /// # Errors
-    /// `NoSpace` or `Io`.
-    fn write(&mut self, id: PageId, page: Box<Block>) -> Result<Pointer>;
-
-    /// A page is free when the checkpoint is durable.
-    fn release(&mut self, page: Pba);
 
     /// The account of a page as of the last checkpoint.
     ///
     /// # Errors
     /// `Io` or `Corrupt`.
     fn share(&mut self, page: Pba) -> Result<Share>;
+
+    /// True when the steps keep this rule.
+    fn keeps(&self, rule: Rule) -> bool {
+        let _ = rule;
+        true
+    }
+}
+
+/// The pages of maps, and the counts of what they name, as a checkpoint changes them.
+pub(crate) trait MapStore: MapPages {
+    /// Writes a new page. It is of the checkpoint's age, or was born earlier.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io`.
+    fn write_of(
+        &mut self,
+        id: PageId,
+        page: Box<Block>,
+        birth: Option<WindowNumber>,
+    ) -> Result<Pointer>;
+
+    /// Writes a new page of the checkpoint's age.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io`.
+    fn write(&mut self, id: PageId, page: Box<Block>) -> Result<Pointer> {
+        self.write_of(id, page, None)
+    }
+
+    /// A page is free when the checkpoint is durable.
+    fn release(&mut self, page: Pba);
 
     /// One more entry counts for a block.
     fn raise(&mut self, entry: MapEntry);
@@ -81,12 +108,6 @@ pub(crate) trait MapStore {
     fn inexact(&mut self);
     /// True when counts may be too high, because pages could not be read.
     fn is_inexact(&self) -> bool;
-
-    /// True when the steps keep this rule.
-    fn keeps(&self, rule: Rule) -> bool {
-        let _ = rule;
-        true
-    }
 }
 
 /// How much a checkpoint may do for what nobody waits for: leaves, borrowers, and pointers to pages

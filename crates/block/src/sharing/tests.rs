@@ -1,6 +1,8 @@
 //! Random histories of maps that share pages, in memory: after each checkpoint all counts are
 //! compared with the rule, and at the end nothing may be left.
 
+mod moving;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -8,7 +10,7 @@ use std::{
 
 use onefold_core::{Block, Error, Kind, Pba, Result};
 
-use super::{Budget, Leaving, MapStore, Orphan, Sharing, Waiting, orphans::Handed};
+use super::{Budget, Leaving, MapPages, MapStore, Orphan, Sharing, Waiting, orphans::Handed};
 use crate::format::{
     Identity,
     page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
@@ -69,7 +71,7 @@ impl Memory {
     }
 }
 
-impl MapStore for Memory {
+impl MapPages for Memory {
     fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
         self.asked.extend(pages.iter().map(|(_, page)| page.address));
         let missing = || Error::new(Kind::Corrupt, "a page is read that is free");
@@ -84,10 +86,26 @@ impl MapStore for Memory {
         pages.iter().map(read).collect()
     }
 
-    fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
+    fn share(&mut self, page: Pba) -> Result<Share> {
+        Ok(self.shares.get(&page).copied().unwrap_or_default())
+    }
+
+    fn keeps(&self, rule: Rule) -> bool {
+        self.broken != Some(rule)
+    }
+}
+
+impl MapStore for Memory {
+    fn write_of(
+        &mut self,
+        id: PageId,
+        mut page: Box<Block>,
+        birth: Option<WindowNumber>,
+    ) -> Result<Pointer> {
         let address = Pba(self.next);
         self.next += 1;
-        let pointer = page::seal(&self.identity, id, address, self.birth, &mut page)?;
+        let birth = birth.unwrap_or(self.birth);
+        let pointer = page::seal(&self.identity, id, address, birth, &mut page)?;
         self.pages.insert(address, (id, Arc::new(page.0)));
         Ok(pointer)
     }
@@ -100,16 +118,8 @@ impl MapStore for Memory {
         self.inexact
     }
 
-    fn keeps(&self, rule: Rule) -> bool {
-        self.broken != Some(rule)
-    }
-
     fn release(&mut self, page: Pba) {
         self.released.push(page);
-    }
-
-    fn share(&mut self, page: Pba) -> Result<Share> {
-        Ok(self.shares.get(&page).copied().unwrap_or_default())
     }
 
     fn raise(&mut self, entry: MapEntry) {

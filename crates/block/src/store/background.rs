@@ -84,6 +84,9 @@ impl Store {
                     let event = self.run(step)?;
                     let after = self.clock.now();
                     self.time_checkpoint(&mut stopwatch, step, now, after);
+                    if let Event::Idle(_, more) = event {
+                        schedule.idle_worked(after, after.saturating_sub(now), more);
+                    }
                     schedule.happened(after, event);
                     continue;
                 }

@@ -71,6 +71,23 @@ impl BlockVolume {
         self.handle.changes().begin(blocks_of(offset, bytes))
     }
 
+    /// Reads; what is read ahead is what a client reads in order.
+    fn read_checked(&self, reads: &mut [BlockRead<'_>], is_ahead: bool) {
+        if let Err(ended) = self.handle.check() {
+            return reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
+        }
+        // The blocks that a client is about to ask for in order.
+        if is_ahead {
+            self.store.engine.read_in_order(self.id, reads);
+        } else {
+            self.store.engine.read(self.id, reads);
+        }
+        // What was rolled back meanwhile is not what was asked for.
+        if let Err(ended) = self.handle.check() {
+            reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
+        }
+    }
+
     /// Fails once it may not be used any more.
     pub(super) fn check(&self) -> Result<()> {
         self.handle.check()
@@ -99,7 +116,7 @@ impl Volume for BlockVolume {
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
         self.traffic.read(reads.len() as u64, (blocks * BLOCK_BYTES) as u64);
-        self.read_ahead(reads);
+        self.read_checked(reads, false);
     }
 
     fn changes(&self) -> Option<&Changes> {
@@ -111,14 +128,7 @@ impl Volume for BlockVolume {
     }
 
     fn read_ahead(&self, reads: &mut [BlockRead<'_>]) {
-        if let Err(ended) = self.handle.check() {
-            return reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
-        }
-        self.store.engine.read(self.id, reads);
-        // What was rolled back meanwhile is not what was asked for.
-        if let Err(ended) = self.handle.check() {
-            reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
-        }
+        self.read_checked(reads, true);
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {

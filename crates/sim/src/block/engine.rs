@@ -213,21 +213,22 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
         DomainCharged, DomainCountedAtLimits, DomainCountedFirst, DomainFallsOnFree,
         DomainRecovered, DroppedRecordsVoid, DuplicatesHaveReferences, DuplicatesWithinDomain,
         ErasureEnded, FailedFlushStopsWrites, FingerprintGoesWithBlock, FingerprintsByDomain,
-        FlushBeforeRecovery, FramesInOrder, HeirLends, HigherKeyAreaCounts, InnerPagesCount,
-        KeyAreaNumberCompared, KeyAreaProven, LaterWriteOverRange, LeavingKeepsDomain,
-        LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LeftoversLimited,
-        LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove,
-        ListZonesKept, ListedInBothCopies, LostIsAnError, LostWithCursor, LostWithEnd, ManyStays,
-        MappedFollows, MomentCommitsNoMore, MomentSealsOverlay, MomentsLimited, MovedBlocksKept,
-        MovedIfUnchanged, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
+        FlushBeforeRecovery, FramesInOrder, HandedBlocksProven, HeirLends, HigherKeyAreaCounts,
+        InnerPagesCount, KeyAreaNumberCompared, KeyAreaProven, LaterWriteOverRange,
+        LeavingKeepsDomain, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
+        ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
+        LostWithCursor, LostWithEnd, ManyStays, MappedFollows, MomentCommitsNoMore,
+        MomentSealsOverlay, MomentsLimited, MovedBlocksKept, MovedIfUnchanged, MovedPagesKeepBirth,
+        MovesWaitForOrphans, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
         OrphansHaveEntries, OverwriteLowersOnce, OverwritesAreFree, PageChecksumsCompared,
         PagesCountApart, PayloadsByDomain, PinnedNotReclaimed, QuotaCharged, QuotaCountedFirst,
         QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared, RangesCopied,
         ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReserveKept,
         ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven, SealedPagesProven,
-        SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited, StatesToldWhenDurable,
-        StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored,
-        WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        SealedRecordsPin, SharedPagesNotEntered, SharersMoveTogether, SnapshotsLimited,
+        StatesToldWhenDurable, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -316,6 +317,10 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
                 MappedFollows,
                 MovedIfUnchanged,
                 CopiesBeforeSuperblock,
+                SharersMoveTogether,
+                MovedPagesKeepBirth,
+                MovesWaitForOrphans,
+                HandedBlocksProven,
             ],
             &["thin", "ordered", "cow"],
         ),
@@ -678,7 +683,11 @@ impl Subject for Thin {
 
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
         reads.iter_mut().for_each(|read| read.first.0 += self.2);
-        self.0.read(volume, reads);
+        // A server reads ahead for clients that read in order.
+        match reads {
+            [read] if read.into.len() > 1 => self.0.read_in_order(volume, reads),
+            _ => self.0.read(volume, reads),
+        }
         reads.iter_mut().for_each(|read| read.first.0 -= self.2);
     }
 

@@ -9,14 +9,18 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Lba, Result, VolumeId, ZoneId};
 
-use super::looking::{Look, has_room, is_alone, movable, next_movable};
+use super::{
+    looking::{Look, has_room, is_alone, movable, next_movable, part_of, want_checkpoint},
+    sharers::{self, OfLeaf, has_shared_room},
+};
 use crate::{
     coverage::Mark,
     format::page::{FANOUT, MapEntry, Pointer, Table},
-    kernel::{Emptying, Kernel, Mover, Plan, Stage},
+    kernel::{Emptying, Kernel, Mover, Plan, SharedPlan, Stage},
     moving::{Found, Home, Moves, Why},
     overlay::Tables,
     scheme::verbs::Scheme,
+    sharing::{Orphan, Place},
     space::ZoneSource,
 };
 
@@ -48,10 +52,9 @@ const LEAVES_A_STEP: usize = 16;
 
 /// Goes on with emptying zones, or begins if too few are free as a whole.
 pub(super) fn look(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    (kernel, scheme): (&Kernel, &dyn Scheme),
     tables: &Tables,
-    mover: &mut Mover,
+    (mover, orphans): (&mut Mover, Option<&[Orphan]>),
     moves: &mut Moves,
 ) -> Look {
     let Some(mut emptying) = mover.emptying.take().or_else(|| begin(kernel, mover)) else {
@@ -62,7 +65,9 @@ pub(super) fn look(
         Stage::Pages(table, next) => {
             look_at_pages((kernel, scheme), tables, &mut emptying, (table, next), moves)
         }
-        Stage::Maps(..) => look_at_maps((kernel, scheme), tables, &mut emptying, moves),
+        Stage::Maps(..) => {
+            look_at_maps((kernel, scheme), tables, (&mut emptying, &mut *mover, orphans), moves)
+        }
         Stage::Ends { sequence } => {
             if tables.state.sequence > sequence {
                 end(kernel, mover, &emptying);
@@ -216,7 +221,7 @@ fn look_at_pages(
 }
 
 fn note_page((kernel, scheme): (&Kernel, &dyn Scheme), moves: &mut Moves, home: Home, leaf: u64) {
-    if !has_room(kernel, scheme, moves, 1) {
+    if !has_room(kernel, scheme, moves, 1, 0) {
         return;
     }
     let mut state = kernel.state.lock();
@@ -234,7 +239,7 @@ fn note_page((kernel, scheme): (&Kernel, &dyn Scheme), moves: &mut Moves, home: 
 fn look_at_maps(
     (kernel, scheme): (&Kernel, &dyn Scheme),
     tables: &Tables,
-    emptying: &mut Emptying,
+    (emptying, mover, orphans): (&mut Emptying, &mut Mover, Option<&[Orphan]>),
     moves: &mut Moves,
 ) -> Result<Look> {
     for _ in 0..LEAVES_A_STEP {
@@ -242,7 +247,7 @@ fn look_at_maps(
         let Some((&id, volume)) = tables.volumes.range(at..).next() else {
             let sequence = if moves.is_empty() { 0 } else { tables.state.sequence };
             emptying.stage = Stage::Ends { sequence };
-            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            want_checkpoint(kernel, mover.beside_requests, moves);
             return Ok(Look::More);
         };
         let from = if id == at { from } else { 0 };
@@ -258,32 +263,75 @@ fn look_at_maps(
         };
         let zone_of = |pba| kernel.geometry().zone_of(pba);
         let per_leaf = Table::Map.per_leaf();
-        let found: Found = (0..per_leaf)
+        let family = volume.family();
+        let mut found: Found = (0..per_leaf)
             .filter_map(|slot| Some((slot, MapEntry::get(&page, slot)?)))
             .filter(|(_, entry)| match entry {
                 MapEntry::Block { pba, .. } => emptying.zones.contains(&zone_of(*pba)),
                 _ => false,
             })
             .map(|(slot, entry)| (Lba(leaf * per_leaf + slot), entry))
+            .filter(|(lba, _)| !moves.has_shared(family, *lba))
             .collect();
-        let lives_there = emptying.has(kernel, &pointer);
-        if found.is_empty() && !lives_there || !is_alone(kernel, tables, volume, leaf)? {
-            continue;
+        let lives_there =
+            emptying.has(kernel, &pointer) && !moves.has_shared_page(family, pointer.address);
+        if part_of(mover, id, &mut found) {
+            emptying.stage = Stage::Maps(id, leaf);
         }
-        if lives_there {
-            note_page((kernel, scheme), moves, Home::Map(id), leaf);
-        }
-        if found.is_empty() {
+        if found.is_empty() && !lives_there {
             continue;
         }
         // This may read a page of references for each block, so a step does it once.
-        let mut blocks = movable(kernel, tables, volume, found, moves)?;
+        let (mut blocks, shared) = if is_alone(kernel, tables, volume, leaf)? {
+            if lives_there {
+                note_page((kernel, scheme), moves, Home::Map(id), leaf);
+            }
+            if found.is_empty() {
+                continue;
+            }
+            (movable(kernel, tables, volume, found, moves)?, None)
+        } else {
+            match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
+                OfLeaf::More => {
+                    emptying.stage = Stage::Maps(id, leaf);
+                    return Ok(Look::More);
+                }
+                OfLeaf::Stays => continue,
+                OfLeaf::Found(place, shared) => {
+                    note_shared_pages((kernel, scheme), emptying, (&place, &shared, leaf), moves);
+                    let mine = (volume, pointer.address, Why::Emptying);
+                    let blocks = sharers::movable(kernel, tables, mine, found, (&place, moves))?;
+                    (blocks, Some(shared))
+                }
+            }
+        };
         if blocks.is_empty() {
             return Ok(Look::More);
         }
         blocks.reverse();
-        let sequence = tables.state.sequence;
-        return Ok(Look::Chosen(Plan { volume: id, sequence, why: Why::Emptying, blocks }));
+        let (sequence, why) = (tables.state.sequence, Why::Emptying);
+        return Ok(Look::Chosen(Plan { volume: id, sequence, why, blocks, shared }));
     }
     Ok(Look::More)
+}
+
+/// Notes the leaves of a family that live in the zones, if there is room for them.
+fn note_shared_pages(
+    (kernel, scheme): (&Kernel, &dyn Scheme),
+    emptying: &Emptying,
+    (place, shared, leaf): (&Place, &SharedPlan, u64),
+    moves: &mut Moves,
+) {
+    let there = place.values().filter(|seen| emptying.has(kernel, &seen.page));
+    let pages: Vec<_> = there.map(|seen| seen.page.address).collect();
+    if pages.is_empty() || !has_shared_room(kernel, scheme, moves, pages.len(), shared) {
+        return;
+    }
+    sharers::count(kernel, moves, shared);
+    kernel.coverage.add(Mark::PagesMoved, pages.len());
+    let mut state = kernel.state.lock();
+    for page in pages {
+        moves.note_shared_page(shared.family, page, leaf);
+        state.moving.count_shared_move();
+    }
 }

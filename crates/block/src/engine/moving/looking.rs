@@ -1,5 +1,7 @@
 //! The blocks that may be moved, and whether there is room for copies.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Lba, Pba, Result, VolumeId};
 
 use crate::{
@@ -9,11 +11,14 @@ use crate::{
         page::{FANOUT, MapEntry, ReferenceEntry, Table},
         share::Share,
     },
-    kernel::{Kernel, Plan, State, Where},
+    kernel::{Kernel, Mover, Plan, State, Where},
     moving::{Found, Moves},
     overlay::Tables,
     scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
 };
+
+/// Pages of references that one step reads to learn the counts of blocks.
+const COUNTS_A_STEP: usize = 96;
 
 /// The result of a look for blocks to move.
 pub(super) enum Look {
@@ -26,16 +31,57 @@ pub(super) enum Look {
 }
 
 /// True when there is room for so many copies more: few were made so far, and space is left for them and
-/// for the pages that the next checkpoint writes because of them. Without room those that there are wait
-/// for a checkpoint.
-pub(super) fn has_room(kernel: &Kernel, scheme: &dyn Scheme, moves: &Moves, more: usize) -> bool {
-    let state = kernel.state.lock();
+/// for the pages that the next checkpoint writes because of them, `shared` pages of maps that share them
+/// among these. Without room those that there are wait for a checkpoint.
+pub(super) fn has_room(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    moves: &Moves,
+    more: usize,
+    shared: u64,
+) -> bool {
+    let mut state = kernel.state.lock();
     let copies = more as u64;
-    let pages = |more| scheme.reserve(kernel, &state, &state.moving, more);
     // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
-    let counted = if state.moving.records() == 0 { 0 } else { pages(0) };
-    let wanted = copies + pages(copies).saturating_sub(counted) + kept(kernel, &state, None);
+    let counted = match state.moving.records() {
+        0 => 0,
+        _ => scheme.reserve(kernel, &state, &state.moving, 0),
+    };
+    let before = state.moving.count_shared_pages(shared);
+    let pages = scheme.reserve(kernel, &state, &state.moving, copies);
+    state.moving.set_shared_pages(before);
+    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, None);
     moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
+}
+
+/// What was copied so far becomes true, but no checkpoint is made for that beside requests.
+pub(super) fn want_checkpoint(kernel: &Kernel, beside_requests: bool, moves: &Moves) {
+    kernel.state.lock().checkpoint_wanted |= !beside_requests && !moves.is_empty();
+}
+
+/// Takes the blocks of a leaf that one step looks at: from where the step before came to, as far as
+/// their counts lie in [`COUNTS_A_STEP`] pages. Returns whether some are left for the next step.
+pub(super) fn part_of(mover: &mut Mover, volume: VolumeId, blocks: &mut Found) -> bool {
+    let leaf = |lba: Lba| lba.0 / Table::Map.per_leaf();
+    let Some(&(first, _)) = blocks.first() else { return false };
+    let goes_on = mover.goes_on.take();
+    if let Some((_, from)) = goes_on.filter(|&(of, from)| (of, leaf(from)) == (volume, leaf(first)))
+    {
+        blocks.retain(|&(lba, _)| lba >= from);
+    }
+    let mut pages = BTreeSet::new();
+    let end = blocks.iter().position(|(_, entry)| match entry {
+        MapEntry::Block { pba, .. } => {
+            pages.insert(pba.0 / Table::References.per_leaf());
+            pages.len() > COUNTS_A_STEP
+        }
+        _ => false,
+    });
+    if let Some(end) = end {
+        mover.goes_on = Some((volume, blocks[end].0));
+        blocks.truncate(end);
+    }
+    end.is_some()
 }
 
 /// Picks those blocks of a leaf that may be moved: only this entry names them, and no change waits for
@@ -122,4 +168,32 @@ pub(super) fn next_movable(kernel: &Kernel, volume: &Volume, from: u64) -> Resul
     let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, from)?;
     // A stranger's map may have leaves far beyond the end of its volume.
     Ok(next.filter(|&leaf| leaf < volume.blocks.div_ceil(Table::Map.per_leaf())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_20_a_step_reads_the_counts_of_so_many_pages_and_the_next_one_goes_on() {
+        let per_page = Table::References.per_leaf();
+        let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), carried: false, prefix: n };
+        let leaf: Found = (0..288).map(|n| (Lba(288 + n), at(n * 5 % 288))).collect();
+        let (mut mover, mut seen) = (Mover::default(), Vec::new());
+        loop {
+            let mut part = leaf.clone();
+            let more = part_of(&mut mover, VolumeId(4), &mut part);
+            assert!(part.len() <= COUNTS_A_STEP);
+            seen.extend(part);
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(seen, leaf);
+        // Blocks whose counts lie in few pages are looked at together.
+        let mut near: Found = (0..288)
+            .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), carried: false, prefix: n }))
+            .collect();
+        assert!(!part_of(&mut mover, VolumeId(4), &mut near) && near.len() == 288);
+    }
 }

@@ -5,29 +5,37 @@
 //! about 2 ms. It holds the lock of checkpoints, and runs between two of them: so what it chose by the
 //! tables is still so when the next checkpoint begins.
 //!
-//! Some blocks stay where they are: blocks that more than one entry names, since others want them there; pages
-//! of maps that others need, and blocks below them; blocks of an erased domain, which nobody can
-//! read; and what is damaged.
+//! Of a leaf that maps share, the copies come into all of them. Some blocks stay where they are: blocks
+//! that an entry at another address names, since others want them there; those of a family with an
+//! orphan, as what hangs below it is not found; blocks of an erased domain, which nobody can read; and
+//! what is damaged.
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod emptying;
+mod handing;
 mod looking;
 mod neighbours;
+mod sharers;
 
-use onefold_core::{Block, BlockRef, Class, Fingerprint, Lba, Result, Run};
+use onefold_core::{BlockRef, Class, Result, Run};
 
-pub(super) use self::looking::is_alone;
-use self::looking::{Look, has_room, is_movable, movable};
+use self::{
+    handing::Copied,
+    looking::{Look, has_room, is_movable, movable, want_checkpoint},
+    sharers::{OfLeaf, has_shared_room},
+};
+pub(super) use self::{handing::read_in_order, looking::is_alone};
 use crate::{
     counters::add,
     coverage::Mark,
-    engine::read::{Wanted, read_stored},
     format::page::{MapEntry, Table},
+    idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
-    moving::{Found, Moves, Why},
+    moving::{Moves, Why},
     overlay::Tables,
     scheme::verbs::Scheme,
+    sharing::Orphan,
     space::Extent,
 };
 
@@ -36,9 +44,9 @@ use crate::{
 const BLOCKS_A_STEP: usize = 96;
 
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
-pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
-    let Checkpointer { phase: Phase::Idle, moves, mover, .. } = &mut *checkpointer else {
+    let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
     };
     {
@@ -47,37 +55,41 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
             return Ok(false);
         }
     }
-    let tables = kernel.tables();
+    // While requests flow copies wait for a checkpoint that clients need.
+    mover.beside_requests = idleness < Idleness::Pause;
+    let (tables, orphans) = (kernel.tables(), orphans.as_deref());
     if mover.plan.sequence != tables.state.sequence {
-        // A checkpoint has changed what it was made by.
-        let rest = renewed(kernel, &tables, &mover.plan, moves);
-        mover.plan.blocks = rest.unwrap_or_default();
+        // A checkpoint has changed what it was made by. What can't be read stays.
+        if !renew(kernel, &tables, (&mut *mover, orphans), moves).unwrap_or(true) {
+            return Ok(true);
+        }
         mover.plan.sequence = tables.state.sequence;
     }
     if mover.plan.blocks.is_empty() {
-        let mut found = emptying::look(kernel, scheme, &tables, mover, moves);
+        let mut found = emptying::look((kernel, scheme), &tables, (&mut *mover, orphans), moves);
         if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
-            found = neighbours::look(kernel, &tables, mover, moves);
+            found = neighbours::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
             Look::Nothing => {
                 // What was copied so far becomes true.
-                kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+                want_checkpoint(kernel, mover.beside_requests, moves);
                 return Ok(false);
             }
         }
     }
     let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
     let some = mover.plan.blocks.len().min(most);
-    if !has_room(kernel, scheme, moves, some) {
+    let has_room = match &mover.plan.shared {
+        Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
+        None => has_room(kernel, scheme, moves, some, 0),
+    };
+    if !has_room {
         kernel.coverage.hit(Mark::MovesFull);
-        let room_may_come = {
-            let mut state = kernel.state.lock();
-            state.checkpoint_wanted |= !moves.is_empty();
-            state.can_reclaim()
-        };
+        want_checkpoint(kernel, mover.beside_requests, moves);
+        let room_may_come = kernel.state.lock().can_reclaim();
         if !room_may_come {
             emptying::give_up(kernel, mover);
         }
@@ -102,7 +114,7 @@ fn copy_some(
     let rest = plan.blocks.len().saturating_sub(some);
     let mut next = plan.blocks.split_off(rest);
     next.reverse();
-    let copied = copies_of(kernel, domain, &next)?;
+    let copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
     let mut left = copied.into_iter().peekable();
     while left.peek().is_some() {
         let wanted = left.len() as u64;
@@ -119,7 +131,7 @@ fn copy_some(
         let extent = placed.map_err(|e| kernel.stop(&e))?;
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
         let Some(extent) = extent else {
-            kernel.state.lock().checkpoint_wanted |= !moves.is_empty();
+            want_checkpoint(kernel, mover.beside_requests, moves);
             plan.blocks.clear();
             if plan.why == Why::Emptying && moves.is_empty() {
                 // No hole is left: reading what else lives in the zones would be in vain.
@@ -140,43 +152,6 @@ fn copy_some(
         note(kernel, plan, extent, copies, moves);
     }
     Ok(true)
-}
-
-/// A block that was read and proved.
-struct Copied {
-    lba: Lba,
-    from: MapEntry,
-    fingerprint: Fingerprint,
-    block: Block,
-}
-
-/// Reads blocks, and proves them by their fingerprints. What can't be read is left out.
-fn copies_of(kernel: &Kernel, domain: u32, blocks: &Found) -> Result<Vec<Copied>> {
-    let wanted: Vec<Option<Wanted>> = blocks
-        .iter()
-        .map(|&(_, entry)| match entry {
-            MapEntry::Block { pba, carried, prefix } => Some(Wanted { pba, carried, prefix }),
-            _ => None,
-        })
-        .collect();
-    let read = read_stored(kernel, domain, &wanted);
-    let found: Vec<(Lba, MapEntry, u64, Block)> = blocks
-        .iter()
-        .zip(read)
-        .filter_map(|(&(lba, entry), block)| match entry {
-            MapEntry::Block { prefix, .. } => block.map(|block| (lba, entry, prefix, block)),
-            _ => None,
-        })
-        .collect();
-    let all: Vec<&Block> = found.iter().map(|(.., block)| block).collect();
-    let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&all);
-    let kept = found.into_iter().zip(fingerprints).filter_map(|(found, of)| {
-        let (lba, from, prefix, block) = found;
-        // One that is not shared is known by the other of the two.
-        let fingerprint = [of, of.unshared()].into_iter().find(|of| of.prefix() == prefix)?;
-        Some(Copied { lba, from, fingerprint, block })
-    });
-    Ok(kept.collect())
 }
 
 /// Seals copies for their places, in a sealed store.
@@ -208,27 +183,61 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
+    if let Some(shared) = &plan.shared {
+        sharers::count(kernel, moves, shared);
+    }
     let mut state = kernel.state.lock();
     for (n, copy) in (0..).zip(copies) {
-        let at = extent.at.plus(n);
-        moves.note(volume, copy.lba, copy.from, (at, copy.fingerprint));
-        state.moving.count_move(volume, copy.lba);
+        let to = (extent.at.plus(n), copy.fingerprint);
+        match &plan.shared {
+            Some(shared) => {
+                moves.note_shared(shared.family, copy.lba, copy.from, to);
+                state.moving.count_shared_move();
+            }
+            None => {
+                moves.note(volume, copy.lba, copy.from, to);
+                state.moving.count_move(volume, copy.lba);
+            }
+        }
     }
 }
 
-/// The part of a plan that newer tables leave.
-fn renewed(kernel: &Kernel, tables: &Tables, plan: &Plan, moves: &Moves) -> Result<Found> {
-    let nothing = Ok(Vec::new());
-    let Some((first, _)) = plan.blocks.first() else { return nothing };
-    let volume = tables.volumes.get(&plan.volume).filter(|volume| is_movable(kernel, volume));
-    let (Some(volume), leaf) = (volume, first.0 / Table::Map.per_leaf()) else { return nothing };
-    if !is_alone(kernel, tables, volume, leaf)? {
-        return nothing;
-    }
+/// Leaves of a plan what newer tables leave. False when not all maps that share the leaf are found yet.
+///
+/// Only the rest is moved: a leaf that was planned anew after each checkpoint would be moved for ever.
+fn renew(
+    kernel: &Kernel,
+    tables: &Tables,
+    (mover, orphans): (&mut Mover, Option<&[Orphan]>),
+    moves: &Moves,
+) -> Result<bool> {
+    let mut rest = std::mem::take(&mut mover.plan.blocks);
+    let volume = tables.volumes.get(&mover.plan.volume);
+    let (Some((first, _)), Some(volume)) =
+        (rest.first(), volume.filter(|volume| is_movable(kernel, volume)))
+    else {
+        return Ok(true);
+    };
+    let leaf = first.0 / Table::Map.per_leaf();
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
-    let Some((_, page)) = found else { return nothing };
-    let mut blocks = plan.blocks.clone();
-    blocks
-        .retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
-    movable(kernel, tables, volume, blocks, moves)
+    let Some((pointer, page)) = found else { return Ok(true) };
+    rest.retain(|&(lba, entry)| MapEntry::get(&page, lba.0 % Table::Map.per_leaf()) == Some(entry));
+    if is_alone(kernel, tables, volume, leaf)? {
+        mover.plan.shared = None;
+        mover.plan.blocks = movable(kernel, tables, volume, rest, moves)?;
+        return Ok(true);
+    }
+    match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
+        OfLeaf::More => {
+            mover.plan.blocks = rest;
+            return Ok(false);
+        }
+        OfLeaf::Stays => {}
+        OfLeaf::Found(place, shared) => {
+            let mine = (volume, pointer.address, mover.plan.why);
+            mover.plan.blocks = sharers::movable(kernel, tables, mine, rest, (&place, moves))?;
+            mover.plan.shared = Some(shared);
+        }
+    }
+    Ok(true)
 }

@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use onefold_core::{Result, VolumeId};
 
-use super::looking::{Look, is_alone, is_movable, movable, next_movable};
+use super::{
+    looking::{Look, is_alone, is_movable, movable, next_movable, part_of},
+    sharers::{self, OfLeaf},
+};
 use crate::{
     format::page::Table,
     kernel::{Kernel, Mover, Plan},
-    moving::{Moves, Why, scattered},
+    moving::{HandedLeaf, Moves, Why, scattered},
     overlay::Tables,
+    sharing::Orphan,
 };
 
 /// Leaves that one step looks at.
@@ -17,7 +21,17 @@ const LEAVES_A_STEP: usize = 16;
 
 /// Looks at a few leaves for one that lies in many runs: of those that clients changed the ones that
 /// have been left alone for long enough, then those of a walk through all maps.
-pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &Moves) -> Look {
+pub(super) fn look(
+    kernel: &Kernel,
+    tables: &Tables,
+    (mover, orphans): (&mut Mover, Option<&[Orphan]>),
+    moves: &Moves,
+) -> Look {
+    // What a reader had found of it is moved.
+    let goes_on = mover.goes_on.map(|(volume, lba)| (volume, lba.0 / Table::Map.per_leaf()));
+    mover
+        .handed
+        .take_if(|handed| handed.is_planned && goes_on != Some((handed.volume, handed.leaf)));
     for _ in 0..LEAVES_A_STEP {
         let (volume, leaf) = match next_leaf(kernel, tables, mover) {
             Next::Leaf(volume, leaf) => (volume, leaf),
@@ -25,8 +39,25 @@ pub(super) fn look(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &
             Next::Nothing => return Look::Nothing,
         };
         // A page that can't be read is left to `check`.
-        let Ok(plan) = plan(kernel, tables, volume, leaf, moves) else { return Look::More };
-        let Some(plan) = plan else { continue };
+        let at = (volume, leaf);
+        let Ok(planned) = plan(kernel, tables, at, (&mut *mover, orphans), moves) else {
+            return Look::More;
+        };
+        let plan = match planned {
+            Planned::Stays => {
+                mover.handed.take_if(|handed| (handed.volume, handed.leaf) == at);
+                continue;
+            }
+            Planned::Later => {
+                mover.changed.insert(at, Duration::ZERO);
+                return Look::More;
+            }
+            Planned::These(plan) => plan,
+        };
+        let handed = mover.handed.as_mut();
+        handed.filter(|handed| (handed.volume, handed.leaf) == at).into_iter().for_each(|handed| {
+            handed.is_planned = true;
+        });
         if plan.blocks.is_empty() {
             return Look::More;
         }
@@ -53,6 +84,17 @@ enum Next {
 fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     let now = kernel.clock.now();
     let settled = kernel.settings.settled_after;
+    if mover.handed.is_none() {
+        mover.handed = kernel.handed.lock().next();
+    }
+    if let Some(HandedLeaf { volume, leaf, .. }) = mover.handed {
+        let changed = mover.changed.get(&(volume, leaf));
+        if changed.is_none_or(|&at| now.saturating_sub(at) >= settled) {
+            mover.changed.remove(&(volume, leaf));
+            return Next::Leaf(volume, leaf);
+        }
+        mover.handed = None;
+    }
     // Neighbours come one after the other, so that their copies are neighbours.
     let old = mover.changed.iter().find(|&(_, &at)| now.saturating_sub(at) >= settled);
     if let Some((&(volume, leaf), _)) = old {
@@ -79,36 +121,58 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     }
 }
 
-/// The blocks of a leaf that are to be moved together: `None` when it lies in few runs, and no blocks when
-/// that is not worth it. Finding that out may read a page of references for each block, so a step does it
-/// once.
+/// What is to be done with a leaf.
+enum Planned {
+    /// It stays as it is.
+    Stays,
+    /// Not all maps that share it are found yet.
+    Later,
+    /// These blocks are moved: none when that is not worth it.
+    These(Plan),
+}
+
+/// The blocks of a leaf that are to be moved together, or of a part of it. Finding that out may read a page
+/// of references for each block, so a step does it once.
 fn plan(
     kernel: &Kernel,
     tables: &Tables,
-    id: VolumeId,
-    leaf: u64,
+    (id, leaf): (VolumeId, u64),
+    (mover, orphans): (&mut Mover, Option<&[Orphan]>),
     moves: &Moves,
-) -> Result<Option<Plan>> {
+) -> Result<Planned> {
     let Some(volume) = tables.volumes.get(&id).filter(|volume| is_movable(kernel, volume)) else {
-        return Ok(None);
+        return Ok(Planned::Stays);
     };
-    if !is_alone(kernel, tables, volume, leaf)? {
-        return Ok(None);
-    }
-    let Some((_, page)) = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)? else {
-        return Ok(None);
-    };
-    let short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
+    let Some((pointer, page)) = found else { return Ok(Planned::Stays) };
+    let mut short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let goes_on = part_of(mover, id, &mut short);
     if short.is_empty() {
-        return Ok(None);
+        return Ok(Planned::Stays);
     }
-    let all = short.len();
-    let mut blocks = movable(kernel, tables, volume, short, moves)?;
-    // Not worth it when most of them stay.
-    if blocks.len() * 2 <= all {
+    if goes_on {
+        mover.changed.insert((id, leaf), Duration::ZERO);
+    }
+    let why = Why::Neighbours;
+    let (all, mut written) = (short.len(), 0);
+    let (mut blocks, shared) = if is_alone(kernel, tables, volume, leaf)? {
+        (movable(kernel, tables, volume, short, moves)?, None)
+    } else {
+        match sharers::of_leaf(kernel, tables, (mover, orphans), volume, leaf)? {
+            OfLeaf::More => return Ok(Planned::Later),
+            OfLeaf::Stays => return Ok(Planned::Stays),
+            OfLeaf::Found(place, shared) => {
+                written = place.len();
+                let mine = (volume, pointer.address, why);
+                (sharers::movable(kernel, tables, mine, short, (&place, moves))?, Some(shared))
+            }
+        }
+    };
+    // Not worth it when most of them stay, nor when more leaves are written than blocks.
+    if blocks.len() * 2 <= all || blocks.len() < written {
         blocks.clear();
     }
     blocks.reverse();
     let sequence = tables.state.sequence;
-    Ok(Some(Plan { volume: id, sequence, why: Why::Neighbours, blocks }))
+    Ok(Planned::These(Plan { volume: id, sequence, why, blocks, shared }))
 }

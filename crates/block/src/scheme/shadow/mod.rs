@@ -17,7 +17,7 @@ use maps::Changes;
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 pub(crate) use pages::{count_ahead, leaf_of_map, pages_of, pages_of_changes};
 use shared::Maps;
-pub(crate) use shared::{load_orphans, share_of};
+pub(crate) use shared::{load_orphans, share_of, tops};
 
 use crate::{
     coverage::Mark,

@@ -21,7 +21,7 @@ const LEFTOVER_ACCOUNTS: u64 = 2 * 170;
 pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u64 {
     let tables = state.overlays.tables();
     let height = |volume| tables.volumes.get(&volume).map_or(0, |volume| volume.map.height);
-    let map = overlay.map_pages(height);
+    let map = overlay.map_pages(height) + overlay.shared_pages();
     let volumes =
         tables.volumes.len().max(state.volumes.count()) as u64 + overlay.catalogue().len() as u64;
     let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));

@@ -23,6 +23,7 @@ use crate::{
         FIRST_DOMAIN,
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
         page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
+        record::WindowNumber,
         share::Share,
         superblock::Root,
     },
@@ -35,7 +36,9 @@ use crate::{
         room::spare,
         verbs::{NewSharing, Scheme},
     },
-    sharing::{Accounts, Budget, Handed, Leaving, MapStore, Orphan, Sharing, Waiting},
+    sharing::{
+        Accounts, Budget, Handed, Leaving, MapPages, MapStore, Orphan, Sharing, Top, Waiting,
+    },
     table::PageSpace,
     table_build::TableBuild,
     window::ranges::Ranges,
@@ -69,6 +72,7 @@ impl TableBuild<'_> {
         let begun = budget.0;
         let mut pages = SharedPages { build: self, deltas, slot: Slot::NONE };
         let mut sharing = Sharing::new(&mut pages);
+        relocate(kernel, &mut sharing, volumes, &discards, moves)?;
         let (orphans, stuck) = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
         kernel.state.lock().pieces = (begun - budget.0) as u64;
         let changes = Changes { kernel, frozen, discards: &discards, moves };
@@ -157,6 +161,47 @@ fn deleted_leave(
     if !domains.are_named() {
         volumes.retain(|_, volume| !volume.is_leaving() || volume.map.height > 0);
     }
+}
+
+/// Puts copies into all maps of the families that share pages.
+fn relocate(
+    kernel: &Kernel,
+    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
+    volumes: &mut BTreeMap<VolumeId, Volume>,
+    discards: &Ranges,
+    moves: &Moves,
+) -> Result<()> {
+    for (family, moves) in moves.families() {
+        let mine = |volume: &&Volume| volume.family() == family;
+        let Some(domain) = volumes.values().find(mine).map(|volume| volume.domain) else {
+            continue;
+        };
+        sharing.store.work_for(domain);
+        let done = sharing.relocate(family, tops(volumes, family), moves)?;
+        let per_leaf = Table::Map.per_leaf();
+        for volume in volumes.values_mut().filter(|volume| volume.family() == family) {
+            let Some(new) = done.pages.get(&volume.map.page.address) else { continue };
+            volume.map.page = *new;
+            let (leaving, mut leaves) = (volume.is_leaving(), done.leaves.iter());
+            let waits = |leaf: &u64| {
+                let range = discards.meeting(volume.id, leaf * per_leaf, (leaf + 1) * per_leaf);
+                range.into_iter().next().is_some()
+            };
+            kernel.coverage.add(Mark::LeavingMoved, usize::from(leaving));
+            kernel.coverage.add(Mark::MovedBesideRange, usize::from(leaves.any(waits)));
+        }
+        kernel.coverage.add(Mark::SharedMoved, done.entries);
+        kernel.coverage.add(Mark::LenderMoved, done.lent);
+    }
+    // The next steps read what was written just now.
+    sharing.store.build.writer.finish()
+}
+
+/// The top pages of the maps of a family, of those that are leaving, too.
+pub(crate) fn tops(volumes: &BTreeMap<VolumeId, Volume>, family: u32) -> Vec<Top> {
+    let mine = volumes.values().filter(|volume| volume.family() == family);
+    mine.filter_map(|volume| volume.top().map(|(id, page)| Top { map: volume.id, id, page }))
+        .collect()
 }
 
 /// How much a checkpoint may do for what deleted maps left behind: one piece always has room.
@@ -452,7 +497,7 @@ impl SharedPages<'_, '_> {
     }
 }
 
-impl MapStore for SharedPages<'_, '_> {
+impl MapPages for SharedPages<'_, '_> {
     fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
         let cache = &self.build.kernel.pages;
         let mut wanted: Vec<_> = pages.iter().map(|&(id, page)| (id, page, None)).collect();
@@ -464,12 +509,27 @@ impl MapStore for SharedPages<'_, '_> {
         pages.iter().map(|(id, page)| cache.get(*id, page)).collect()
     }
 
-    fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
-        let TableBuild { kernel, space, writer, birth, .. } = &mut *self.build;
+    fn share(&mut self, page: Pba) -> Result<Share> {
+        share_of(self.build.kernel, &self.build.old.state.shares, page)
+    }
+
+    fn keeps(&self, rule: Rule) -> bool {
+        self.build.kernel.keeps(rule)
+    }
+}
+
+impl MapStore for SharedPages<'_, '_> {
+    fn write_of(
+        &mut self,
+        id: PageId,
+        mut page: Box<Block>,
+        birth: Option<WindowNumber>,
+    ) -> Result<Pointer> {
+        let TableBuild { kernel, space, writer, birth: now, .. } = &mut *self.build;
         let address = space.allocate()?;
         // Memory keeps it as it is before it is sealed.
         let kept = (id.level > 0).then(|| Arc::new(page.0));
-        let pointer = seal(&kernel.identity, id, address, *birth, &mut page)?;
+        let pointer = seal(&kernel.identity, id, address, birth.unwrap_or(*now), &mut page)?;
         if let Some(kept) = kept {
             kernel.pages.insert(&pointer, kept);
         }
@@ -479,14 +539,6 @@ impl MapStore for SharedPages<'_, '_> {
 
     fn release(&mut self, page: Pba) {
         self.build.space.release(page);
-    }
-
-    fn share(&mut self, page: Pba) -> Result<Share> {
-        share_of(self.build.kernel, &self.build.old.state.shares, page)
-    }
-
-    fn keeps(&self, rule: Rule) -> bool {
-        self.build.kernel.keeps(rule)
     }
 
     fn raise(&mut self, entry: MapEntry) {

@@ -86,7 +86,7 @@ pub(crate) struct Options {
     pub(super) persistence: PersistenceName,
 
     /// When a block store moves blocks that lie scattered: pauses, when nobody asked for anything for
-    /// 50 ms; off, never
+    /// 50 ms, and beside requests in a twentieth of the time; off, never
     #[arg(long, value_enum, default_value = "pauses")]
     moving: MovingName,
 
@@ -249,7 +249,7 @@ pub(super) enum PersistenceName {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum MovingName {
-    /// In pauses, in steps of a few milliseconds
+    /// In pauses, and a little beside requests, in steps of a few milliseconds
     Pauses,
     /// Never
     Off,

@@ -1,0 +1,309 @@
+//! Blocks move while snapshots and clones share the leaves that name them, and when readers in order hand them
+//! over; crashes are the simulator's.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{Acts, Asked, Engine, Format, Idleness, Settings, Tidying, check::check};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId};
+
+const ZONES: u64 = 1024;
+const BLOCKS: u64 = 1_500;
+
+fn settings() -> Settings {
+    Settings {
+        records_max: 4000,
+        window_blocks: 32,
+        unflushed_blocks: 128,
+        tidying: Tidying::Moves,
+        settled_after: Duration::ZERO,
+        ..Settings::for_memory(32 << 20)
+    }
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Engine {
+    Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap()
+}
+
+fn formatted() -> Arc<MemoryDisk> {
+    let disk = Arc::new(MemoryDisk::new(ZONES * 16));
+    let format = Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], ZONES * 16) };
+    Engine::format(&*disk, &format).unwrap();
+    disk
+}
+
+/// Bytes that nothing compresses.
+fn content(n: u64) -> [u8; 4096] {
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::array::from_fn(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    })
+}
+
+/// Asks again as long as steps must be run first.
+fn persevere<T>(engine: &Engine, mut change: impl FnMut() -> Result<T>) -> T {
+    for _ in 0..200 {
+        match change() {
+            Err(e) if e.kind() == Kind::Busy => {
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            other => return other.unwrap(),
+        }
+    }
+    panic!("busy for ever");
+}
+
+/// Runs steps until acts are durable.
+fn wait(engine: &Engine, asked: Asked) {
+    engine.flush().unwrap();
+    for _ in 0..20 {
+        if Acts::of(engine).done() >= asked.number {
+            return;
+        }
+        engine.checkpoint().unwrap();
+    }
+    panic!("the acts are never durable");
+}
+
+/// A store with maps, and what each must hold.
+struct World {
+    disk: Arc<MemoryDisk>,
+    engine: Engine,
+    maps: BTreeMap<VolumeId, Vec<u64>>,
+    next: u64,
+}
+
+impl World {
+    /// A volume whose neighbours lie apart.
+    fn scattered() -> (World, VolumeId) {
+        let disk = formatted();
+        let engine = open(&disk);
+        let (volume, _) = persevere(&engine, || engine.create_volume("one", BLOCKS));
+        let maps = BTreeMap::from([(volume, vec![0; BLOCKS as usize])]);
+        let mut world = World { disk, engine, maps, next: 0 };
+        world.write(volume, (0..BLOCKS).map(|n| n * 7 % BLOCKS));
+        world.settle();
+        (world, volume)
+    }
+
+    fn write(&mut self, volume: VolumeId, addresses: impl Iterator<Item = u64>) {
+        for lba in addresses {
+            self.next += 1;
+            let block = content(self.next);
+            persevere(&self.engine, || self.engine.write(volume, lba * 4096, &block));
+            self.maps.get_mut(&volume).unwrap()[lba as usize] = self.next;
+        }
+    }
+
+    fn settle(&self) {
+        self.engine.flush().unwrap();
+        self.engine.checkpoint().unwrap();
+    }
+
+    fn snapshot(&mut self, volume: VolumeId, name: &str) -> VolumeId {
+        let wanted = [(volume, name.to_owned())];
+        let (ids, asked) = persevere(&self.engine, || Acts::of(&self.engine).snapshot(&wanted, 1));
+        wait(&self.engine, asked);
+        let cells = self.maps[&volume].clone();
+        self.maps.insert(ids[0], cells);
+        ids[0]
+    }
+
+    fn delete(&mut self, map: VolumeId) {
+        persevere(&self.engine, || self.engine.delete_volume(map));
+        self.maps.remove(&map);
+        self.settle();
+    }
+
+    fn moved(&self) -> u64 {
+        self.engine.counts().neighbour_blocks
+    }
+
+    /// Works as long as that moves anything.
+    fn idle(&self) -> u64 {
+        let begun = self.moved();
+        for _ in 0..200 {
+            let before = self.moved();
+            while self.engine.idle_step(Idleness::Pause).unwrap() {}
+            self.settle();
+            self.settle();
+            if self.moved() == before {
+                return before - begun;
+            }
+        }
+        panic!("moving does not end");
+    }
+
+    fn verify(&self) {
+        for (&map, cells) in &self.maps {
+            for (lba, &number) in (0..).zip(cells) {
+                let wanted = if number == 0 { [0; 4096] } else { content(number) };
+                assert!(self.read(map, lba) == wanted, "map {map:?}, block {lba}");
+            }
+        }
+    }
+
+    fn read(&self, map: VolumeId, lba: u64) -> [u8; 4096] {
+        let mut blocks = Block::zeroed_vec(1);
+        let mut reads = [BlockRead { first: Lba(lba), into: &mut blocks, result: Ok(()) }];
+        self.engine.read(map, &mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        blocks[0].0
+    }
+
+    /// Closes the store, whose check finds nothing wrong, and opens it again.
+    fn reopen(self) -> World {
+        let World { disk, engine, maps, next } = self;
+        engine.close().unwrap();
+        let all: Arc<dyn Disk> = disk.clone();
+        let report = check(&all, &mut |_| {}).unwrap();
+        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+        let engine = open(&disk);
+        World { disk, engine, maps, next }
+    }
+}
+
+#[test]
+fn rule_21_blocks_of_a_leaf_that_snapshots_and_clones_share_move_once_for_all() {
+    let (mut world, volume) = World::scattered();
+    let monday = world.snapshot(volume, "monday");
+    let (clone, asked) =
+        persevere(&world.engine, || Acts::of(&world.engine).clone_volume(monday, "two", 1));
+    wait(&world.engine, asked);
+    world.maps.insert(clone, world.maps[&monday].clone());
+    let stored = world.engine.status().live_blocks;
+    let moved = world.idle();
+    assert!(moved > BLOCKS * 3 / 4 && moved <= BLOCKS, "{moved} moved");
+    assert_eq!(world.engine.status().live_blocks, stored, "nothing is stored twice");
+    world.verify();
+    // Nobody finds a leaf in many runs, whichever map he looks at.
+    let world = world.reopen();
+    let again = world.idle();
+    assert!(again < BLOCKS / 10, "{again} moved again");
+    world.verify();
+    world.reopen().verify();
+}
+
+#[test]
+fn rule_21_leaves_that_differ_and_lend_to_each_other_do_not_take_turns() {
+    let (mut world, volume) = World::scattered();
+    for (n, day) in ["1", "2", "3"].into_iter().enumerate() {
+        world.snapshot(volume, day);
+        world.write(volume, (0..BLOCKS).filter(move |lba| lba % 5 == n as u64));
+        world.settle();
+    }
+    let stored = world.engine.status().live_blocks;
+    let moved = world.idle();
+    assert!(moved > BLOCKS / 2, "{moved} moved");
+    assert_eq!(world.engine.status().live_blocks, stored, "nothing is stored twice");
+    world.verify();
+    let world = world.reopen();
+    let again = world.idle();
+    assert!(again < BLOCKS / 4, "{again} moved again");
+    world.reopen().verify();
+}
+
+#[test]
+fn rule_21_what_is_left_of_deleted_maps_moves_or_waits_and_all_goes_in_the_end() {
+    let (mut world, volume) = World::scattered();
+    let first = world.snapshot(volume, "first");
+    world.write(volume, (0..BLOCKS).step_by(3));
+    let second = world.snapshot(volume, "second");
+    world.write(volume, (0..BLOCKS).step_by(4));
+    persevere(&world.engine, || world.engine.trim(volume, 0, 300 * 4096));
+    world.maps.get_mut(&volume).unwrap()[..300].fill(0);
+    world.delete(first);
+    world.idle();
+    world.verify();
+    let mut world = world.reopen();
+    world.delete(second);
+    world.idle();
+    world.verify();
+    let mut world = world.reopen();
+    world.delete(volume);
+    for _ in 0..20 {
+        world.settle();
+    }
+    assert_eq!(world.engine.status().live_blocks, 0);
+    world.reopen().verify();
+}
+
+/// Counts the blocks that are read from a disk.
+struct Counted {
+    disk: Arc<MemoryDisk>,
+    read: AtomicU64,
+}
+
+impl Disk for Counted {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.read.fetch_add(blocks as u64, Relaxed);
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.disk.write(runs)
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+
+    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(start, blocks)
+    }
+}
+
+/// Blocks that are read from the disk while a volume is moved, after a reader went through it.
+fn read_while_moving(in_order: bool) -> (u64, u64) {
+    let (world, volume) = World::scattered();
+    let World { disk, engine, .. } = world;
+    engine.close().unwrap();
+    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let engine =
+        Engine::open(counted.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap();
+    for first in (0..BLOCKS).step_by(100) {
+        let mut blocks = Block::zeroed_vec(100.min(BLOCKS - first) as usize);
+        let mut reads = [BlockRead { first: Lba(first), into: &mut blocks, result: Ok(()) }];
+        if in_order {
+            engine.read_in_order(volume, &mut reads);
+        } else {
+            engine.read(volume, &mut reads);
+        }
+        let [BlockRead { result, .. }] = reads;
+        result.unwrap();
+    }
+    let before = counted.read.load(Relaxed);
+    while engine.idle_step(Idleness::Share).unwrap() {}
+    let read = counted.read.load(Relaxed) - before;
+    engine.checkpoint().unwrap();
+    (engine.counts().neighbour_blocks, read)
+}
+
+#[test]
+fn rule_23_what_a_reader_in_order_found_scattered_is_moved_without_another_read() {
+    let (moved, read) = read_while_moving(true);
+    let (moved_alone, read_alone) = read_while_moving(false);
+    assert!(moved > BLOCKS / 2 && moved_alone > BLOCKS / 2, "{moved}, {moved_alone} moved");
+    assert!(read + moved / 2 < read_alone, "{read} read, and {read_alone} without a reader");
+}
