@@ -6,13 +6,14 @@ mod support;
 
 use std::{
     fs,
+    io::{self, BufRead, BufReader, Lines},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, ChildStdout, Command, Stdio},
     time::Duration,
 };
 
-use support::{Desk, leaves_nothing_on_a_full_disk, noise, qemu_io};
+use support::{Desk, Serving, leaves_nothing_on_a_full_disk, noise, qemu_io};
 
 fn status(desk: &Desk) -> serde_json::Value {
     serde_json::from_str(&desk.ok("status a --json")).unwrap()
@@ -158,6 +159,100 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     desk.ok("volume delete a v");
     desk.ok("worker a --once --cold 0");
     assert_eq!(status(&desk)["chunks"], 0);
+}
+
+/// A client that writes piece after piece, each with a flush, and connects again when its server is gone.
+struct Writer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+const PIECES: usize = 400;
+
+fn piece(n: usize) -> String {
+    format!("-P {} {}k 64k", n % 250 + 1, 64 * n)
+}
+
+impl Writer {
+    fn start(desk: &Desk) -> Writer {
+        let server = desk.path("a.sock");
+        let image = format!(
+            "driver=nbd,server.type=unix,server.path={},export=v,reconnect-delay=60",
+            server.display()
+        );
+        let mut command = Command::new("timeout");
+        command.args(["120", "stdbuf", "-oL", "qemu-io", "--image-opts"]);
+        for n in 0..PIECES {
+            command.args(["-c", &format!("write {}", piece(n)), "-c", "flush", "-c", "sleep 5"]);
+        }
+        let mut child = command.arg(image).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Writer { child, lines }
+    }
+
+    /// Waits until so many more pieces are written and flushed, but for the last one.
+    fn writes(&mut self, pieces: usize) {
+        let wrote = |line: &io::Result<String>| line.as_ref().unwrap().starts_with("wrote");
+        assert_eq!(self.lines.by_ref().filter(wrote).take(pieces).count(), pieces);
+    }
+
+    /// Waits for its end, at which no request had failed.
+    fn ends_well(mut self) {
+        let said: Vec<String> = self.lines.map(Result::unwrap).collect();
+        assert!(self.child.wait().unwrap().success(), "{said:?}");
+    }
+}
+
+#[test]
+fn servers_follow_each_other_and_a_client_that_connects_again_notices_no_error() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
+    let first = desk.serve("a --standby --cold 0");
+    let stands_by = || {
+        let mut command = desk.command("serve a --standby --cold 0");
+        Serving::start_saying(&mut command, "standing by: ")
+    };
+    let mut others = vec![stands_by(), stands_by()];
+    let mut client = Writer::start(&desk);
+    client.writes(PIECES / 4);
+    first.kill();
+    client.writes(PIECES / 4);
+    // Exactly one of the two took over.
+    others.sort_by_key(|other| !other.log().contains("serving "));
+    assert!(!others[1].log().contains("serving "), "{}", others[1].log());
+    let (ended, log) = others.remove(0).terminate();
+    assert!(ended.success() && log.contains("serving ") && log.contains("closed a"), "{log}");
+    let mut last = others.remove(0);
+    client.writes(PIECES / 4);
+    last.wait_for("serving ");
+    client.ends_well();
+    let reads: Vec<String> = (0..PIECES).map(|n| format!("read {}", piece(n))).collect();
+    let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+    qemu_io(&desk.uri("a", "v"), &reads);
+    // A server that waits ends at once.
+    let waits = stands_by();
+    let (ended, log) = waits.terminate();
+    assert!(ended.success() && !log.contains("serving "), "{log}");
+    last.terminate();
+}
+
+#[test]
+fn a_server_that_takes_over_runs_a_command_before_it_listens() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    fs::write(desk.path("command"), "test ! -e a.sock && echo $ONEFOLD_STORE > ran").unwrap();
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let serving = Serving::start(command.arg("sh ./command"));
+    assert_eq!(fs::read_to_string(desk.path("ran")).unwrap(), "a\n");
+    serving.terminate();
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let said = command.arg("exit 7").output().unwrap();
+    let said = (said.status.code(), String::from_utf8(said.stderr).unwrap());
+    assert!(said.0 == Some(1) && said.1.contains("--on-takeover failed"), "{said:?}");
+    desk.ok("create archive archive");
+    desk.fails("serve archive --standby", 2, &["cluster engine"]);
+    desk.fails("serve a --stand-by-again", 2, &["--standby"]);
 }
 
 #[test]

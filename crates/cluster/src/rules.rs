@@ -44,6 +44,14 @@ pub enum Rule {
     /// A session that takes a volume over fences the owner before it. Otherwise late writes of
     /// that owner overwrite newer ones.
     TakeoverFences,
+    /// A standby shuts out the server before it takes over. Otherwise two servers are at work.
+    StandbyFences,
+    /// A standby counts by its own monotonic clock how long the server at work was still. Otherwise a clock
+    /// that is set ends a server that lives.
+    StillByOwnClock,
+    /// A server that others stand by for answers nothing without a young proof that it was not shut
+    /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
+    AnswersProven,
     /// The operation that flips entries also punches their data out of the object. Otherwise a
     /// write between the two is lost.
     PunchWithFlip,
@@ -176,7 +184,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 56] = [
+    pub const BUGS: [(&'static str, Rule); 59] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -233,5 +241,8 @@ impl Rule {
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
         ("scrub-goes-on-behind-its-stage", Rule::ScrubGoesOnInItsStage),
+        ("standby-takes-over-without-fence", Rule::StandbyFences),
+        ("lease-judged-by-a-clock-that-is-set", Rule::StillByOwnClock),
+        ("shut-out-server-answers", Rule::AnswersProven),
     ];
 }

@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use onefold_core::object::{
@@ -17,6 +17,9 @@ use crate::Objects;
 pub struct MemoryObjects {
     objects: Arc<Mutex<Objects>>,
     identity: String,
+    born: Instant,
+    /// The time of all sessions' monotonic clocks, once a test sets it.
+    passed: Arc<Mutex<Option<Duration>>>,
 }
 
 impl MemoryObjects {
@@ -26,13 +29,26 @@ impl MemoryObjects {
         MemoryObjects {
             objects: Arc::new(Mutex::new(Objects::new(chunks))),
             identity: "first".into(),
+            born: Instant::now(),
+            passed: Arc::default(),
         }
     }
 
     /// Another session of the same store.
     #[must_use]
     pub fn session(&self, identity: &str) -> MemoryObjects {
-        MemoryObjects { objects: self.objects.clone(), identity: identity.into() }
+        MemoryObjects {
+            objects: self.objects.clone(),
+            identity: identity.into(),
+            born: self.born,
+            passed: self.passed.clone(),
+        }
+    }
+
+    /// Sets what the monotonic clock of every session shows from now on. Until the first call it is that of
+    /// this host.
+    pub fn set_monotonic(&self, time: Duration) {
+        *self.passed.lock() = Some(time);
     }
 
     fn me(&self, cookie: &str) -> Holder {
@@ -124,6 +140,10 @@ impl ObjectStore for MemoryObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.passed.lock().unwrap_or_else(|| self.born.elapsed())
     }
 
     fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {

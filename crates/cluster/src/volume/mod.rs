@@ -41,6 +41,7 @@ use std::sync::{
 
 use onefold_core::{Error, Kind, Result, Ticket};
 
+pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, serve::ClusterExports};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
@@ -118,6 +119,9 @@ impl Volume {
 
     /// Reads several ranges, in flight together; a result for each.
     pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
+        if let Err(error) = self.serves() {
+            return reads.iter().map(|_| Err(error.clone())).collect();
+        }
         let mut results: Vec<Result<()>> =
             reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
         for ((offset, into), _) in reads.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
@@ -181,7 +185,13 @@ impl Volume {
         if self.ownership.is_none() {
             return Err(Error::new(Kind::Denied, "the volume is attached for reading"));
         }
+        self.serves()?;
         self.objects.kernel().has_stamps()
+    }
+
+    /// Refuses to answer when another server may have taken over.
+    fn serves(&self) -> Result<()> {
+        self.objects.kernel().still_serves()
     }
 
     fn foreground(&self, bytes: u64) {

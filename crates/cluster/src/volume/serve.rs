@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{Mode, Volume, attach::missing};
 use crate::{
     format::catalogue::{Named, What},
+    gateway::volumes_of,
     presence::Presence,
     session::Session,
 };
@@ -38,11 +39,14 @@ impl onefold_core::Volume for Volume {
             .map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into)))
             .collect();
         let results = self.read_together(&mut ranges);
-        reads.iter_mut().zip(results).for_each(|(read, result)| read.result = result);
+        reads
+            .iter_mut()
+            .zip(results)
+            .for_each(|(read, result)| read.result = self.for_client(result));
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.write_later(offset, data)
+        self.for_client(self.write_later(offset, data))
     }
 
     fn acknowledges_late(&self) -> bool {
@@ -50,30 +54,32 @@ impl onefold_core::Volume for Volume {
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.for_client(self.serves())?;
         self.within(offset, bytes)?;
         let block = BLOCK_BYTES as u64;
         let (start, end) = (offset.next_multiple_of(block), (offset + bytes) / block * block);
         if start < end {
-            self.discard(start, end - start)?;
+            self.for_client(self.discard(start, end - start))?;
         }
         Ok(Ticket(0))
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, _keep: bool) -> Result<Ticket> {
-        self.discard(offset, bytes).map(|()| Ticket(0))
+        self.for_client(self.discard(offset, bytes)).map(|()| Ticket(0))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.wait_for(ticket)
+        self.for_client(self.wait_for(ticket))
     }
 
     fn flush(&self) -> Result<()> {
         // The clients learn of failures from their tickets.
         self.group_commit.drain();
-        Ok(())
+        self.for_client(self.serves())
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.for_client(self.serves())?;
         self.within(offset, bytes)?;
         self.group_commit.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
@@ -87,7 +93,7 @@ impl onefold_core::Volume for Volume {
             if at == end || asked > ASKED {
                 break;
             }
-            let (bytes, kind) = self.reads.extent(at, &mut looked)?;
+            let (bytes, kind) = self.for_client(self.reads.extent(at, &mut looked))?;
             let bytes = bytes.min(end - at);
             let full = extents.len() == limit.max(1);
             match extents.last_mut() {
@@ -102,6 +108,12 @@ impl onefold_core::Volume for Volume {
 
     fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
         self.within(offset, bytes)
+    }
+}
+
+impl Volume {
+    fn for_client<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.objects.kernel().for_client(error))
     }
 }
 
@@ -184,6 +196,26 @@ impl ClusterExports {
     /// As [`tend`](Self::tend).
     pub fn renew(&self) -> Result<()> {
         self.each_open(Volume::renew)
+    }
+
+    /// Attaches the volumes that a session owned which was shut out, so that clients that come back need not
+    /// wait for it. `told` hears of each by its name, and says whether to go on; one that fails keeps the
+    /// others from nothing, and is tried again when a client asks for it.
+    ///
+    /// # Errors
+    /// The store's, when the owners can't be looked up.
+    pub fn attach_all_of(
+        &self,
+        identity: &str,
+        mut told: impl FnMut(&str, Result<()>) -> bool,
+    ) -> Result<()> {
+        for name in volumes_of(&self.session, identity)? {
+            let attached = self.open(&name).map(drop);
+            if !told(&name, attached) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Closes all volumes. Nobody else may use them any more.

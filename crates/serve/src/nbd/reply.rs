@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice, Write};
 use std::ops::Range;
 
-use onefold_core::{Error, Kind};
+use onefold_core::{Error, Kind, Replaced};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::durations::{Begun, Ended};
@@ -34,11 +34,13 @@ pub(crate) enum Code {
 pub(crate) struct Refusal {
     pub(crate) code: Code,
     pub(crate) message: String,
+    /// The connection ends instead of an answer: the client is to ask another server.
+    pub(crate) hangs_up: bool,
 }
 
 impl Refusal {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into() }
+        Refusal { code, message: message.into(), hangs_up: false }
     }
 }
 
@@ -54,7 +56,7 @@ impl From<Error> for Refusal {
             // A stopped store still answers reads, so the connection goes on.
             Kind::Stopped | Kind::Busy | Kind::Corrupt | Kind::Io | Kind::Memory => Code::Io,
         };
-        Refusal { code, message: error.to_string() }
+        Refusal { code, message: error.to_string(), hangs_up: Replaced::caused(&error) }
     }
 }
 
@@ -107,6 +109,8 @@ pub(crate) struct Replies {
     answered: u64,
     errors: u64,
     ended: Ended,
+    /// A request can't be answered here any more.
+    hangs_up: bool,
 }
 
 impl Replies {
@@ -118,6 +122,7 @@ impl Replies {
             answered: 0,
             errors: 0,
             ended: Ended::default(),
+            hangs_up: false,
         }
     }
 
@@ -183,6 +188,7 @@ impl Replies {
     pub(crate) fn error(&mut self, of: Of, refusal: &Refusal, at: Option<u64>) {
         self.end(of);
         self.errors += 1;
+        self.hangs_up |= refusal.hangs_up;
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
             self.simple_header(of, refusal.code as u32);
@@ -320,6 +326,10 @@ impl Replies {
         held: &mut Held<'_, W>,
         data: &[u8],
     ) -> io::Result<()> {
+        if self.hangs_up {
+            // What was done is done again elsewhere: a client asks again for all that had no answer.
+            held.give_up();
+        }
         let parts = self.parts.iter().map(|part| match part.source {
             Source::Small => &self.small[part.range.clone()],
             Source::Data => &data[part.range.clone()],

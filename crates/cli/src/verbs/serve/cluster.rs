@@ -7,6 +7,7 @@
 
 use std::{
     path::PathBuf,
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -15,14 +16,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold::parts::cluster_work::ClusterWork;
+use onefold::parts::cluster_work::{ClusterWork, Heart};
 
 use onefold_backend::{
     process,
     signals::StopSignals,
-    systemd::{Notifier, Service},
+    systemd::{Notifier, Service, Socket},
 };
-use onefold_cluster::{ClusterExports, Mode, Settings};
+use onefold_cluster::{ClusterExports, Found, Gateway, Mode, Session, Settings, Standby};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
 use onefold_serve::nbd;
@@ -31,7 +32,7 @@ use serde_json::json;
 
 use super::{
     looked::Looked,
-    options::{CLIENT_GRACE, LOOK_EVERY, Options, listen, note, show},
+    options::{CLIENT_GRACE, LOOK_EVERY, Options, listen_when_free, note, show},
     site::Reporter,
     trust::Trust,
 };
@@ -46,6 +47,44 @@ pub(super) fn run(
     service: Service,
     trust: &Trust,
 ) -> Result<(), Failure> {
+    let Service { mut sockets, notifier } = service;
+    if options.standby && !sockets.is_empty() {
+        return Err(Failure::usage(
+            "a server that stands by listens when it takes over: say where with --nbd, not by a socket of \
+             the service manager",
+        ));
+    }
+    if options.nbd.is_empty() && sockets.is_empty() && matches!(url, Url::Rados(..)) {
+        return Err(Failure::usage(
+            "say with --nbd where clients connect, as --nbd unix:/run/onefold.sock",
+        ));
+    }
+    let mut stops = if options.standby { Some(Stops::install()?) } else { None };
+    loop {
+        // What was sent before is of the server that this one was.
+        if stops.as_ref().is_some_and(Stops::is_asked) {
+            return Ok(());
+        }
+        let sockets = std::mem::take(&mut sockets);
+        match serve(options, url, sockets, &notifier, trust, &mut stops)? {
+            End::Asked => return Ok(()),
+            End::Lost(error) if options.stand_by_again => {
+                tracing::warn!("{error}; standing by again");
+            }
+            End::Lost(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Serves once: as long as nobody else takes over.
+fn serve(
+    options: &Options,
+    url: &Url,
+    sockets: Vec<Socket>,
+    notifier: &Notifier,
+    trust: &Trust,
+    stops: &mut Option<Stops>,
+) -> Result<End, Failure> {
     let limits = options.limits()?;
     let shown = url.to_string();
     let mode = match (options.read_only, options.take_over) {
@@ -55,14 +94,11 @@ pub(super) fn run(
     };
     let usual = match url {
         Url::Folder(folder) => Some(socket(folder)),
-        Url::Rados(..) if options.nbd.is_empty() && service.sockets.is_empty() => {
-            return Err(Failure::usage(
-                "say with --nbd where clients connect, as --nbd unix:/run/onefold.sock",
-            ));
-        }
         Url::Rados(..) => None,
     };
-    let backing = Backing::open(url, options.pace.timeout())?;
+    let Some(backing) = open(options, url, notifier, stops.as_ref())? else {
+        return Ok(End::Asked);
+    };
     let settings = Settings {
         cache_bytes: options.cache_bytes.0,
         dedup: options.dedup.into(),
@@ -72,16 +108,43 @@ pub(super) fn run(
         true => backing.reading_session(settings),
         false => backing.session(settings),
     };
-    let session = session.map_err(|e| e.context(&shown))?;
+    let session = Arc::new(session.map_err(|e| e.context(&shown))?);
 
-    // Until here a signal ends the process at once: a cluster may answer late.
-    let mut signals = StopSignals::install()?;
-    let (end, ended) = mpsc::channel();
-    let fenced = end.clone();
-    let session = Arc::new(session);
+    // Until here a signal ends the process at once, unless the server stands by: a cluster may answer late.
+    let stops = match stops {
+        Some(stops) => &*stops,
+        none => none.insert(Stops::install()?),
+    };
+    // In a folder its claim says who serves.
+    let gateway = match (options.standby, url) {
+        (true, Url::Rados(..)) => match stand_by(&session, &shown, notifier, stops)? {
+            Turn::Mine(gateway) => Some(gateway),
+            Turn::Ended(end) => return Ok(end),
+        },
+        _ => None,
+    };
+    let before = gateway.as_ref().and_then(|gateway| gateway.before().map(str::to_owned));
+    let replaced = stops.end.clone();
+    let heart = gateway
+        .map(|gateway| {
+            Heart::start(gateway, move |error| {
+                // The other side is gone only when the server is ending anyway.
+                let _ = replaced.send(Some(error));
+            })
+        })
+        .transpose()?;
+    if let Some(command) = &options.on_takeover
+        && let Err(failure) = on_takeover(command, &shown, before.as_deref(), stops)
+    {
+        // Another one may do better.
+        if let Some(heart) = heart {
+            heart.give_up()?;
+        }
+        return Err(failure);
+    }
     let stopping = Arc::new(AtomicBool::new(false));
+    let fenced = stops.end.clone();
     let mut work = ClusterWork::start(session.clone(), mode, move |error| {
-        // The other side is gone only when the server is ending anyway.
         let _ = fenced.send(Some(error));
     })?;
     let exports = work.exports().clone();
@@ -92,7 +155,19 @@ pub(super) fn run(
         stopping: stopping.clone(),
     });
     let mut server = options.server(told, limits, trust)?;
-    let listeners = listen(options, usual, service.sockets, &mut server)?;
+    let mut ended = None;
+    let listeners = listen_when_free(options, usual, sockets, &mut server, &mut |error| {
+        if options.standby {
+            tracing::warn!("{error}; waiting until it is free");
+            ended = stops.within(LISTEN_AGAIN);
+        }
+        options.standby && ended.is_none()
+    });
+    if let Some(end) = ended {
+        drop(server);
+        return close(work, heart, &backing, end);
+    }
+    let listeners = listeners?;
     let workers = Workers::start(&backing, options.workers(), &options.pace)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let looked = Looked::start(options, &session, &exports)?;
@@ -101,14 +176,6 @@ pub(super) fn run(
         server.start()?;
     }
     pages.start()?;
-    let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
-        signals.wait();
-        let _ = end.send(None);
-        // Kept until the end of the process, so that a second signal ends it at once.
-        std::thread::park();
-    });
-    waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
-
     let volumes = exports.list();
     let uris: Vec<String> = volumes
         .iter()
@@ -122,17 +189,20 @@ pub(super) fn run(
         ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
-    note(service.notifier.ready(&format!(
+    note(notifier.ready(&format!(
         "serving {} of {shown} at {}",
         counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
-    let lost = wait(&ended, &backing, &service.notifier);
-    match &lost {
-        Some(error) => tracing::error!("{error}; stopping"),
-        None => tracing::info!("stopping"),
+    let looks_through = before.map(|before| look_through(before, &exports, &stopping)).transpose()?;
+    let end = wait(&stops.ended, &backing, notifier);
+    match &end {
+        End::Lost(error) => tracing::error!("{error}; stopping"),
+        End::Asked => tracing::info!("stopping"),
     }
-    note(service.notifier.stopping());
+    if !(options.stand_by_again && matches!(end, End::Lost(_))) {
+        note(notifier.stopping());
+    }
     stopping.store(true, Relaxed);
     drop(pages);
     looked.stop();
@@ -140,13 +210,220 @@ pub(super) fn run(
     let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
     work.stop_tending();
     workers.stop();
-    let closed = gone.and_then(|()| work.close());
-    if let Some(error) = lost.or_else(|| backing.stopped().map(taken_no_more)) {
+    if let Some(looks_through) = looks_through {
+        // Its panic, if any, was printed.
+        let _ = looks_through.join();
+    }
+    match gone {
+        Ok(()) => {}
+        Err(_) if matches!(end, End::Lost(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let end = close(work, heart, &backing, end)?;
+    if matches!(end, End::Asked) {
+        tracing::info!("closed {shown}");
+    }
+    Ok(end)
+}
+
+/// Detaches the volumes, and then lets another server take over.
+fn close(
+    work: ClusterWork,
+    heart: Option<Heart>,
+    backing: &Backing,
+    end: End,
+) -> Result<End, Failure> {
+    let closed = work.close();
+    if let End::Lost(error) = end {
+        return Ok(End::Lost(error));
+    }
+    if let Some(error) = backing.stopped().map(taken_no_more) {
         return Err(error.into());
     }
     closed?;
-    tracing::info!("closed {shown}");
-    Ok(())
+    heart.map_or(Ok(()), Heart::give_up)?;
+    Ok(End::Asked)
+}
+
+/// How a server ended.
+enum End {
+    /// By a signal.
+    Asked,
+    /// Nothing of it is applied any more.
+    Lost(Error),
+}
+
+/// Signals, and errors after which nothing is taken from this server any more.
+struct Stops {
+    end: mpsc::Sender<Option<Error>>,
+    ended: mpsc::Receiver<Option<Error>>,
+}
+
+impl Stops {
+    fn install() -> Result<Stops, Error> {
+        let mut signals = StopSignals::install()?;
+        let (end, ended) = mpsc::channel();
+        let signalled = end.clone();
+        let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
+            signals.wait();
+            let _ = signalled.send(None);
+            // Kept until the end of the process, so that a second signal ends it at once.
+            std::thread::park();
+        });
+        waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
+        Ok(Stops { end, ended })
+    }
+
+    /// True when a signal came; errors that came before are forgotten.
+    fn is_asked(&self) -> bool {
+        self.ended.try_iter().any(|ended| ended.is_none())
+    }
+
+    /// Waits so long for an end.
+    fn within(&self, time: Duration) -> Option<End> {
+        let ended = self.ended.recv_timeout(time).ok()?;
+        Some(ended.map_or(End::Asked, End::Lost))
+    }
+}
+
+/// Opens the store. A folder that another process has is waited for by a server that stands by; nothing when
+/// a signal came first.
+fn open(
+    options: &Options,
+    url: &Url,
+    notifier: &Notifier,
+    stops: Option<&Stops>,
+) -> Result<Option<Backing>, Failure> {
+    let mut said = false;
+    loop {
+        let busy = match (Backing::open(url, options.pace.timeout()), url) {
+            (Err(error), Url::Folder(_)) if error.kind() == Kind::Busy => error,
+            (opened, _) => return Ok(Some(opened?)),
+        };
+        let Some(stops) = stops else { return Err(busy.into()) };
+        if !std::mem::replace(&mut said, true) {
+            stands_by(notifier, &busy.to_string());
+        }
+        if matches!(stops.within(LOOK_AGAIN), Some(End::Asked)) {
+            return Ok(None);
+        }
+    }
+}
+
+fn stands_by(notifier: &Notifier, why: &str) {
+    tracing::info!("standing by: {why}");
+    // The service has begun: it may wait as long as the other one lives.
+    note(notifier.ready(&format!("standing by: {why}")));
+}
+
+/// What became of waiting.
+enum Turn {
+    Mine(Gateway),
+    Ended(End),
+}
+
+/// Waits until no other server is at work.
+fn stand_by(
+    session: &Arc<Session>,
+    shown: &str,
+    notifier: &Notifier,
+    stops: &Stops,
+) -> Result<Turn, Failure> {
+    let mut standby = Standby::new(session.clone());
+    let (mut said, mut failing) = (String::new(), None::<Instant>);
+    loop {
+        let state = match standby.look() {
+            Ok(Found::Mine(gateway)) => {
+                match gateway.before() {
+                    Some(before) => tracing::warn!(
+                        "server {before} showed no sign of life: shut it out, and took {shown} over"
+                    ),
+                    None => tracing::debug!("no other server is at work on {shown}"),
+                }
+                return Ok(Turn::Mine(gateway));
+            }
+            Ok(Found::Serves(server, _)) => format!("server {server} serves {shown}"),
+            Ok(Found::Writes(volume)) => {
+                format!("another server writes volume '{}' of {shown}", volume.escape_debug())
+            }
+            Ok(Found::LooksAgain) => String::new(),
+            Err(error) if error.kind() == Kind::Stopped => return Ok(Turn::Ended(End::Lost(error))),
+            Err(error) if error.kind() == Kind::Denied => return Err(error.into()),
+            Err(error) => {
+                if failing.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+                    failing = Some(Instant::now());
+                    tracing::warn!("{error}");
+                }
+                String::new()
+            }
+        };
+        if !state.is_empty() && state != said {
+            stands_by(notifier, &state);
+            said = state;
+        }
+        if matches!(stops.within(LOOK_AGAIN), Some(End::Asked)) {
+            return Ok(Turn::Ended(End::Asked));
+        }
+    }
+}
+
+/// Runs the command of `--on-takeover`.
+fn on_takeover(
+    command: &str,
+    shown: &str,
+    before: Option<&str>,
+    stops: &Stops,
+) -> Result<(), Failure> {
+    let failed = |error| Error::from_io("the command of --on-takeover can't be run", error);
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .env("ONEFOLD_STORE", shown)
+        .env("ONEFOLD_SHUT_OUT", before.unwrap_or(""))
+        .stdin(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return match status.success() {
+                true => Ok(()),
+                false => Err(Failure::new(format!(
+                    "the command of --on-takeover failed ({status}): this server does not take over"
+                ))),
+            };
+        }
+        let why = match stops.within(ENDS_AGAIN) {
+            None => continue,
+            Some(End::Asked) => "was ended: a signal came".to_owned(),
+            Some(End::Lost(error)) => format!("was ended: {error}"),
+        };
+        // It may have ended meanwhile.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(Failure::new(format!("the command of --on-takeover {why}")));
+    }
+}
+
+/// Attaches the volumes of the server before, so that its clients find them looked through.
+fn look_through(
+    before: String,
+    exports: &Arc<ClusterExports>,
+    stopping: &Arc<AtomicBool>,
+) -> Result<std::thread::JoinHandle<()>, Error> {
+    let (exports, stopping) = (exports.clone(), stopping.clone());
+    let look = move || {
+        let attached = exports.attach_all_of(&before, |name, attached| {
+            match attached {
+                Ok(()) => tracing::info!("took volume '{}'", name.escape_debug()),
+                Err(error) => tracing::warn!("{error}; it is tried again for a client"),
+            }
+            !stopping.load(Relaxed)
+        });
+        if let Err(error) = attached {
+            tracing::warn!("{error}");
+        }
+    };
+    let thread = std::thread::Builder::new().name("look through".into()).spawn(look);
+    thread.map_err(|e| Error::from_io("cannot start a thread", e))
 }
 
 /// Waits for a signal, or for the error that ends the server. A folder that takes no more writes is
@@ -155,12 +432,12 @@ fn wait(
     ended: &mpsc::Receiver<Option<Error>>,
     backing: &Backing,
     notifier: &Notifier,
-) -> Option<Error> {
+) -> End {
     let mut told = false;
     loop {
         match ended.recv_timeout(LOOK_EVERY) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            ended => return ended.ok().flatten(),
+            ended => return ended.ok().flatten().map_or(End::Asked, End::Lost),
         }
         if let Some(error) = backing.stopped().filter(|_| !told).map(taken_no_more) {
             told = true;
@@ -216,12 +493,18 @@ struct Told {
     stopping: Arc<AtomicBool>,
 }
 
-/// How long a client of a standby waits: another server's right to a volume, which it may have renewed just
-/// now, and as long again for a cluster that is slow.
+/// How long a client waits for a volume, where servers stand by: one without `--standby` may have it, which
+/// may have renewed its right just now, and as long again for a cluster that is slow.
 const STANDBY: Duration = Duration::from_secs(20);
 
-/// Between two looks whether another server still has a volume.
+/// Between two looks whether another server still has a volume, or is at work.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Between two looks whether an address is free.
+const LISTEN_AGAIN: Duration = Duration::from_secs(2);
+
+/// Between two looks whether a command has ended.
+const ENDS_AGAIN: Duration = Duration::from_millis(50);
 
 impl Told {
     /// Opens a volume, which another server may still write for a while.

@@ -78,6 +78,7 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
             "clean_cached_bytes": status.cached_bytes.saturating_sub(status.dirty_bytes),
             "servers": sessions.servers, "workers": sessions.workers,
             "silent_sessions": sessions.silent,
+            "server_at_work": opened.session.server_at_work()?,
             "operations_per_second": operations, "bytes_per_second": bytes,
             "backlog": status.backlog,
             "operations_without_reply": sessions.unknown, "attempts": status.attempts,
@@ -155,6 +156,9 @@ pub(super) fn show(store: &Url, exact: bool, as_json: bool) -> Result<(), Failur
         },
         Size(bytes as u64)
     ));
+    if let Some(server) = opened.session.server_at_work()? {
+        output::line(format_args!("served by   {server}; servers with --standby wait for it"));
+    }
     output::line(format_args!(
         "no reply    to {} of these; each session looks up the result before it writes there again",
         counted(sessions.unknown, "operation")

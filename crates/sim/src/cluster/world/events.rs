@@ -13,7 +13,7 @@ use onefold_core::{
 
 use super::{
     super::{
-        checks,
+        checks::{self, serving},
         told::{short_change, short_guard},
     },
     Inner, JUDGED_AFTER, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
@@ -152,6 +152,19 @@ impl Inner {
         }
     }
 
+    /// Fails when somebody who lives is to be shut out by one that stands by.
+    pub(super) fn judge_fences(&mut self, ops: &[Op]) {
+        for op in ops {
+            if let Op::Fence(identity) = op
+                && !self.objects.is_fenced(identity)
+                && let Some(finding) =
+                    self.serving.judge(identity, self.now, self.params.settings().gateway_lease)
+            {
+                self.fail(finding);
+            }
+        }
+    }
+
     /// Notes the references that a late copy may make.
     pub(super) fn note_late(&mut self, op: &Write) {
         for change in &op.changes {
@@ -230,6 +243,9 @@ impl Inner {
         let mortal: Vec<usize> = (0..self.actors.len())
             .filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting)
             .collect();
+        if self.params.sets > 0 && self.rng.below(1000) < self.params.sets {
+            self.set_a_clock();
+        }
         if self.rng.below(1000) < self.params.kills
             && let Some(actor) = self.rng.pick(&mortal).copied()
         {
@@ -252,6 +268,22 @@ impl Inner {
             });
         }
         None
+    }
+
+    /// Somebody sets the clock of a server.
+    fn set_a_clock(&mut self) {
+        let servers: Vec<usize> = (0..self.actors.len())
+            .filter(|id| self.actors[*id].role.0 == Role::Gateway)
+            .filter(|id| self.actors[*id].state != State::Ended)
+            .collect();
+        let by = Duration::from_secs(self.rng.within(1, 60));
+        let forward = self.rng.percent(70);
+        if let Some(actor) = self.rng.pick(&servers).copied() {
+            let actor = &mut self.actors[actor];
+            (actor.ahead, actor.back) =
+                if forward { (by, Duration::ZERO) } else { (Duration::ZERO, by) };
+            self.reach.hit("a server's clock is set");
+        }
     }
 
     /// Applies an operation, or lets its reply arrive.
@@ -444,6 +476,12 @@ impl Inner {
                 checks::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
         {
             self.fail(finding);
+        }
+        if result.is_ok() && op.object.name == serving::OBJECT {
+            let Inner { serving, objects, now, .. } = self;
+            if let Some(finding) = serving.after(objects, &op.object, *now) {
+                self.fail(finding);
+            }
         }
         if result.is_ok() {
             let Inner { naming, objects, .. } = self;
