@@ -6,7 +6,7 @@ mod support;
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, Lines},
+    io::{self, BufRead, BufReader, Lines, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
@@ -127,7 +127,7 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     fs::write(&data, noise(2, 4 << 20)).unwrap();
     let uri = desk.uri("a", "v");
     let serving = desk.serve("a --cold 0 --workers 2");
-    desk.fails("status a", 1, &["one owner"]);
+    desk.fails("check a", 1, &["one owner"]);
     let write = |at: &str| format!("write -s {} {at} 4M", data.display());
     qemu_io(
         &uri,
@@ -238,6 +238,53 @@ fn servers_follow_each_other_and_a_client_that_connects_again_notices_no_error()
 }
 
 #[test]
+fn a_folder_that_is_served_answers_status_and_verbs_of_volumes() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let serving = desk.serve("a --cold 0");
+    assert!(desk.ok("volume list a").contains("no volumes"));
+    desk.ok("volume create a v --size 64M");
+    desk.fails("volume create a v --size 64M", 1, &["is there already"]);
+    qemu_io(&desk.uri("a", "v"), &["write -P 0x33 0 1M"]);
+    let found = status(&desk);
+    assert_eq!((&found["volumes"], &found["volume_bytes"]), (&1.into(), &(64u64 << 20).into()));
+    assert_eq!((&found["servers"], &found["problems"]), (&1.into(), &serde_json::json!([])));
+    assert!(desk.ok("status a").contains("64.0 MiB together"));
+    assert_eq!(desk.ok("status a --check --min-free 1"), "nothing needs you\n");
+    let all = desk.run("status a --check --min-free 1000T");
+    assert!(all.status.code() == Some(1) && all.out.contains("should be"), "{all:?}");
+    desk.fails("status a --exact", 1, &["is served"]);
+    // The server keeps a volume attached that no client has open.
+    desk.fails("volume resize a v --size 1M", 1, &["--force"]);
+    desk.ok("volume resize a v --size 1M --force");
+    qemu_io(&desk.uri("a", "v"), &["read -P 0x33 0 1M"]);
+    desk.ok("volume rename a v w");
+    let listed: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
+    assert_eq!(listed, serde_json::json!([{ "name": "w", "bytes": 1 << 20 }]));
+    qemu_io(&desk.uri("a", "w"), &["read -P 0x33 0 1M"]);
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw", &desk.uri("a", "w")]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut client = client.spawn().unwrap();
+    let mut asked = client.stdin.take().unwrap();
+    writeln!(asked, "read 0 4k").unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("read 4096")));
+    desk.fails("volume delete a w", 1, &["client has"]);
+    desk.fails("volume delete a w --force", 1, &["client has"]);
+    desk.fails("volume resize a w --size 2M", 1, &["in use"]);
+    drop(asked);
+    client.wait().unwrap();
+    desk.ok("volume delete a w");
+    assert_eq!(status(&desk)["volumes"], 0);
+    serving.terminate();
+    let serving = desk.serve("a --read-only");
+    desk.fails("volume create a v --size 64M", 1, &["only reads"]);
+    serving.terminate();
+    desk.ok("volume create a v --size 64M");
+    assert!(desk.ok("check a").contains("a is well"));
+}
+
+#[test]
 fn a_server_that_takes_over_runs_a_command_before_it_listens() {
     let desk = Desk::new();
     desk.ok("create cluster a");
@@ -287,9 +334,8 @@ fn volumes_and_streams_get_other_names_and_clients_find_them() {
     let uri = desk.uri("a", "v");
     let serving = desk.serve("a --cold 0");
     qemu_io(&uri, &["write -P 0x33 1M 64k"]);
-    desk.fails("volume rename a v w", 1, &["one owner"]);
-    serving.terminate();
     let renamed = desk.ok("volume rename a v w --json");
+    serving.terminate();
     let renamed: serde_json::Value = serde_json::from_str(&renamed).unwrap();
     assert_eq!(renamed, serde_json::json!({ "done": "rename", "name": "v", "new_name": "w" }));
     let serving = desk.serve("a --cold 0");

@@ -218,6 +218,41 @@ impl ClusterExports {
         Ok(())
     }
 
+    /// Volumes came, went, or got other names by this session: the next list is made anew.
+    pub fn forget_list(&self) {
+        *self.listed.lock() = None;
+    }
+
+    /// Does something with a volume that is not attached meanwhile; one that nobody uses is detached first.
+    ///
+    /// # Errors
+    /// `Busy` while somebody uses it; those of detaching it, and of `does`.
+    pub fn while_detached<T>(
+        &self,
+        name: &str,
+        does: impl FnOnce(&Arc<Session>) -> Result<T>,
+    ) -> Result<T> {
+        let _closing = self.closing.write();
+        let id = self.find(name)?.id;
+        let mut open = self.open.lock();
+        if let Some(volume) = open.remove(&id) {
+            match Arc::try_unwrap(volume) {
+                Ok(volume) => {
+                    drop(open);
+                    volume.detach()?;
+                }
+                Err(volume) => {
+                    open.insert(id, volume);
+                    let what = format!("volume '{}' is in use", name.escape_debug());
+                    return Err(Error::new(Kind::Busy, what));
+                }
+            }
+        } else {
+            drop(open);
+        }
+        does(&self.session)
+    }
+
     /// Closes all volumes. Nobody else may use them any more.
     ///
     /// # Errors

@@ -23,12 +23,13 @@ use onefold_backend::{
     signals::StopSignals,
     systemd::{Notifier, Service, Socket},
 };
-use onefold_cluster::{ClusterExports, Found, Gateway, Mode, Session, Settings, Standby};
+use onefold_cluster::{ClusterExports, Found, Gateway, Mode, Named, Session, Settings, Standby};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
 use onefold_serve::nbd;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{
     looked::Looked,
@@ -36,8 +37,18 @@ use super::{
     site::Reporter,
     trust::Trust,
 };
-use crate::{report::Nbd, verbs::worker::Workers};
-use onefold::parts::cluster_store::{Backing, Url};
+use crate::{
+    report::Nbd,
+    verbs::{
+        status,
+        volume::{self, guard},
+        worker::Workers,
+    },
+};
+use onefold::parts::{
+    cluster_store::{Backing, Url, control_name},
+    control::{self, Request, Served, Tell},
+};
 use onefold_console::{address::uri, failure::Failure, size::counted};
 
 /// Serves until a signal comes.
@@ -170,6 +181,18 @@ fn serve(
     let listeners = listeners?;
     let workers = Workers::start(&backing, options.workers(), &options.pace)?;
     let server = Arc::new(Mutex::new(Some(server)));
+    let control = match url {
+        Url::Rados(..) => None,
+        Url::Folder(folder) => {
+            let commands = Commands {
+                session: session.clone(),
+                exports: exports.clone(),
+                server: server.clone(),
+                read_only: options.read_only,
+            };
+            Some(control::Server::start(&control_name(folder)?.0, commands, trust.heard())?)
+        }
+    };
     let looked = Looked::start(options, &session, &exports)?;
     let mut pages = show(options, reporter(&shown, &listeners, &server, &looked), trust)?;
     if let Some(server) = server.lock().as_mut() {
@@ -208,6 +231,7 @@ fn serve(
     looked.stop();
     let server = server.lock().take();
     let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
+    let quiet = control.is_none_or(control::Server::stop);
     work.stop_tending();
     workers.stop();
     if let Some(looks_through) = looks_through {
@@ -218,6 +242,9 @@ fn serve(
         Ok(()) => {}
         Err(_) if matches!(end, End::Lost(_)) => {}
         Err(error) => return Err(error.into()),
+    }
+    if !quiet {
+        return Err(Error::new(Kind::Busy, "at the end: a command is still at work").into());
     }
     let end = close(work, heart, &backing, end)?;
     if matches!(end, End::Asked) {
@@ -480,6 +507,53 @@ fn reporter(
         }
         Ok(report)
     })
+}
+
+/// A folder that is served, as commands see it.
+struct Commands {
+    session: Arc<Session>,
+    exports: Arc<ClusterExports>,
+    /// Gone while the server stops.
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    read_only: bool,
+}
+
+impl Served for Commands {
+    fn answer(&self, request: Request, _: &mut Tell<'_>) -> Result<Value, Error> {
+        match request {
+            Request::Pid => to_json(&std::process::id()),
+            Request::Status => to_json(&status::cluster::look(&self.session, false)?),
+            Request::VolumeList => {
+                let line = |(name, named): (String, Named)| json!({ "name": name, "bytes": named.bytes });
+                Ok(self.session.volumes()?.into_iter().map(line).collect())
+            }
+            _ if self.read_only => {
+                Err(Error::new(Kind::Denied, "the server of the folder only reads (--read-only)"))
+            }
+            change => {
+                let clients = |name: &str| {
+                    self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
+                };
+                if let Request::VolumeDelete { name, .. } = &change {
+                    // There is no way to tear a volume from its clients here.
+                    let careful = Request::VolumeDelete { name: name.clone(), force: false };
+                    guard::clients(&careful, clients)?;
+                }
+                volume::cluster::change_served(&self.exports, &self.session, &change)?;
+                self.exports.forget_list();
+                if let Some(server) = self.server.lock().as_ref() {
+                    server.volumes_changed();
+                }
+                tracing::info!("{}", volume::said(&change));
+                Ok(Value::Null)
+            }
+        }
+    }
+}
+
+fn to_json(value: &impl Serialize) -> Result<Value, Error> {
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
 }
 
 /// The volumes, for clients. When this server lacks the right to one, its log says so, too: the
