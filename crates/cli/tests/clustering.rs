@@ -282,6 +282,15 @@ fn a_folder_that_is_served_answers_status_and_verbs_of_volumes() {
     serving.terminate();
     desk.ok("volume create a v --size 64M");
     assert!(desk.ok("check a").contains("a is well"));
+    // Clients are told that they can't write, and not only refused.
+    let serving = desk.serve("a --read-only");
+    let writes = support::try_qemu_io(&desk.uri("a", "v"), &["read 0 4k"]);
+    assert!(!writes.status.success() && writes.err.contains("write"), "{writes:?}");
+    let reads = Command::new("qemu-io")
+        .args(["-r", "-f", "raw", "-c", "read -P 0 0 4k", &desk.uri("a", "v")])
+        .status();
+    assert!(reads.unwrap().success());
+    serving.terminate();
 }
 
 #[test]

@@ -33,6 +33,10 @@ impl onefold_core::Volume for Volume {
         self.bytes()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.ownership.is_none()
+    }
+
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         let mut ranges: Vec<(u64, &mut [u8])> = reads
             .iter_mut()
