@@ -39,7 +39,7 @@ use parking_lot::Mutex;
 
 use crate::{
     kernel::Kernel,
-    replies::{failed, until_answered},
+    replies::{failed, first_value, until_answered},
     rules::Rule,
     session::Session,
     volume::{header, owner, parse_owner},
@@ -258,9 +258,11 @@ fn owners(session: &Session) -> Result<Vec<(String, ObjectName, String)>> {
             let value = match found {
                 // It was deleted meanwhile.
                 Err(Refusal::Missing) => continue,
-                found => crate::replies::first_value(
-                    &found.map_err(|why| failed("the owner of a volume can't be looked up", why))?,
-                ),
+                found => {
+                    let found = found
+                        .map_err(|why| failed("the owner of a volume can't be looked up", why))?;
+                    first_value(&found)
+                }
             };
             if let Some((true, identity)) = parse_owner(&value) {
                 owners.push((name.clone(), read.object.clone(), identity));

@@ -408,7 +408,7 @@ impl Site<'_> {
             let busy = scope.spawn(|| write(&socket, &old, 0..SMALL));
             thread::sleep(Duration::from_millis(500));
             first.kill();
-            let took = self.writes_again(&socket, &new)?;
+            let took = writes_again(&socket, &new)?;
             // It fails, since its server is gone.
             let _ = busy.join();
             ensure!(took < TAKEN_OVER, "the standby took over after {:.1} s", took.as_secs_f64());
@@ -417,11 +417,11 @@ impl Site<'_> {
         })?;
         write(&socket, &new, 0..SMALL)?;
         others.sort_by_key(|other| !other.said().contains("shut it out"));
-        let [second, mut third] = others;
+        let [second, third] = others;
         ensure!(second.said().contains("shut it out"), "it does not say so:\n{}", second.said());
         ensure!(!third.said().contains("serving "), "both took over:\n{}", third.said());
         second.stop()?;
-        let took = self.writes_again(&socket, &new)?;
+        let took = writes_again(&socket, &new)?;
         ensure!(took < HANDED_OVER, "the next one serves after {:.1} s", took.as_secs_f64());
         println!("    the next one writes {:.1} s after an orderly end", took.as_secs_f64());
         self.same(&socket, &["small"], "new")?;
@@ -429,7 +429,7 @@ impl Site<'_> {
         let elsewhere = self.file("elsewhere.sock");
         let fourth = self.stands_by("fourth", &elsewhere)?;
         third.signal(Signal::STOP);
-        let took = self.writes_again(&elsewhere, &old)?;
+        let took = writes_again(&elsewhere, &old)?;
         third.signal(Signal::CONT);
         ensure!(took < TAKEN_OVER, "the standby took over after {:.1} s", took.as_secs_f64());
         write(&elsewhere, &old, 0..SMALL)?;
@@ -437,7 +437,7 @@ impl Site<'_> {
         self.same(&elsewhere, &["small"], "old")?;
         says(&third, "standing by: server")?;
         fourth.stop()?;
-        self.writes_again(&socket, &new)?;
+        writes_again(&socket, &new)?;
         third.stop()
     }
 
@@ -449,16 +449,6 @@ impl Site<'_> {
         let server = self.onefold.serve_to(&self.store, &log, &[], &more)?;
         says(&server, "standing by: server")?;
         Ok(server)
-    }
-
-    /// Writes at the beginning, as soon as a server at this socket takes it; gives how long that took.
-    fn writes_again(&self, socket: &Path, bytes: &[u8]) -> Result<Duration> {
-        let begun = Instant::now();
-        while let Err(error) = write(socket, bytes, 0..REQUEST_BYTES) {
-            ensure!(begun.elapsed() < PATIENCE, "no server takes over: {error:#}");
-            thread::sleep(Duration::from_millis(100));
-        }
-        Ok(begun.elapsed())
     }
 
     fn full(&self) -> Result<()> {
@@ -527,6 +517,16 @@ impl Site<'_> {
         ensure!(status["chunks"] == 0 && status["objects"] == 0, "something is left: {status}");
         Ok(())
     }
+}
+
+/// Writes at the beginning, as soon as a server at this socket takes it; gives how long that took.
+fn writes_again(socket: &Path, bytes: &[u8]) -> Result<Duration> {
+    let begun = Instant::now();
+    while let Err(error) = write(socket, bytes, 0..REQUEST_BYTES) {
+        ensure!(begun.elapsed() < PATIENCE, "no server takes over: {error:#}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(begun.elapsed())
 }
 
 /// Waits until a server says something.

@@ -122,9 +122,9 @@ fn serve(
     let session = Arc::new(session.map_err(|e| e.context(&shown))?);
 
     // Until here a signal ends the process at once, unless the server stands by: a cluster may answer late.
-    let stops = match stops {
-        Some(stops) => &*stops,
-        none => none.insert(Stops::install()?),
+    let stops = match stops.take() {
+        Some(installed) => &*stops.insert(installed),
+        None => &*stops.insert(Stops::install()?),
     };
     // In a folder its claim says who serves.
     let gateway = match (options.standby, url) {
