@@ -181,6 +181,7 @@ impl Standby {
         let session = self.session.clone();
         let kernel = session.kernel();
         if let Some(identity) = &before
+            && !kernel.is_fenced(identity)
             && kernel.keeps(Rule::StandbyFences)
         {
             let fenced =

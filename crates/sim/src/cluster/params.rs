@@ -138,7 +138,7 @@ impl Params {
             volumes,
             steward: false,
             clients: of(&[2, 3]) as usize,
-            events: of(&[3000, 6000, 12_000]),
+            events: of(&[6000, 12_000, 20_000]),
             kills: of(&[0, 1, 3]),
             stops: of(&[1, 5, 20]),
             jumps: of(&[0, 0, 1]),
@@ -375,11 +375,11 @@ impl Params {
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
             volume_lease: if self.gateways {
-                Duration::from_millis(300)
+                Duration::from_secs(3)
             } else {
                 Duration::from_secs(30)
             },
-            gateway_lease: Duration::from_millis(300),
+            gateway_lease: Duration::from_secs(3),
             pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,
