@@ -122,12 +122,17 @@ impl Standby {
         let read = kernel.read_one(&object(), vec![ReadPart::Keys(vec![NAME.into(), BEAT.into()])]);
         let read = match read {
             Err(Refusal::Missing) => None,
-            other => Some(other.map_err(|why| failed("the server at work can't be looked up", why))?),
+            other => {
+                Some(other.map_err(|why| failed("the server at work can't be looked up", why))?)
+            }
         };
         let ended = store.monotonic();
         let value = |key: &[u8]| {
             let pairs = read.as_ref().map_or(&[][..], |read| read.pairs(0).0);
-            pairs.iter().find(|(found, _)| found == key).map_or(Vec::new(), |(_, value)| value.clone())
+            pairs
+                .iter()
+                .find(|(found, _)| found == key)
+                .map_or(Vec::new(), |(_, value)| value.clone())
         };
         let (name, beat) = (value(NAME), value(BEAT));
         if name == owner(true, &store.identity()) {
@@ -155,7 +160,13 @@ impl Standby {
     }
 
     /// Counts for how long one state was seen.
-    fn count(&mut self, name: Vec<u8>, beat: Vec<u8>, begun: Duration, ended: Duration) -> Duration {
+    fn count(
+        &mut self,
+        name: Vec<u8>,
+        beat: Vec<u8>,
+        begun: Duration,
+        ended: Duration,
+    ) -> Duration {
         let (kernel, step) = (self.session.kernel(), self.step());
         match &mut self.seen {
             Some(seen) if seen.name == name && seen.beat == beat => {
@@ -184,8 +195,7 @@ impl Standby {
             && !kernel.is_fenced(identity)
             && kernel.keeps(Rule::StandbyFences)
         {
-            let fenced =
-                until_answered(kernel.settings().tries, || kernel.store().fence(identity));
+            let fenced = until_answered(kernel.settings().tries, || kernel.store().fence(identity));
             fenced.map_err(|why| {
                 failed("the server that does not answer any more can't be shut out", why)
             })?;

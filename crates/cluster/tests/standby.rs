@@ -137,7 +137,7 @@ fn a_server_that_was_stopped_answers_nothing_when_it_goes_on() {
 
     // The first server knows that nothing was there, and could say zeroes by itself.
     let mut block = Block::zeroed();
-    let into = std::slice::from_mut(&mut block);
+    let into = std::slice::from_mut(&mut *block);
     let mut reads = [BlockRead { first: Lba(8192), into, result: Ok(()) }];
     volume.read(&mut reads);
     let told = |error: Error| {

@@ -100,10 +100,7 @@ impl Heart {
     ///
     /// # Errors
     /// `Io` when no thread can be started.
-    pub fn start(
-        gateway: Gateway,
-        replaced: impl FnOnce(Error) + Send + 'static,
-    ) -> Result<Heart> {
+    pub fn start(gateway: Gateway, replaced: impl FnOnce(Error) + Send + 'static) -> Result<Heart> {
         let gateway = Arc::new(gateway);
         let (stop, stopped) = mpsc::channel::<()>();
         let beats = gateway.clone();

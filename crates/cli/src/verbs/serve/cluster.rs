@@ -217,7 +217,8 @@ fn serve(
         counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
-    let looks_through = before.map(|before| look_through(before, &exports, &stopping)).transpose()?;
+    let looks_through =
+        before.map(|before| look_through(before, &exports, &stopping)).transpose()?;
     let end = wait(&stops.ended, &backing, notifier);
     match &end {
         End::Lost(error) => tracing::error!("{error}; stopping"),
@@ -374,7 +375,9 @@ fn stand_by(
                 format!("another server writes volume '{}' of {shown}", volume.escape_debug())
             }
             Ok(Found::LooksAgain) => String::new(),
-            Err(error) if error.kind() == Kind::Stopped => return Ok(Turn::Ended(End::Lost(error))),
+            Err(error) if error.kind() == Kind::Stopped => {
+                return Ok(Turn::Ended(End::Lost(error)));
+            }
             Err(error) if error.kind() == Kind::Denied => return Err(error.into()),
             Err(error) => {
                 if failing.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
@@ -455,11 +458,7 @@ fn look_through(
 
 /// Waits for a signal, or for the error that ends the server. A folder that takes no more writes is
 /// told of, and read on.
-fn wait(
-    ended: &mpsc::Receiver<Option<Error>>,
-    backing: &Backing,
-    notifier: &Notifier,
-) -> End {
+fn wait(ended: &mpsc::Receiver<Option<Error>>, backing: &Backing, notifier: &Notifier) -> End {
     let mut told = false;
     loop {
         match ended.recv_timeout(LOOK_EVERY) {
@@ -524,7 +523,8 @@ impl Served for Commands {
             Request::Pid => to_json(&std::process::id()),
             Request::Status => to_json(&status::cluster::look(&self.session, false)?),
             Request::VolumeList => {
-                let line = |(name, named): (String, Named)| json!({ "name": name, "bytes": named.bytes });
+                let line =
+                    |(name, named): (String, Named)| json!({ "name": name, "bytes": named.bytes });
                 Ok(self.session.volumes()?.into_iter().map(line).collect())
             }
             _ if self.read_only => {
