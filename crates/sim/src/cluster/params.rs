@@ -138,9 +138,13 @@ impl Params {
             volumes,
             steward: false,
             clients: of(&[2, 3]) as usize,
+            workers: of(&[0, 1]) as usize,
+            scrubs: false,
+            puts: of(&[0, 0, 1]) == 1,
+            calls: of(&[60, 300, 300]),
             events: of(&[6000, 12_000, 20_000]),
-            kills: of(&[0, 1, 3]),
-            stops: of(&[1, 5, 20]),
+            kills: of(&[0, 1, 2]),
+            stops: of(&[1, 2, 5]),
             jumps: of(&[0, 0, 1]),
             sets: of(&[0, 2, 10]),
             full: 0,
@@ -375,11 +379,11 @@ impl Params {
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
             volume_lease: if self.gateways {
-                Duration::from_secs(3)
+                Duration::from_secs(1)
             } else {
                 Duration::from_secs(30)
             },
-            gateway_lease: Duration::from_secs(3),
+            gateway_lease: Duration::from_secs(1),
             pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,

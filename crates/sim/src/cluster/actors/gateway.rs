@@ -51,6 +51,9 @@ fn stand_by(world: &Arc<World>, session: &Arc<Session>) -> Option<Gateway> {
         if world.inner().stopping {
             return None;
         }
+        // Between two looks time passes. Any operation will do.
+        let pause = world.inner().rng.within(1, 3);
+        (0..pause).for_each(|_| drop(session.find("v0")));
         match standby.look() {
             Ok(Found::Mine(gateway)) => {
                 let mut inner = world.inner();
