@@ -15,8 +15,10 @@ pub(in crate::cluster) const OBJECT: &str = "gateway";
 pub(in crate::cluster) struct Serving {
     /// The identity of the one at work; none after it gave up.
     at_work: Option<String>,
-    /// When each showed that it lives.
+    /// When each showed that it lives: a copy of what it showed before shows nothing.
     beats: BTreeMap<String, Vec<Duration>>,
+    /// What the object said last.
+    said: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Serving {
@@ -32,11 +34,14 @@ impl Serving {
         object: &ObjectName,
         now: Duration,
     ) -> Option<Failure> {
-        let name = objects.get(object)?.omap.get(&b"o"[..])?;
+        let says = &objects.get(object)?.omap;
+        let copy = *says == self.said;
+        self.said.clone_from(says);
+        let name = says.get(&b"o"[..])?;
         let (first, identity) = name.split_first()?;
         let identity = String::from_utf8_lossy(identity).into_owned();
         let serves = *first == b'!';
-        if serves {
+        if serves && !copy {
             self.beats.entry(identity.clone()).or_default().push(now);
         }
         let after = serves.then_some(identity);
