@@ -23,34 +23,20 @@
 //!
 //! [`gateway_lease`]: crate::Settings::gateway_lease
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
-    Error, Kind, Replaced, Result,
-    object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write},
+    Result,
+    object::{Change, Guard, ReadPart, Refusal, Write},
 };
-use parking_lot::Mutex;
 
 use crate::{
-    kernel::Kernel,
-    replies::{failed, first_value, until_answered},
+    proof::{BEAT, NAME, Proof, object},
+    replies::{failed, until_answered},
     rules::Rule,
     session::Session,
-    volume::{header, owner, parse_owner},
+    volume::{owner, owners::written_by_another, parse_owner},
 };
-
-/// The object that names the server at work.
-const GATEWAY: &str = "gateway";
-
-/// Its keys: the name, as in the header of a volume, and the beats.
-const NAME: &[u8] = b"o";
-const BEAT: &[u8] = b"b";
 
 /// The part of the lease that two looks count at most, however far apart they lie; a look that took longer
 /// counts nothing. So neither a store that stands still nor a standby that was stopped ends a server that
@@ -63,13 +49,6 @@ const LOOKS_FOR_OTHERS: u32 = 4;
 /// The part of a volume's lease for which no volume may have been another server's: it renews its lock more
 /// often, whatever the clock of the store did meanwhile.
 const OTHERS_GONE: u32 = 2;
-
-/// Headers of volumes that are read together.
-const HEADERS: usize = 64;
-
-fn object() -> ObjectName {
-    ObjectName::metadata(GATEWAY)
-}
 
 /// A session that waits until it may serve the store.
 pub struct Standby {
@@ -192,14 +171,14 @@ impl Standby {
         let session = self.session.clone();
         let kernel = session.kernel();
         if let Some(identity) = &before
-            && !kernel.is_fenced(identity)
+            && !session.shut_out().lock().contains(identity)
             && kernel.keeps(Rule::StandbyFences)
         {
             let fenced = until_answered(kernel.settings().tries, || kernel.store().fence(identity));
             fenced.map_err(|why| {
                 failed("the server that does not answer any more can't be shut out", why)
             })?;
-            kernel.has_fenced(identity);
+            session.shut_out().lock().insert(identity.clone());
         }
         if let Some(volume) = self.volume_of_others(before.as_deref())? {
             return Ok(Found::Writes(volume));
@@ -229,12 +208,9 @@ impl Standby {
 
     fn mine(&mut self, proven: Duration) -> Gateway {
         let kernel = self.session.kernel();
-        kernel.begin_to_serve(Proof {
-            me: owner(true, &kernel.store().identity()),
-            beats: AtomicU64::new(0),
-            proven: AtomicU64::new(nanoseconds(proven)),
-            beating: Mutex::new(()),
-        });
+        // Of two calls the first one counts.
+        let me = owner(true, &kernel.store().identity());
+        let _ = self.session.proof().set(Proof::new(me, proven, kernel.settings()));
         Gateway { session: self.session.clone(), before: self.before.take() }
     }
 
@@ -254,73 +230,16 @@ impl Standby {
     }
 }
 
-/// The owners of volumes, as their headers name them, with the volumes' names.
-fn owners(session: &Session) -> Result<Vec<(String, ObjectName, String)>> {
-    let (kernel, mut owners) = (session.kernel(), Vec::new());
-    for some in session.volumes()?.chunks(HEADERS) {
-        let read = |id: u64| Read {
-            object: header::name(id),
-            parts: vec![ReadPart::Keys(vec![header::OWNER.to_vec()])],
-        };
-        let reads: Vec<Read> = some.iter().map(|(_, named)| read(named.id)).collect();
-        for ((name, read), found) in
-            some.iter().map(|(name, _)| name).zip(&reads).zip(kernel.read_all(&reads))
-        {
-            let value = match found {
-                // It was deleted meanwhile.
-                Err(Refusal::Missing) => continue,
-                found => {
-                    let found = found
-                        .map_err(|why| failed("the owner of a volume can't be looked up", why))?;
-                    first_value(&found)
-                }
-            };
-            if let Some((true, identity)) = parse_owner(&value) {
-                owners.push((name.clone(), read.object.clone(), identity));
-            }
-        }
-    }
-    Ok(owners)
-}
-
-/// A volume whose owner holds its lock, and is neither `before` nor this session.
-fn written_by_another(session: &Session, before: Option<&str>) -> Result<Option<String>> {
-    let store = session.store();
-    let me = store.identity();
-    for (name, header, identity) in owners(session)? {
-        if Some(identity.as_str()) == before || identity == me {
-            continue;
-        }
-        let holder = until_answered(session.kernel().settings().tries, || {
-            store.holder(&header, header::LOCK)
-        });
-        let holder = holder.map_err(|why| failed("a lock can't be looked up", why))?;
-        if holder.is_some_and(|holder| holder.identity == identity) {
-            return Ok(Some(name));
-        }
-    }
-    Ok(None)
-}
-
-/// The names of the volumes that a session owned when it was shut out.
-pub(crate) fn volumes_of(session: &Session, identity: &str) -> Result<Vec<String>> {
-    let mut owners = owners(session)?;
-    owners.retain(|(.., owner)| owner == identity);
-    Ok(owners.into_iter().map(|(name, ..)| name).collect())
-}
-
-impl Session {
-    /// The server at work that others may stand by for, by the name under which it would be shut out.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn server_at_work(&self) -> Result<Option<String>> {
-        let value = match self.kernel().read_value(&object(), NAME) {
-            Err(Refusal::Missing) => return Ok(None),
-            other => other.map_err(|why| failed("the server at work can't be looked up", why))?,
-        };
-        Ok(parse_owner(&value).and_then(|(at_work, identity)| at_work.then_some(identity)))
-    }
+/// The server at work that others may stand by for, by the name under which it would be shut out.
+///
+/// # Errors
+/// The store's.
+pub fn server_at_work(session: &Session) -> Result<Option<String>> {
+    let value = match session.kernel().read_value(&object(), NAME) {
+        Err(Refusal::Missing) => return Ok(None),
+        other => other.map_err(|why| failed("the server at work can't be looked up", why))?,
+    };
+    Ok(parse_owner(&value).and_then(|(at_work, identity)| at_work.then_some(identity)))
 }
 
 /// The right of a session to serve the store. Dropped without [`give_up`](Self::give_up) it stays until
@@ -342,7 +261,8 @@ impl Gateway {
     /// # Errors
     /// `Stopped` when another session took over; the store's.
     pub fn beat(&self) -> Result<()> {
-        self.session.kernel().beat()
+        let proof = self.session.proof().get();
+        proof.map_or(Ok(()), |proof| proof.beat(self.session.store()))
     }
 
     /// Lets another session take over at once. All volumes must be closed.
@@ -361,80 +281,6 @@ impl Gateway {
             // It was applied before, and its reply lost; or another session took over.
             Ok(_) | Err(Refusal::Mismatch) => Ok(()),
             Err(why) => Err(failed("this server can't tell that it ends", why)),
-        }
-    }
-}
-
-/// What a session that serves the store knows of its right.
-pub(crate) struct Proof {
-    me: Vec<u8>,
-    beats: AtomicU64,
-    /// When the last beat was sent that the store applied, in nanoseconds of the monotonic clock.
-    proven: AtomicU64,
-    /// Held while a beat is on its way.
-    beating: Mutex<()>,
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl Kernel {
-    /// Called before anything is answered to a client: an answer that the store has no part in needs a beat
-    /// that is young enough. A session without standbys has nothing to prove.
-    ///
-    /// # Errors
-    /// As [`Gateway::beat`].
-    pub(crate) fn still_serves(&self) -> Result<()> {
-        let Some(proof) = self.proof() else { return Ok(()) };
-        if self.is_proven(proof) || !self.keeps(Rule::AnswersProven) {
-            return Ok(());
-        }
-        let _beating = proof.beating.lock();
-        if self.is_proven(proof) { Ok(()) } else { self.send_beat(proof) }
-    }
-
-    /// The error for a client: where another server has taken over, or may have while the store did not
-    /// reply to this one, that is its cause.
-    pub(crate) fn for_client(&self, error: Error) -> Error {
-        let Some(proof) = self.proof() else { return error };
-        let replaced = match error.kind() {
-            Kind::Stopped => self.beat().is_err_and(|error| error.kind() == Kind::Stopped),
-            Kind::Io => !self.is_proven(proof),
-            _ => false,
-        };
-        if replaced { error.caused_by(Replaced) } else { error }
-    }
-
-    fn is_proven(&self, proof: &Proof) -> bool {
-        let age = nanoseconds(self.store().monotonic()).saturating_sub(proof.proven.load(Relaxed));
-        age < nanoseconds(self.settings().gateway_lease * 2 / 3)
-    }
-
-    fn beat(&self) -> Result<()> {
-        let Some(proof) = self.proof() else { return Ok(()) };
-        let _beating = proof.beating.lock();
-        self.send_beat(proof)
-    }
-
-    fn send_beat(&self, proof: &Proof) -> Result<()> {
-        let beat = proof.beats.fetch_add(1, Relaxed) + 1;
-        let op = Write {
-            object: object(),
-            guards: vec![Guard::Exists, Guard::Omap(NAME.to_vec(), proof.me.clone())],
-            changes: vec![Change::SetOmap(vec![(BEAT.to_vec(), beat.to_le_bytes().to_vec())])],
-        };
-        let sent = self.store().monotonic();
-        match self.until_answered(&op) {
-            Ok(_) => {
-                proof.proven.fetch_max(nanoseconds(sent), Relaxed);
-                Ok(())
-            }
-            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Fenced) => Err(Error::new(
-                Kind::Stopped,
-                "another server has taken over and shut this one out: nothing of it is applied any more",
-            )),
-            Err(why) => Err(failed("this server can't show that it lives", why)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The catalogue: the object that says what the store is, and gives sessions, volumes and put
 //! objects their numbers; and opening a store by it.
 
-use std::sync::{Arc, OnceLock, atomic::AtomicU64};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use onefold_core::{
     Error, Kind, Result,
@@ -10,7 +10,6 @@ use onefold_core::{
     },
 };
 use onefold_seal::{Keys, Random};
-use parking_lot::Mutex;
 
 use super::{
     Counts, Kernel,
@@ -190,8 +189,6 @@ impl Kernel {
             counts: Counts::default(),
             number: 0,
             counter: AtomicU64::new(1),
-            proof: OnceLock::new(),
-            fenced: Mutex::default(),
         };
         if kernel.is_sealed() {
             // Now it is proven.

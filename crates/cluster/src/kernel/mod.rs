@@ -12,23 +12,18 @@ pub(crate) mod catalogue;
 mod operation;
 pub(crate) mod requests;
 
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use onefold_core::{Error, Kind, Result, object::ObjectStore};
-use parking_lot::Mutex;
 
 pub use catalogue::{create, create_sealed, is_made};
 pub(crate) use operation::{Fate, Operation, Outcome};
 
 use crate::{
     format::{Stamp, catalogue::Format},
-    gateway::Proof,
     rules::Rule,
     sealing::hashing::Hashing,
     settings::Settings,
@@ -71,10 +66,6 @@ pub(crate) struct Kernel {
     number: u64,
     counter: AtomicU64,
     hashing: Hashing,
-    /// Where this session serves a store that others stand by for.
-    proof: OnceLock<Proof>,
-    /// Sessions that this one shut out.
-    fenced: Mutex<BTreeSet<String>>,
 }
 
 impl Kernel {
@@ -92,31 +83,6 @@ impl Kernel {
 
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
-    }
-
-    /// What the session knows of its right to serve, where others stand by.
-    pub(crate) fn proof(&self) -> Option<&Proof> {
-        self.proof.get()
-    }
-
-    /// This session serves from now on. Of two calls the first one counts.
-    pub(crate) fn begin_to_serve(&self, proof: Proof) {
-        let _ = self.proof.set(proof);
-    }
-
-    /// Notes that a session was shut out.
-    pub(crate) fn has_fenced(&self, identity: &str) {
-        self.fenced.lock().insert(identity.to_owned());
-    }
-
-    /// True when this session shut another one out as a standby.
-    pub(crate) fn has_shut_anybody_out(&self) -> bool {
-        !self.fenced.lock().is_empty()
-    }
-
-    /// True for a session that this one shut out.
-    pub(crate) fn is_fenced(&self, identity: &str) -> bool {
-        self.fenced.lock().contains(identity)
     }
 
     /// The number of this session; higher ones began later.

@@ -12,6 +12,7 @@
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
 //! | [`read`] | foreground reads |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
+//! | [`owners`] | who owns which volume |
 //! | [`attach`] | a volume made from these parts; the rescan after a crash |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
@@ -26,6 +27,7 @@ pub(crate) mod header;
 mod inline;
 mod long_discards;
 mod objects;
+pub(crate) mod owners;
 mod ownership;
 mod plan;
 mod promotion;
@@ -191,7 +193,8 @@ impl Volume {
 
     /// Refuses to answer when another server may have taken over.
     fn serves(&self) -> Result<()> {
-        self.objects.kernel().still_serves()
+        let session = self.objects.session();
+        session.proof().get().map_or(Ok(()), |proof| proof.holds(session.store()))
     }
 
     fn foreground(&self, bytes: u64) {

@@ -80,10 +80,14 @@ impl Ownership {
                     busy = true;
                     Ok(Continue(()))
                 }
-                Err(Refusal::Busy) if kernel.has_shut_anybody_out() => {
+                Err(Refusal::Busy) if !self.session.shut_out().lock().is_empty() => {
                     busy = true;
                     match store.holder(&header, LOCK)? {
-                        Some(holder) if !kernel.is_fenced(&holder.identity) => Err(Refusal::Busy),
+                        Some(holder)
+                            if !self.session.shut_out().lock().contains(&holder.identity) =>
+                        {
+                            Err(Refusal::Busy)
+                        }
                         Some(holder) => {
                             store.break_lock(&header, LOCK, &holder).map(|()| Continue(()))
                         }

@@ -9,10 +9,9 @@ use onefold_core::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, attach::missing};
+use super::{Mode, Volume, attach::missing, owners::volumes_of};
 use crate::{
     format::catalogue::{Named, What},
-    gateway::volumes_of,
     presence::Presence,
     session::Session,
 };
@@ -117,7 +116,11 @@ impl onefold_core::Volume for Volume {
 
 impl Volume {
     fn for_client<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.objects.kernel().for_client(error))
+        let session = self.objects.session();
+        result.map_err(|error| match session.proof().get() {
+            Some(proof) => proof.for_client(session.store(), error),
+            None => error,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use onefold_cluster::{Look, Published, Session, Sessions, Status};
+use onefold_cluster::{Look, Published, Session, Sessions, Status, server_at_work};
 use onefold_core::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ pub(in crate::verbs) fn look(session: &Session, exact: bool) -> Result<Shown, Er
         "clean_cached_bytes": status.cached_bytes.saturating_sub(status.dirty_bytes),
         "servers": sessions.servers, "workers": sessions.workers,
         "silent_sessions": sessions.silent,
-        "server_at_work": session.server_at_work()?,
+        "server_at_work": server_at_work(session)?,
         "operations_per_second": operations, "bytes_per_second": bytes,
         "backlog": status.backlog,
         "operations_without_reply": sessions.unknown, "attempts": status.attempts,
@@ -190,7 +190,7 @@ pub(in crate::verbs) fn look(session: &Session, exact: bool) -> Result<Shown, Er
         },
         Size(bytes as u64)
     ));
-    if let Some(server) = session.server_at_work()? {
+    if let Some(server) = server_at_work(session)? {
         line(format_args!("served by   {server}; servers with --standby wait for it"));
     }
     line(format_args!(
