@@ -201,7 +201,8 @@ fn try_units() -> Result<bool> {
         Ok(debian) => debian,
         Err(why) => return not_tested(why),
     };
-    if !install(&pack(Build::Test)?, &debian, "curl libnbd-bin", "")? {
+    if !install(&pack(Build::Test)?, &debian, "curl libnbd-bin openssh-client openssh-server", "")?
+    {
         return Ok(false);
     }
     for script in BOOTED {

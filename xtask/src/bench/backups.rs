@@ -279,8 +279,9 @@ fn mounted(tool: &Tool, place: &Path, tree: &Tree, night: usize) -> Result<Optio
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let begun = Instant::now();
     let mut running = spawn(&mut command)?;
-    let shown = tool.in_mount(&on, &tree.path);
-    while !shown.exists() {
+    // Borg 2 names its directory after it has mounted.
+    let shown = || tool.in_mount(&on, &tree.path);
+    while !shown().exists() {
         if running.wait(Duration::ZERO)?.is_some() || begun.elapsed() > LIMIT {
             println!("{}: NOT COMPARED in a mount: it could not mount", tool.kind);
             return Ok(None);
@@ -288,7 +289,7 @@ fn mounted(tool: &Tool, place: &Path, tree: &Tree, night: usize) -> Result<Optio
         std::thread::sleep(Duration::from_millis(2));
     }
     let mut list = program("ls");
-    list.args(["-lR"]).arg(&shown);
+    list.args(["-lR"]).arg(shown());
     cost::of(list, LIMIT)?;
     let mut spent = Cost { wall: begun.elapsed().as_secs_f64(), ..Cost::default() };
     spent.look(running.id());

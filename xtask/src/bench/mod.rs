@@ -12,6 +12,7 @@ mod iscsi;
 mod neighbour;
 mod peer;
 mod replication;
+mod sealed;
 mod tls;
 mod vhost;
 
@@ -55,6 +56,7 @@ cargo xtask bench neighbour [--quick]             a client's rate and delays whi
                      attacks
 cargo xtask bench vhost [--quick]                 vhost-user-blk beside NBD on a UNIX socket
 cargo xtask bench iscsi [--quick]                 a backup volume by iSCSI beside the same by NBD
+cargo xtask bench sealed [--quick]                encrypted stores beside plain ones
 cargo xtask bench tls [--quick]                   nbdcopy by TLS and by plain TCP, beside \
                      qemu-nbd
 cargo xtask bench hot                             the hot parts one by one";
@@ -89,6 +91,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, rest)) if which == "iscsi" => iscsi::run(rest),
+        Some((which, rest)) if which == "sealed" => sealed::run(rest),
         Some((which, rest)) if which == "tls" => tls::run(rest),
         Some((which, rest)) if which == "vhost" => vhost::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),

@@ -34,9 +34,9 @@ drop_in() {
 }
 main_process() { systemctl show --property=MainPID --value "$1"; }
 uri() { echo "nbd+unix:///$2?socket=/run/onefold/$1.sock"; }
-# The first code block after a line of the documents.
+# The first code block after a line of a document, which is the one on systemd.
 of_document() {
-    sed -n "/$1/,\$p" /usr/share/doc/onefold/docs/how-to/systemd.md | sed '1,/^```text/d;/^```/,$d'
+    sed -n "/$1/,\$p" "${2:-/usr/share/doc/onefold/docs/how-to/systemd.md}" | sed '1,/^```text/d;/^```/,$d'
 }
 
 echo "==> a store that is not there: the service says so, tries again for a while, and has failed then"
@@ -161,6 +161,72 @@ within 5 says onefold@$sealed "accept-older"
 systemctl stop onefold@$sealed.service onefold@$sealed.socket
 mv newer /srv/sealed.onefold
 systemctl enable onefold@$sealed.service
+
+echo "==> a witness on another disk, then on another machine: the whole host was put back, and that is noticed"
+install -d -o onefold -g onefold -m 700 /mnt/other-disk/witness
+install -d -m 755 /etc/onefold
+echo 'witness = "/etc/onefold/witness"' >/etc/onefold.toml
+echo 'OPTIONS=--config=/etc/onefold.toml' >/etc/default/onefold
+witness() { cat >/etc/onefold/witness; chmod 755 /etc/onefold/witness; }
+of_how_to() { of_document "$2" "/usr/share/doc/onefold/docs/how-to/$1.md"; }
+reaches() { of_how_to systemd '^  lets it reach nothing' | sed "s/192.0.2.10/127.0.0.1/"; }
+state=/var/lib/onefold/$sealed
+# The store and what the service noted of it go on while the witness hears of it, and are put back then.
+put_back() {
+    # Whoever starts it so often has to.
+    local again="systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket"
+    systemctl stop onefold@$sealed.service onefold@$sealed.socket
+    cp --archive --sparse=always /srv/sealed.onefold before
+    cp --archive $state state.before
+    $again
+    systemctl start onefold@$sealed
+    onefold volume create /srv/sealed.onefold "$1" --size 1M
+    systemctl stop onefold@$sealed.service onefold@$sealed.socket
+    cp --archive --sparse=always /srv/sealed.onefold newer
+    cp --archive $state state.newer
+    cp --archive --sparse=always before /srv/sealed.onefold
+    rm -r $state
+    mv state.before $state
+    known=$(count onefold@$sealed "the witness knows")
+    $again
+    fails systemctl start onefold@$sealed
+    more() { [ "$(count onefold@$sealed "the witness knows")" -gt "$known" ]; }
+    within 5 more
+    systemctl stop onefold@$sealed.service onefold@$sealed.socket
+    cp --archive --sparse=always newer /srv/sealed.onefold
+    rm -r $state
+    mv state.newer $state
+    $again
+    systemctl start onefold@$sealed
+    holds $sealed
+    onefold status /srv/sealed.onefold --check
+}
+of_how_to encryption '^On another disk, as' | witness
+{ echo "[Service]"; echo "$key"; reaches | sed 1d; } | drop_in onefold@$sealed.service
+systemctl restart onefold@$sealed
+within 5 says onefold@$sealed "the witness knows nothing of the store"
+put_back vm2
+test -s "/mnt/other-disk/witness/$id"
+
+useradd --create-home --shell /bin/sh witness
+ssh-keygen -q -t ed25519 -N '' -f /etc/onefold/witness.key
+chown onefold: /etc/onefold/witness.key
+install -d -o witness -g witness -m 700 ~witness/.ssh /srv/witness /srv/witness/host1
+line=$(of_how_to encryption '^There, the line of the key')
+echo "${line%ssh-ed25519*}$(cat /etc/onefold/witness.key.pub)" >~witness/.ssh/authorized_keys
+chown witness: ~witness/.ssh/authorized_keys
+echo "other-machine $(cat /etc/ssh/ssh_host_ed25519_key.pub)" >/etc/onefold/known_hosts
+echo "127.0.0.1 other-machine" >>/etc/hosts
+mkdir -p /run/sshd
+/usr/sbin/sshd -o ListenAddress=127.0.0.1
+of_how_to encryption '^On another machine:' | witness
+systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket
+systemctl restart onefold@$sealed
+put_back vm3
+test -s "/srv/witness/host1/$id"
+rm /etc/default/onefold
+systemctl reset-failed onefold@$sealed.service onefold@$sealed.socket
+systemctl restart onefold@$sealed
 
 echo "==> backups of the night, and the care of the archive"
 onefold create archive /srv/backups --no-encryption

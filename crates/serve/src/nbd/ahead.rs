@@ -21,8 +21,10 @@ pub(crate) struct Ahead<'a> {
     parts: Vec<Part>,
     /// Blocks of all of them, at most.
     most: u64,
-    /// The memory for them.
+    /// The memory for them, and for the spare blocks.
     loan: Loan<'a>,
+    /// Memory of a part that is over, for the next one: new memory would be zeroed first.
+    spare: Vec<Block>,
     next: u64,
 }
 
@@ -63,7 +65,8 @@ fn length(range: &Range<u64>) -> u64 {
 impl<'a> Ahead<'a> {
     /// Nothing yet; at most so many bytes.
     pub(crate) fn new(most_bytes: usize, loan: Loan<'a>) -> Ahead<'a> {
-        Ahead { parts: Vec::new(), most: (most_bytes / BLOCK_BYTES) as u64, loan, next: 0 }
+        let most = (most_bytes / BLOCK_BYTES) as u64;
+        Ahead { parts: Vec::new(), most, loan, spare: Vec::new(), next: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -96,7 +99,23 @@ impl<'a> Ahead<'a> {
 
     /// Gives back the memory that is not needed any more.
     fn settle(&mut self) {
-        self.loan.keep(self.blocks() as usize * BLOCK_BYTES);
+        self.lend(0);
+    }
+
+    /// Has memory lent for so many blocks more; false when there is none, not even that of the spare
+    /// blocks.
+    fn lend(&mut self, more: u64) -> bool {
+        let needed = (self.blocks() + more) as usize;
+        if self.loan.keep((needed + self.spare.len()) * BLOCK_BYTES) {
+            return true;
+        }
+        self.spare = Vec::new();
+        self.loan.keep(needed * BLOCK_BYTES)
+    }
+
+    /// The spare blocks, for the part that is read next. They hold what was read before.
+    pub(crate) fn take_spare(&mut self) -> Vec<Block> {
+        std::mem::take(&mut self.spare)
     }
 
     /// These blocks are to be read, as far as they are not there or on their way; old ones make way
@@ -121,7 +140,7 @@ impl<'a> Ahead<'a> {
             let old = self.parts.iter().position(is_old)?;
             self.parts.remove(old);
         }
-        if !self.loan.keep((self.blocks() + more) as usize * BLOCK_BYTES) {
+        if !self.lend(more) {
             return None;
         }
         self.next += 1;
@@ -201,15 +220,20 @@ impl<'a> Ahead<'a> {
             let of_it = blocks.start.max(part.blocks.start)..blocks.end.min(part.blocks.end);
             part.given += if of_it.is_empty() { 0 } else { length(&of_it) };
         }
-        self.parts.retain(|part| {
-            part.given < length(&part.blocks) || !matches!(part.content, Content::There(..))
-        });
+        let is_over = |part: &mut Part| {
+            part.given >= length(&part.blocks) && matches!(part.content, Content::There(..))
+        };
+        for over in self.parts.extract_if(.., is_over) {
+            let Content::There(data, _) = over.content else { continue };
+            self.spare = Arc::try_unwrap(data).unwrap_or_default();
+        }
         self.settle();
     }
 
     /// Drops everything that no thread reads.
     pub(crate) fn forget(&mut self) {
         self.parts.retain(|part| matches!(part.content, Content::Reading));
+        self.spare = Vec::new();
         self.settle();
     }
 }
@@ -257,6 +281,28 @@ mod tests {
             assert_eq!(ahead.want(0..5, &(0..6)), Some(5));
             ahead.forget();
             assert_eq!(ahead.want(20..25, &(20..25)), Some(5), "it was given back");
+        });
+    }
+
+    #[test]
+    fn memory_of_a_part_that_is_over_is_kept_for_the_next_while_there_is_room() {
+        let changes = Changes::default();
+        for (lent, spare, whose) in [(12, 6, "it is lent"), (11, 0, "it made way")] {
+            with_ahead(12, lent, |mut ahead| {
+                ahead.want(0..6, &(0..6));
+                read(&mut ahead, &changes);
+                ahead.given(&(0..6));
+                assert_eq!(ahead.spare.len(), 6);
+                assert_eq!(ahead.want(6..12, &(6..12)), Some(6), "{whose}");
+                assert_eq!(ahead.take_spare().len(), spare, "{whose}");
+            });
+        }
+        with_ahead(12, 12, |mut ahead| {
+            ahead.want(0..6, &(0..6));
+            read(&mut ahead, &changes);
+            ahead.given(&(0..6));
+            ahead.forget();
+            assert!(ahead.take_spare().is_empty() && ahead.want(0..12, &(0..12)) == Some(12));
         });
     }
 

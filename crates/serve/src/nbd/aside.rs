@@ -185,9 +185,10 @@ impl<'a> Aside<'a> {
         blocks: Range<u64>,
     ) -> std::thread::Result<()> {
         let look = volume.changes().and_then(|changes| changes.look(blocks.clone()));
+        let spare = self.state.lock().ahead.take_spare();
         let read = catch_unwind(AssertUnwindSafe(|| {
             let look = look?;
-            let mut data = Block::zeroed_vec((blocks.end - blocks.start) as usize);
+            let mut data = room(spare, (blocks.end - blocks.start) as usize);
             let mut reads =
                 [BlockRead { first: Lba(blocks.start), into: &mut data, result: Ok(()) }];
             volume.read_ahead(&mut reads);
@@ -281,6 +282,11 @@ impl<'a> Aside<'a> {
             resume_unwind(panic);
         }
     }
+}
+
+/// So many blocks of any content: those that are spare, where they are as many.
+fn room(spare: Vec<Block>, blocks: usize) -> Vec<Block> {
+    if spare.len() == blocks { spare } else { Block::zeroed_vec(blocks) }
 }
 
 /// Reads from the volume.
