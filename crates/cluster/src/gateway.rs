@@ -1,8 +1,13 @@
 //! The server at work, where several stand by for each other.
 //!
 //! One object names that server, and counts its *beats*: about every second it writes a higher number.
-//! The others read it twice a second. When the number has not changed for [`gateway_lease`] they shut that
-//! server out, and one of them puts its own name in the place of the other's, by compare.
+//! The others read it twice a second. When the number has not changed for [`gateway_lease`] they show that a
+//! write reaches the object, shut that server out, and one of them puts its own name in the place of the other's.
+//! The last step compares the version of the object: no beat was applied since the number was seen last.
+//!
+//! A fence reaches a part of the store at the latest with the first operation that the fencer sends there.
+//! Until then the server before may beat on, since the fence may take longer than the time for which it was
+//! still. Such a beat changes the version, and the standby looks again.
 //!
 //! Nobody compares clocks. A standby counts how long it saw one number, by a monotonic clock of its own, and
 //! counts only what the store answered at once: while the store stands still, the beats do, too. A server
@@ -17,8 +22,10 @@
 //! | a standby is killed before it has named itself | the other server may be shut out already; the next standby sees the same number stand still |
 //! | a standby is killed after it has named itself | the next one sees that its beats do not begin |
 //! | a standby is stopped anywhere, and continued when another one has taken over | it shuts out again who was shut out, and its name finds another one than it compares |
+//! | the store takes no writes for a while, or only reads are answered | no standby shuts anybody out |
+//! | the server is continued while a standby shuts it out | its beat makes the standby look again; the store refuses it soon |
 //! | a reply is lost | the next look shows whose name is there |
-//! | a copy of a beat, or of a takeover, comes late | it compares a name that never comes back: each session has one of its own |
+//! | a copy of a beat, or of a takeover, comes late | it compares a version, or a name that never comes back: each session has one of its own |
 //! | a clock is set | nothing |
 //!
 //! [`gateway_lease`]: crate::Settings::gateway_lease
@@ -27,12 +34,12 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, ReadPart, Refusal, Write},
+    object::{Change, Guard, ReadPart, Refusal, Version, Write},
 };
 
 use crate::{
-    proof::{BEAT, NAME, Proof, object},
-    replies::{failed, until_answered},
+    proof::{BEAT, NAME, Proof, SHUT_OUT, WITNESS, object},
+    replies::failed,
     rules::Rule,
     session::Session,
     volume::{owner, owners::written_by_another, parse_owner},
@@ -49,6 +56,10 @@ const LOOKS_FOR_OTHERS: u32 = 4;
 /// The part of a volume's lease for which no volume may have been another server's: it renews its lock more
 /// often, whatever the clock of the store did meanwhile.
 const OTHERS_GONE: u32 = 2;
+
+/// Sessions that were shut out one after the other, and are remembered in the object at most. The locks of those
+/// before have run out.
+const SHUT_OUT_MAX: usize = 16;
 
 /// A session that waits until it may serve the store.
 pub struct Standby {
@@ -69,6 +80,21 @@ struct Seen {
     last: Duration,
     first: Duration,
     still: Duration,
+}
+
+/// The object as one read found it.
+struct State {
+    version: Version,
+    name: Vec<u8>,
+    beat: Vec<u8>,
+    /// Who was shut out, the last one at the end.
+    shut_out: Vec<String>,
+}
+
+/// The sessions that were shut out one after the other, as the object has them: each on a line.
+fn parse_chain(value: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(value);
+    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 /// The result of a look.
@@ -98,40 +124,54 @@ impl Standby {
         let session = self.session.clone();
         let (kernel, store) = (session.kernel(), session.store());
         let begun = store.monotonic();
-        let read = kernel.read_one(&object(), vec![ReadPart::Keys(vec![NAME.into(), BEAT.into()])]);
-        let read = match read {
-            Err(Refusal::Missing) => None,
-            other => {
-                Some(other.map_err(|why| failed("the server at work can't be looked up", why))?)
-            }
-        };
+        let state = self.read()?;
         let ended = store.monotonic();
-        let value = |key: &[u8]| {
-            let pairs = read.as_ref().map_or(&[][..], |read| read.pairs(0).0);
-            pairs
-                .iter()
-                .find(|(found, _)| found == key)
-                .map_or(Vec::new(), |(_, value)| value.clone())
-        };
-        let (name, beat) = (value(NAME), value(BEAT));
-        if name == owner(true, &store.identity()) {
-            // An operation of ours without a reply was applied.
-            return Ok(Found::Mine(self.mine(begun)));
+        if state.name == owner(true, &store.identity()) {
+            // An operation of ours without a reply was applied. Whether we were shut out since, a beat tells.
+            let gateway = self.mine(Duration::ZERO);
+            return gateway.beat().map(|()| Found::Mine(gateway));
         }
-        let at_work = match parse_owner(&name) {
-            Some((true, identity)) => Some(identity),
-            _ => None,
+        let Some((true, identity)) = parse_owner(&state.name) else {
+            // Nobody is to be shut out, so a server that others do not stand by for may be at work.
+            return match self.volume_of_others()? {
+                Some(volume) => Ok(Found::Writes(volume)),
+                None => self.succeed(&state, state.version, None),
+            };
         };
-        let Some(identity) = at_work else { return self.succeed(&name, read.is_some(), None) };
-        let still = self.count(name.clone(), beat, begun, ended);
+        let still = self.count(&state, begun, ended);
         if still < kernel.settings().gateway_lease {
             return Ok(Found::Serves(identity, still));
         }
-        if store.monotonic().saturating_sub(begun) > self.step() {
-            // What was seen is old: the server may have begun to live again.
-            return Ok(Found::LooksAgain);
+        match self.shut_out(&state, &identity)? {
+            Some(version) => self.succeed(&state, version, Some(identity)),
+            None => Ok(Found::LooksAgain),
         }
-        self.succeed(&name, true, Some(identity))
+    }
+
+    /// Reads the object, and makes it when it is missing: a store that gets full later takes changes of it.
+    fn read(&self) -> Result<State> {
+        let kernel = self.session.kernel();
+        let keys = || vec![ReadPart::Keys(vec![NAME.into(), BEAT.into(), SHUT_OUT.into()])];
+        let mut read = kernel.read_one(&object(), keys());
+        if matches!(read, Err(Refusal::Missing)) {
+            let op = Write { object: object(), guards: vec![Guard::Absent], changes: vec![] };
+            match kernel.until_answered(&op) {
+                Ok(_) | Err(Refusal::Exists) => {}
+                Err(why) => return Err(failed("the server at work can't be named", why)),
+            }
+            read = kernel.read_one(&object(), keys());
+        }
+        let read = read.map_err(|why| failed("the server at work can't be looked up", why))?;
+        let value = |key: &[u8]| {
+            let found = read.pairs(0).0.iter().find(|(found, _)| found == key);
+            found.map_or(Vec::new(), |(_, value)| value.clone())
+        };
+        Ok(State {
+            version: read.version,
+            name: value(NAME),
+            beat: value(BEAT),
+            shut_out: parse_chain(&value(SHUT_OUT)),
+        })
     }
 
     fn step(&self) -> Duration {
@@ -139,16 +179,10 @@ impl Standby {
     }
 
     /// Counts for how long one state was seen.
-    fn count(
-        &mut self,
-        name: Vec<u8>,
-        beat: Vec<u8>,
-        begun: Duration,
-        ended: Duration,
-    ) -> Duration {
+    fn count(&mut self, state: &State, begun: Duration, ended: Duration) -> Duration {
         let (kernel, step) = (self.session.kernel(), self.step());
         match &mut self.seen {
-            Some(seen) if seen.name == name && seen.beat == beat => {
+            Some(seen) if seen.name == state.name && seen.beat == state.beat => {
                 if ended.saturating_sub(begun) <= step {
                     seen.still += begun.saturating_sub(seen.last).min(step);
                 }
@@ -160,33 +194,72 @@ impl Standby {
             }
             seen => {
                 let first = kernel.store().time();
+                let (name, beat) = (state.name.clone(), state.beat.clone());
                 *seen = Some(Seen { name, beat, last: ended, first, still: Duration::ZERO });
                 Duration::ZERO
             }
         }
     }
 
-    /// Takes the place of `before`, which is shut out first.
-    fn succeed(&mut self, name: &[u8], there: bool, before: Option<String>) -> Result<Found> {
+    /// Shuts out the server of this state; gives the version of the object at which it was still. Nothing when
+    /// the next look is to tell.
+    fn shut_out(&self, state: &State, identity: &str) -> Result<Option<Version>> {
+        let (session, kernel) = (&self.session, self.session.kernel());
+        let store = kernel.store();
+        if session.shut_out().lock().contains(identity) || !kernel.keeps(Rule::StandbyFences) {
+            return Ok(Some(state.version));
+        }
+        // Where only reads are answered the beats may stand still because the store takes no writes. So a
+        // write shows that it does, and that no beat came since the look. Neither it nor the fence is sent
+        // again after a lost reply: the server may live again then.
+        let sent = store.monotonic();
+        let op = Write {
+            object: object(),
+            guards: vec![Guard::Exists, Guard::Version(state.version)],
+            changes: vec![Change::SetOmap(vec![(WITNESS.to_vec(), store.identity().into_bytes())])],
+        };
+        let version = match store.write(&[op]).pop().unwrap_or(Err(Refusal::Unknown)) {
+            Ok(version) => version,
+            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Unknown) => return Ok(None),
+            Err(why) => {
+                return Err(failed("the server at work is still, and so is the store", why));
+            }
+        };
+        if store.monotonic().saturating_sub(sent) > self.step() {
+            // What was seen is old: the server may have begun to live again.
+            return Ok(None);
+        }
+        match store.fence(identity) {
+            Ok(()) => {}
+            Err(Refusal::Unknown) => return Ok(None),
+            Err(why) => {
+                return Err(failed(
+                    "the server that does not answer any more can't be shut out",
+                    why,
+                ));
+            }
+        }
+        session.shut_out().lock().insert(identity.to_owned());
+        Ok(Some(version))
+    }
+
+    /// Takes the place of `before`, which was shut out, or of nobody, in the state that has this version.
+    fn succeed(
+        &mut self,
+        state: &State,
+        version: Version,
+        before: Option<String>,
+    ) -> Result<Found> {
         let session = self.session.clone();
         let kernel = session.kernel();
-        if let Some(identity) = &before
-            && !session.shut_out().lock().contains(identity)
-            && kernel.keeps(Rule::StandbyFences)
-        {
-            let fenced = until_answered(kernel.settings().tries, || kernel.store().fence(identity));
-            fenced.map_err(|why| {
-                failed("the server that does not answer any more can't be shut out", why)
-            })?;
-            session.shut_out().lock().insert(identity.clone());
+        let mut guards = vec![Guard::Exists, Guard::Omap(NAME.to_vec(), state.name.clone())];
+        if kernel.keeps(Rule::TakeoverComparesBeat) {
+            guards.push(Guard::Version(version));
         }
-        if let Some(volume) = self.volume_of_others(before.as_deref())? {
-            return Ok(Found::Writes(volume));
-        }
-        let guards = match there {
-            true => vec![Guard::Exists, Guard::Omap(NAME.to_vec(), name.to_vec())],
-            false => vec![Guard::Absent],
-        };
+        let mut chain = state.shut_out.clone();
+        chain.retain(|identity| Some(identity) != before.as_ref());
+        chain.extend(before.clone());
+        chain.drain(..chain.len().saturating_sub(SHUT_OUT_MAX));
         let me = owner(true, &kernel.store().identity());
         let op = Write {
             object: object(),
@@ -194,14 +267,18 @@ impl Standby {
             changes: vec![Change::SetOmap(vec![
                 (NAME.to_vec(), me),
                 (BEAT.to_vec(), 0u64.to_le_bytes().to_vec()),
+                (SHUT_OUT.to_vec(), chain.join("\n").into_bytes()),
             ])],
         };
         self.before = before;
+        // The locks of all who were shut out are no obstacle.
+        session.shut_out().lock().extend(chain);
         let sent = kernel.store().monotonic();
         match kernel.until_answered(&op) {
             Ok(_) => Ok(Found::Mine(self.mine(sent))),
-            // Another one was faster, or an earlier copy of ours was applied: the next look tells.
-            Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing) => Ok(Found::LooksAgain),
+            // Another one was faster, the server before beat once more, or an earlier copy of ours was
+            // applied: the next look tells.
+            Err(Refusal::Mismatch | Refusal::Missing) => Ok(Found::LooksAgain),
             Err(why) => Err(failed("this server can't take over", why)),
         }
     }
@@ -215,12 +292,12 @@ impl Standby {
     }
 
     /// A volume that another server writes which does not stand by: one is seen, or one was until lately.
-    fn volume_of_others(&mut self, before: Option<&str>) -> Result<Option<String>> {
+    fn volume_of_others(&mut self) -> Result<Option<String>> {
         let now = self.session.store().monotonic();
         let lease = self.session.volume_lease();
         let lately = |at: Duration, part: u32| now.saturating_sub(at) < lease / part;
         if !self.looked.is_some_and(|looked| lately(looked, LOOKS_FOR_OTHERS)) {
-            if let Some(volume) = written_by_another(&self.session, before)? {
+            if let Some(volume) = written_by_another(&self.session)? {
                 self.others = Some((now, volume));
             }
             self.looked = Some(now);
@@ -254,6 +331,12 @@ impl Gateway {
     #[must_use]
     pub fn before(&self) -> Option<&str> {
         self.before.as_deref()
+    }
+
+    /// The sessions that were shut out one after the other until this one serves: volumes of each may be left.
+    #[must_use]
+    pub fn shut_out(&self) -> Vec<String> {
+        self.session.shut_out().lock().iter().cloned().collect()
     }
 
     /// Shows that this session lives; to be called every second.

@@ -2,7 +2,7 @@
 //! the protocol.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -18,10 +18,12 @@ use crate::{
     settings::Settings,
 };
 
-/// The keys of the object that names the server at work: its name, as in the header of a volume, and the
-/// beats.
+/// The keys of the object that names the server at work: its name, as in the header of a volume, the beats,
+/// who was shut out before it, and the standby that last showed that a write gets through.
 pub(crate) const NAME: &[u8] = b"o";
 pub(crate) const BEAT: &[u8] = b"b";
+pub(crate) const SHUT_OUT: &[u8] = b"s";
+pub(crate) const WITNESS: &[u8] = b"w";
 
 /// That object.
 pub(crate) fn object() -> ObjectName {
@@ -35,6 +37,9 @@ pub(crate) struct Proof {
     beats: AtomicU64,
     /// When the last beat was sent that the store applied, in nanoseconds of the monotonic clock.
     proven: AtomicU64,
+    /// The store refused something because another server took over. No beat is young after that, also one that
+    /// a part of the store applies which has not heard of it.
+    replaced: AtomicBool,
     /// Held while a beat is on its way.
     beating: Mutex<()>,
 }
@@ -50,6 +55,7 @@ impl Proof {
             settings: settings.clone(),
             beats: AtomicU64::new(0),
             proven: AtomicU64::new(nanoseconds(proven)),
+            replaced: AtomicBool::new(false),
             beating: Mutex::new(()),
         }
     }
@@ -80,7 +86,10 @@ impl Proof {
     /// reply to this one, that is its cause.
     pub(crate) fn for_client(&self, store: &dyn ObjectStore, error: Error) -> Error {
         let replaced = match error.kind() {
-            Kind::Stopped => self.beat(store).is_err_and(|error| error.kind() == Kind::Stopped),
+            Kind::Stopped => {
+                self.replaced.store(true, Relaxed);
+                true
+            }
             Kind::Io => !self.is_young(store),
             _ => false,
         };
@@ -88,11 +97,23 @@ impl Proof {
     }
 
     fn is_young(&self, store: &dyn ObjectStore) -> bool {
+        if self.replaced.load(Relaxed) {
+            return false;
+        }
         let age = nanoseconds(store.monotonic()).saturating_sub(self.proven.load(Relaxed));
         age < nanoseconds(self.settings.gateway_lease * 2 / 3)
     }
 
     fn send(&self, store: &dyn ObjectStore) -> Result<()> {
+        let replaced = || {
+            Error::new(
+                Kind::Stopped,
+                "another server has taken over and shut this one out: nothing of it is applied any more",
+            )
+        };
+        if self.replaced.load(Relaxed) {
+            return Err(replaced());
+        }
         let beat = self.beats.fetch_add(1, Relaxed) + 1;
         let op = Write {
             object: object(),
@@ -108,10 +129,18 @@ impl Proof {
                 self.proven.fetch_max(nanoseconds(sent), Relaxed);
                 Ok(())
             }
-            Err(Refusal::Mismatch | Refusal::Missing | Refusal::Fenced) => Err(Error::new(
-                Kind::Stopped,
-                "another server has taken over and shut this one out: nothing of it is applied any more",
-            )),
+            Err(Refusal::Mismatch | Refusal::Fenced) => {
+                self.replaced.store(true, Relaxed);
+                Err(replaced())
+            }
+            Err(Refusal::Missing) => {
+                // Who stands by makes it anew, and shuts nobody out.
+                self.replaced.store(true, Relaxed);
+                Err(Error::new(
+                    Kind::Stopped,
+                    "the object that names the server at work was removed: another server may take over",
+                ))
+            }
             Err(why) => Err(failed("this server can't show that it lives", why)),
         }
     }

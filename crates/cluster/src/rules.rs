@@ -49,6 +49,9 @@ pub enum Rule {
     /// A standby counts by its own monotonic clock how long the server at work was still. Otherwise a clock
     /// that is set ends a server that lives.
     StillByOwnClock,
+    /// A takeover compares that no beat came since the server before was seen still. Otherwise one whose beats
+    /// reach a part of the store that has not heard of the fence answers beside its successor.
+    TakeoverComparesBeat,
     /// A server that others stand by for answers nothing without a young proof that it was not shut
     /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
     AnswersProven,
@@ -184,7 +187,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 59] = [
+    pub const BUGS: [(&'static str, Rule); 60] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -244,5 +247,6 @@ impl Rule {
         ("standby-takes-over-without-fence", Rule::StandbyFences),
         ("lease-judged-by-a-clock-that-is-set", Rule::StillByOwnClock),
         ("shut-out-server-answers", Rule::AnswersProven),
+        ("takeover-ignores-the-beat", Rule::TakeoverComparesBeat),
     ];
 }

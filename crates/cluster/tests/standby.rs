@@ -6,7 +6,10 @@ use std::{sync::Arc, time::Duration};
 use onefold_cluster::{
     ClusterExports, Format, Found, Gateway, Mode, Session, Settings, Standby, Volume, create,
 };
-use onefold_core::{Block, BlockRead, Error, Exports, Kind, Lba, Replaced, object::PoolKind};
+use onefold_core::{
+    Block, BlockRead, Error, Exports, Kind, Lba, Replaced,
+    object::{ObjectStore, PoolKind},
+};
 use onefold_testbed::MemoryObjects;
 
 const LEASE: Duration = Duration::from_secs(9);
@@ -123,7 +126,7 @@ fn a_server_that_was_stopped_answers_nothing_when_it_goes_on() {
     let taken = ClusterExports::new(session, Mode::Own);
     let mut found = Vec::new();
     taken
-        .attach_all_of(second.before().unwrap(), |name, attached| {
+        .attach_all_of(&second.shut_out(), |name, attached| {
             attached.unwrap();
             found.push(name.to_owned());
             true
@@ -163,6 +166,65 @@ fn a_server_that_was_stopped_and_not_replaced_goes_on() {
     desk.pass(10 * LEASE);
     volume.flush().unwrap();
     assert!(desk.wait(8, &mut [Standby::new(desk.session("second"))]).is_none());
+}
+
+#[test]
+fn a_store_that_only_answers_reads_ends_nobody() {
+    let mut desk = Desk::new();
+    let first = serves(&mut Standby::new(desk.session("first")));
+    let mut others = [Standby::new(desk.session("second"))];
+    desk.store.pause_writes(true);
+    assert!(desk.wait(60, &mut others).is_none());
+    desk.store.pause_writes(false);
+    first.beat().unwrap();
+    assert!(desk.wait(8, &mut others).is_none());
+    first.beat().unwrap();
+}
+
+#[test]
+fn who_finds_its_own_name_and_is_shut_out_does_not_serve() {
+    let desk = Desk::new();
+    let mut standby = Standby::new(desk.session("first"));
+    serves(&mut standby);
+    desk.store.session("second").fence("first").unwrap();
+    assert_eq!(standby.look().err().map(|error| error.kind()), Some(Kind::Stopped));
+}
+
+#[test]
+fn a_server_that_others_stand_by_for_is_replaced_though_a_volume_is_written_elsewhere() {
+    let mut desk = Desk::new();
+    desk.session("maker").create_volume("w", 64 << 20).unwrap();
+    let _first = serves(&mut Standby::new(desk.session("first")));
+    let plain = Volume::attach(&desk.session("plain"), "w", Mode::Own).unwrap();
+    let mut others = [Standby::new(desk.session("second"))];
+    assert!(desk.wait(11, &mut others).is_some());
+    plain.detach().unwrap();
+}
+
+#[test]
+fn a_third_server_takes_the_volumes_of_all_who_were_shut_out() {
+    let mut desk = Desk::new();
+    let session = desk.session("first");
+    let _first = serves(&mut Standby::new(session.clone()));
+    let exports = ClusterExports::new(session, Mode::Own);
+    exports.open("v").unwrap();
+    // The second one takes over, and is killed before it takes a volume.
+    let mut others = [Standby::new(desk.session("second"))];
+    let _second = desk.wait(11, &mut others).unwrap();
+    let session = desk.session("third");
+    let mut others = [Standby::new(session.clone())];
+    let (_, third) = desk.wait(11, &mut others).unwrap();
+    assert_eq!(third.before(), Some("second"));
+    let taken = ClusterExports::new(session, Mode::Own);
+    let mut found = Vec::new();
+    taken
+        .attach_all_of(&third.shut_out(), |name, attached| {
+            attached.unwrap();
+            found.push(name.to_owned());
+            true
+        })
+        .unwrap();
+    assert_eq!(found, ["v"]);
 }
 
 #[test]

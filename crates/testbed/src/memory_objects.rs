@@ -1,7 +1,10 @@
 //! An object store in memory, for tests inside one process.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,6 +23,8 @@ pub struct MemoryObjects {
     born: Instant,
     /// The time of all sessions' monotonic clocks, once a test sets it.
     passed: Arc<Mutex<Option<Duration>>>,
+    /// Changes have no reply, and are not applied; reads are answered.
+    paused: Arc<AtomicBool>,
 }
 
 impl MemoryObjects {
@@ -31,6 +36,7 @@ impl MemoryObjects {
             identity: "first".into(),
             born: Instant::now(),
             passed: Arc::default(),
+            paused: Arc::default(),
         }
     }
 
@@ -42,6 +48,7 @@ impl MemoryObjects {
             identity: identity.into(),
             born: self.born,
             passed: self.passed.clone(),
+            paused: self.paused.clone(),
         }
     }
 
@@ -49,6 +56,11 @@ impl MemoryObjects {
     /// this host.
     pub fn set_monotonic(&self, time: Duration) {
         *self.passed.lock() = Some(time);
+    }
+
+    /// Lets the store take no changes of any session, or take them again; reads are answered all the same.
+    pub fn pause_writes(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
     }
 
     fn me(&self, cookie: &str) -> Holder {
@@ -69,8 +81,15 @@ impl ObjectStore for MemoryObjects {
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let mut objects = self.objects.lock();
         let fenced = objects.is_fenced(&self.identity);
+        let paused = self.paused.load(Relaxed);
         let mut one = |op: &Write| {
-            if fenced { Err(Refusal::Fenced) } else { objects.write(op, wall_time(), 0) }
+            if paused {
+                Err(Refusal::Unknown)
+            } else if fenced {
+                Err(Refusal::Fenced)
+            } else {
+                objects.write(op, wall_time(), 0)
+            }
         };
         batch.iter().map(&mut one).collect()
     }

@@ -46,15 +46,12 @@ fn owners(session: &Session) -> Result<Vec<(String, ObjectName, String)>> {
     Ok(owners)
 }
 
-/// A volume whose owner holds its lock, and is neither `before` nor this session.
-pub(crate) fn written_by_another(
-    session: &Session,
-    before: Option<&str>,
-) -> Result<Option<String>> {
+/// A volume whose owner holds its lock, and is neither this session nor one that it knows to be shut out.
+pub(crate) fn written_by_another(session: &Session) -> Result<Option<String>> {
     let store = session.store();
     let me = store.identity();
     for (name, header, identity) in owners(session)? {
-        if Some(identity.as_str()) == before || identity == me {
+        if identity == me || session.shut_out().lock().contains(&identity) {
             continue;
         }
         let holder =
@@ -67,9 +64,9 @@ pub(crate) fn written_by_another(
     Ok(None)
 }
 
-/// The names of the volumes that a session owned when it was shut out.
-pub(super) fn volumes_of(session: &Session, identity: &str) -> Result<Vec<String>> {
+/// The names of the volumes that sessions owned when they were shut out.
+pub(super) fn volumes_of(session: &Session, identities: &[String]) -> Result<Vec<String>> {
     let mut owners = owners(session)?;
-    owners.retain(|(.., owner)| owner == identity);
+    owners.retain(|(.., owner)| identities.contains(owner));
     Ok(owners.into_iter().map(|(name, ..)| name).collect())
 }

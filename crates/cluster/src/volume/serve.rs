@@ -205,7 +205,7 @@ impl ClusterExports {
         self.each_open(Volume::renew)
     }
 
-    /// Attaches the volumes that a session owned which was shut out, so that clients that come back need not
+    /// Attaches the volumes that sessions owned which were shut out, so that clients that come back need not
     /// wait for it. `told` hears of each by its name, and says whether to go on; one that fails keeps the
     /// others from nothing, and is tried again when a client asks for it.
     ///
@@ -213,10 +213,10 @@ impl ClusterExports {
     /// The store's, when the owners can't be looked up.
     pub fn attach_all_of(
         &self,
-        identity: &str,
+        identities: &[String],
         mut told: impl FnMut(&str, Result<()>) -> bool,
     ) -> Result<()> {
-        for name in volumes_of(&self.session, identity)? {
+        for name in volumes_of(&self.session, identities)? {
             let attached = self.open(&name).map(drop);
             if !told(&name, attached) {
                 break;

@@ -137,6 +137,8 @@ pub(super) struct Inner {
     pub(super) model: Model,
     pub(super) naming: Naming,
     pub(super) serving: Serving,
+    /// Fenced sessions that the object of the server at work still takes operations of, and who fenced them.
+    unheard: BTreeMap<String, BTreeSet<String>>,
     pub(super) failure: Option<Failure>,
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
@@ -197,6 +199,7 @@ impl World {
             model: Model::new(params),
             naming: Naming::new(params.renames),
             serving: Serving::default(),
+            unheard: BTreeMap::new(),
             failure: None,
             reach: Reach::default(),
             double: DoubleWork::default(),

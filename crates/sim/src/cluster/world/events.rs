@@ -1,7 +1,11 @@
 //! The next event: an operation that is applied, a reply that arrives, is lost or late, or an actor
 //! that is killed, stopped or continued.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    time::Duration,
+};
 
 use onefold_cluster::format::{ObjectId, key};
 use onefold_core::{
@@ -367,9 +371,13 @@ impl Inner {
     }
 
     fn perform(&mut self, identity: &str, op: &Op) -> Result<Reply, Refusal> {
-        if self.objects.is_fenced(identity) {
+        let unheard = self.fence_is_unheard(identity, op);
+        if self.objects.is_fenced(identity) && !unheard {
             self.reach.hit("a fenced session is refused");
             return Err(Refusal::Fenced);
+        }
+        if unheard {
+            self.reach.hit("a beat is applied after the fence");
         }
         match op {
             Op::Write(op) => self.apply(identity, op).map(Reply::Version),
@@ -404,6 +412,14 @@ impl Inner {
             }
             Op::Fence(other) => {
                 self.say(|| format!("{other} is fenced"));
+                if self.params.gateways && !self.calm {
+                    if !self.objects.is_fenced(other) {
+                        self.unheard.insert(other.clone(), BTreeSet::new());
+                    }
+                    if let Some(fencers) = self.unheard.get_mut(other) {
+                        fencers.insert(identity.to_owned());
+                    }
+                }
                 self.objects.fence(other);
                 self.store().fence(other);
                 self.leaves_slow(self.actor_of(other));
@@ -413,6 +429,22 @@ impl Inner {
                 Ok(Reply::Done)
             }
         }
+    }
+
+    /// True when the part of the store that has the object of the server at work has not heard that this session
+    /// is fenced. It hears of a fence with the first operation that a fencer sends there; the other parts
+    /// hear at once, as they would if the fencer had asked for something.
+    fn fence_is_unheard(&mut self, identity: &str, op: &Op) -> bool {
+        let object = match op {
+            Op::Write(op) => &op.object,
+            Op::Read(op) => &op.object,
+            _ => return false,
+        };
+        if object.name != serving::OBJECT {
+            return false;
+        }
+        self.unheard.retain(|_, fencers| !fencers.contains(identity));
+        self.unheard.contains_key(identity)
     }
 
     /// The store may give shorter pages than it was asked for.
