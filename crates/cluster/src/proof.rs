@@ -114,15 +114,17 @@ impl Proof {
         if self.replaced.load(Relaxed) {
             return Err(replaced());
         }
-        let beat = self.beats.fetch_add(1, Relaxed) + 1;
-        let op = Write {
-            object: object(),
-            guards: vec![Guard::Exists, Guard::Omap(NAME.to_vec(), self.me.clone())],
-            changes: vec![Change::SetOmap(vec![(BEAT.to_vec(), beat.to_le_bytes().to_vec())])],
-        };
-        let sent = store.monotonic();
+        let mut sent = store.monotonic();
         let answer = until_answered(self.settings.tries, || {
-            store.write(std::slice::from_ref(&op)).pop().unwrap_or(Err(Refusal::Unknown))
+            // A number of its own for each try: who stands by sees that this server lives.
+            let beat = self.beats.fetch_add(1, Relaxed) + 1;
+            let op = Write {
+                object: object(),
+                guards: vec![Guard::Exists, Guard::Omap(NAME.to_vec(), self.me.clone())],
+                changes: vec![Change::SetOmap(vec![(BEAT.to_vec(), beat.to_le_bytes().to_vec())])],
+            };
+            sent = store.monotonic();
+            store.write(&[op]).pop().unwrap_or(Err(Refusal::Unknown))
         });
         match answer {
             Ok(_) => {

@@ -1,6 +1,9 @@
 //! Servers that stand by for each other: one at a time, and nobody who lives is shut out.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use onefold_core::object::ObjectName;
 use onefold_testbed::Objects;
@@ -17,8 +20,8 @@ pub(in crate::cluster) struct Serving {
     at_work: Option<String>,
     /// When each showed that it lives: a copy of what it showed before shows nothing.
     beats: BTreeMap<String, Vec<Duration>>,
-    /// What the object said last.
-    said: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The names and beats that the object had.
+    said: BTreeSet<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Serving {
@@ -34,12 +37,11 @@ impl Serving {
         object: &ObjectName,
         now: Duration,
     ) -> Option<Failure> {
-        let mut says = objects.get(object)?.omap.clone();
-        // A standby shows that it can write, which is no sign of life of the server at work.
-        says.remove(&b"w"[..]);
-        let copy = says == self.said;
-        self.said.clone_from(&says);
+        let says = &objects.get(object)?.omap;
         let name = says.get(&b"o"[..])?;
+        // That a standby can write is no sign of life of the server at work, nor is a copy of a beat.
+        let beat = says.get(&b"b"[..]).cloned().unwrap_or_default();
+        let copy = !self.said.insert((name.clone(), beat));
         let (first, identity) = name.split_first()?;
         let identity = String::from_utf8_lossy(identity).into_owned();
         let serves = *first == b'!';
