@@ -139,6 +139,8 @@ pub(super) struct Inner {
     pub(super) serving: Serving,
     /// Fenced sessions that the object of the server at work still takes operations of, and who fenced them.
     unheard: BTreeMap<String, BTreeSet<String>>,
+    /// Until then fences are not answered.
+    fences_answered: Duration,
     pub(super) failure: Option<Failure>,
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
@@ -200,6 +202,7 @@ impl World {
             naming: Naming::new(params.renames),
             serving: Serving::default(),
             unheard: BTreeMap::new(),
+            fences_answered: Duration::ZERO,
             failure: None,
             reach: Reach::default(),
             double: DoubleWork::default(),

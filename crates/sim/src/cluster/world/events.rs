@@ -215,7 +215,8 @@ impl Inner {
         let ready: Vec<usize> = (0..self.actors.len())
             .filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped)
             .collect();
-        let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
+        let answers = |at: &usize| self.is_first(*at) && !self.is_slow_fence(*at);
+        let open: Vec<usize> = (0..self.flights.len()).filter(answers).collect();
         let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
         if choice < ready.len() {
             return Next::Run(ready[choice]);
@@ -228,6 +229,23 @@ impl Inner {
             }
         }
         Next::Nothing
+    }
+
+    /// A fence is applied, and who sent it does not know yet.
+    fn is_slow_fence(&self, at: usize) -> bool {
+        let flight = &self.flights[at];
+        self.now < self.fences_answered
+            && flight.reply.is_some()
+            && matches!(flight.op, Op::Fence(_))
+    }
+
+    /// Half of the fences take long, and who is shut out goes on meanwhile.
+    fn slow_fence(&mut self, other: &str) {
+        if self.rng.percent(50) {
+            self.fences_answered = self.now + Duration::from_millis(self.rng.within(5, 150));
+            let fenced = self.actor_of(other);
+            self.actors[fenced].stopped = false;
+        }
     }
 
     /// Operations of a session on one object are applied in their order.
@@ -376,7 +394,7 @@ impl Inner {
             self.reach.hit("a fenced session is refused");
             return Err(Refusal::Fenced);
         }
-        if unheard {
+        if unheard && matches!(op, Op::Write(_)) {
             self.reach.hit("a beat is applied after the fence");
         }
         match op {
@@ -415,6 +433,7 @@ impl Inner {
                 if self.params.gateways && !self.calm {
                     if !self.objects.is_fenced(other) {
                         self.unheard.insert(other.clone(), BTreeSet::new());
+                        self.slow_fence(other);
                     }
                     if let Some(fencers) = self.unheard.get_mut(other) {
                         fencers.insert(identity.to_owned());
