@@ -10,6 +10,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -309,6 +310,30 @@ fn a_server_that_takes_over_runs_a_command_before_it_listens() {
     desk.ok("create archive archive");
     desk.fails("serve archive --standby", 2, &["cluster engine"]);
     desk.fails("serve a --stand-by-again", 2, &["--standby"]);
+    desk.fails("serve a --standby --vhost v=unix:v.sock", 2, &["--vhost", "NBD"]);
+}
+
+#[test]
+fn a_signal_ends_the_command_of_a_takeover_with_all_that_it_began() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let mut serving = command.arg("sleep 1000 & echo $! > began; wait").spawn().unwrap();
+    let began = || fs::read_to_string(desk.path("began")).ok().filter(|pid| pid.ends_with('\n'));
+    let sleeper = loop {
+        match began() {
+            Some(pid) => break format!("/proc/{}/stat", pid.trim()),
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let pid = serving.id().to_string();
+    assert!(Command::new("kill").arg(pid).status().unwrap().success());
+    assert!(serving.wait().unwrap().success());
+    // It is gone, or its parent has not looked yet.
+    let lives = || fs::read_to_string(&sleeper).is_ok_and(|stat| !stat.contains(") Z "));
+    while lives() {
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

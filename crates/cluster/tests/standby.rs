@@ -153,6 +153,7 @@ fn a_server_that_was_stopped_answers_nothing_when_it_goes_on() {
     told(volume.write_zeroes(48 << 20, 4096, false).unwrap_err());
     told(volume.write(0, &[1; 4096]).and_then(|ticket| volume.wait(ticket)).unwrap_err());
     told(volume.extents(0, 64 << 20, 10).unwrap_err());
+    told(exports.open("new").err().unwrap());
     assert_eq!(first.beat().unwrap_err().kind(), Kind::Stopped);
 }
 

@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.once {
         let mut signals = StopSignals::install()?;
         let backing = Backing::open(&store, options.pace.timeout())?;
-        let workers = Workers::start(&backing, options.threads, &options.pace)?;
+        let workers = Workers::start(&backing, options.threads, &options.pace, false)?;
         tracing::info!("deduplicating {store}");
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         std::thread::Builder::new()
@@ -261,11 +261,16 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` of them, each with a session of its own.
+    /// Starts `count` of them, each with a session of its own. Those that stay try again when they lack a right.
     ///
     /// # Errors
     /// The store's and the system's.
-    pub(crate) fn start(backing: &Backing, count: usize, pace: &Pace) -> Result<Workers, Error> {
+    pub(crate) fn start(
+        backing: &Backing,
+        count: usize,
+        pace: &Pace,
+        stays: bool,
+    ) -> Result<Workers, Error> {
         let (end, ended) = std::sync::mpsc::channel();
         let mut workers = Workers { threads: Vec::new(), stop: Vec::new(), ended };
         for n in 0..count {
@@ -274,7 +279,7 @@ impl Workers {
             let (stop, stopped) = std::sync::mpsc::channel();
             let end = end.clone();
             let work = move || {
-                if let Err(error) = labour(worker, &stopped) {
+                if let Err(error) = labour(worker, stays, &stopped) {
                     tracing::error!("{error}");
                     // Who does not ask goes on without this worker.
                     let _ = end.send(error);
@@ -310,12 +315,21 @@ const IDLE: Duration = Duration::from_millis(200);
 /// How long it waits at most when there is nothing to do: each look is a read of every shard.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
+/// How long a worker of a server waits that lacks a right: an operator may give it.
+const DENIED: Duration = Duration::from_secs(60);
+
 /// How often a worker looks at the load.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The life of a worker's thread; it ends when the other side of `stopped` is gone, or with the error after
 /// which nothing more can be done: another session shut it out, or it lacks a right.
-fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) -> Result<(), Error> {
+///
+/// One that stays when it lacks a right tries again slowly.
+fn labour(
+    mut worker: Worker,
+    stays: bool,
+    stopped: &std::sync::mpsc::Receiver<()>,
+) -> Result<(), Error> {
     let begun = Instant::now();
     let (mut looked, mut allowed, mut flipped) = (None::<Duration>, u64::MAX, 0);
     let (mut pause, mut idle) = (Duration::ZERO, IDLE);
@@ -362,9 +376,15 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) -> Result
         };
         let rests = match step() {
             Ok(rests) => rests,
-            Err(error) if matches!(error.kind(), Kind::Stopped | Kind::Denied) => {
+            Err(error)
+                if error.kind() == Kind::Stopped || error.kind() == Kind::Denied && !stays =>
+            {
                 worker.release();
                 return Err(error);
+            }
+            Err(error) if error.kind() == Kind::Denied => {
+                tracing::error!("{error}");
+                DENIED
             }
             Err(error) => {
                 tracing::warn!("{error}");

@@ -116,12 +116,16 @@ impl onefold_core::Volume for Volume {
 
 impl Volume {
     fn for_client<T>(&self, result: Result<T>) -> Result<T> {
-        let session = self.objects.session();
-        result.map_err(|error| match session.proof().get() {
-            Some(proof) => proof.for_client(session.store(), error),
-            None => error,
-        })
+        for_client(self.objects.session(), result)
     }
+}
+
+/// Where another server has taken over, that is the cause of the error.
+fn for_client<T>(session: &Session, result: Result<T>) -> Result<T> {
+    result.map_err(|error| match session.proof().get() {
+        Some(proof) => proof.for_client(session.store(), error),
+        None => error,
+    })
 }
 
 /// The volumes of a session for a server: each is attached when a client asks for it first, and
@@ -239,25 +243,44 @@ impl ClusterExports {
         name: &str,
         does: impl FnOnce(&Arc<Session>) -> Result<T>,
     ) -> Result<T> {
-        let _closing = self.closing.write();
+        // Others are opened and closed meanwhile; who asks for this one waits.
+        let _closing = self.closing.read();
         let id = self.find(name)?.id;
-        let mut open = self.open.lock();
-        if let Some(volume) = open.remove(&id) {
-            match Arc::try_unwrap(volume) {
-                Ok(volume) => {
-                    drop(open);
-                    volume.detach()?;
-                }
-                Err(volume) => {
-                    open.insert(id, volume);
-                    let what = format!("volume '{}' is in use", name.escape_debug());
-                    return Err(Error::new(Kind::Busy, what));
-                }
-            }
-        } else {
-            drop(open);
+        self.alone(id, || {
+            self.detach_unused(id, name)?;
+            does(&self.session)
+        })
+    }
+
+    /// Does something while nobody attaches the volume.
+    fn alone<T>(&self, id: u64, does: impl FnOnce() -> T) -> T {
+        let own = self.attaching.lock().entry(id).or_default().clone();
+        let attaching = own.lock();
+        let done = does();
+        drop(attaching);
+        // Without another one who waits, only the map and we know the lock.
+        let mut all = self.attaching.lock();
+        if Arc::strong_count(&own) == 2 {
+            all.remove(&id);
         }
-        does(&self.session)
+        done
+    }
+
+    /// Detaches a volume that is attached, and that nobody uses.
+    fn detach_unused(&self, id: u64, name: &str) -> Result<()> {
+        let mut open = self.open.lock();
+        let Some(volume) = open.remove(&id) else { return Ok(()) };
+        match Arc::try_unwrap(volume) {
+            Ok(volume) => {
+                drop(open);
+                volume.detach()
+            }
+            Err(volume) => {
+                open.insert(id, volume);
+                let what = format!("volume '{}' is in use", name.escape_debug());
+                Err(Error::new(Kind::Busy, what))
+            }
+        }
     }
 
     /// Closes all volumes. Nobody else may use them any more.
@@ -303,23 +326,14 @@ impl ClusterExports {
 
     /// Attaches a volume that `name` stood for. Who asks for the same one meanwhile waits for it.
     fn attach(&self, name: &str, named: &Named) -> Result<Arc<Volume>> {
-        let own = self.attaching.lock().entry(named.id).or_default().clone();
-        let attaching = own.lock();
-        let attached = match self.attached(named.id) {
+        self.alone(named.id, || match self.attached(named.id) {
             Some(volume) => Ok(volume),
             None => Volume::attach_named(&self.session, name, named, self.mode).map(|volume| {
                 let volume = Arc::new(volume);
                 self.open.lock().insert(named.id, volume.clone());
                 volume
             }),
-        };
-        drop(attaching);
-        // Without another one who waits, only the map and we know the lock.
-        let mut all = self.attaching.lock();
-        if Arc::strong_count(&own) == 2 {
-            all.remove(&named.id);
-        }
-        attached
+        })
     }
 }
 
@@ -342,11 +356,14 @@ impl Exports for ClusterExports {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
-        let named = self.find(name)?;
-        if let Some(volume) = self.attached(named.id) {
-            return Ok(volume);
-        }
-        let _attaching = self.closing.read();
-        self.attach(name, &named).map(|volume| volume as Arc<dyn onefold_core::Volume>)
+        let open = || {
+            let named = self.find(name)?;
+            if let Some(volume) = self.attached(named.id) {
+                return Ok(volume);
+            }
+            let _attaching = self.closing.read();
+            self.attach(name, &named)
+        };
+        for_client(&self.session, open()).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }
 }

@@ -6,6 +6,7 @@
 //! nothing of it is applied any more, and it ends.
 
 use std::{
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Stdio},
     sync::{
@@ -33,7 +34,7 @@ use serde_json::{Value, json};
 
 use super::{
     looked::Looked,
-    options::{CLIENT_GRACE, LOOK_EVERY, Options, listen_when_free, note, show},
+    options::{CLIENT_GRACE, LOOK_EVERY, Options, is_taken, listen_when_free, note, show},
     site::Reporter,
     trust::Trust,
 };
@@ -49,7 +50,11 @@ use onefold::parts::{
     cluster_store::{Backing, Url, control_name},
     control::{self, Request, Served, Tell},
 };
-use onefold_console::{address::uri, failure::Failure, size::counted};
+use onefold_console::{
+    address::{Address, uri},
+    failure::Failure,
+    size::counted,
+};
 
 /// Serves until a signal comes.
 pub(super) fn run(
@@ -63,6 +68,20 @@ pub(super) fn run(
         return Err(Failure::usage(
             "a server that stands by listens when it takes over: say where with --nbd, not by a socket of \
              the service manager",
+        ));
+    }
+    if options.standby {
+        // A group that does not exist is better known now than at the takeover.
+        for address in options.nbd.iter().chain(&options.http) {
+            if let Address::Unix(_, door) = address {
+                door.reach()?;
+            }
+        }
+    }
+    if options.standby && !options.vhost.is_empty() {
+        return Err(Failure::usage(
+            "--vhost can't be used with --standby: a virtual machine would see errors at a takeover; let it \
+             connect by NBD, which connects again",
         ));
     }
     if options.nbd.is_empty() && sockets.is_empty() && matches!(url, Url::Rados(..)) {
@@ -135,29 +154,27 @@ fn serve(
         _ => None,
     };
     let before = gateway.as_ref().and_then(|gateway| gateway.before().map(str::to_owned));
-    let replaced = stops.end.clone();
-    let heart = gateway
-        .map(|gateway| {
-            Heart::start(gateway, move |error| {
-                // The other side is gone only when the server is ending anyway.
-                let _ = replaced.send(Some(error));
-            })
-        })
-        .transpose()?;
+    let shut_out = gateway.as_ref().map(Gateway::shut_out).unwrap_or_default();
+    let mut right = Right::default();
+    if let Some(gateway) = gateway {
+        let replaced = stops.end.clone();
+        let heart = Heart::start(gateway, move |error| {
+            // The other side is gone only when the server is ending anyway.
+            let _ = replaced.send(Some(error));
+        });
+        right.heart = Some(heart?);
+    }
     if let Some(command) = &options.on_takeover
-        && let Err(failure) = on_takeover(command, &shown, before.as_deref(), stops)
+        && let Some(end) = on_takeover(command, &shown, before.as_deref(), stops)?
     {
-        // Another one may do better.
-        if let Some(heart) = heart {
-            heart.give_up()?;
-        }
-        return Err(failure);
+        return right.close(&backing, end);
     }
     let stopping = Arc::new(AtomicBool::new(false));
     let fenced = stops.end.clone();
-    let mut work = ClusterWork::start(session.clone(), mode, move |error| {
+    let work = ClusterWork::start(session.clone(), mode, move |error| {
         let _ = fenced.send(Some(error));
     })?;
+    let work = right.work.insert(work);
     let exports = work.exports().clone();
     let told = Arc::new(Told {
         exports: exports.clone(),
@@ -165,21 +182,26 @@ fn serve(
         patience: if options.standby { STANDBY } else { Duration::ZERO },
         stopping: stopping.clone(),
     });
+    if options.standby {
+        // They may have changed while another server was at work.
+        trust.read_before_listening();
+    }
     let mut server = options.server(told, limits, trust)?;
     let mut ended = None;
-    let listeners = listen_when_free(options, usual, sockets, &mut server, &mut |error| {
+    let mut waits = |error: &Error| {
         if options.standby {
             tracing::warn!("{error}; waiting until it is free");
             ended = stops.within(LISTEN_AGAIN);
         }
         options.standby && ended.is_none()
-    });
+    };
+    let listeners = listen_when_free(options, usual, sockets, &mut server, &mut waits);
     if let Some(end) = ended {
         drop(server);
-        return close(work, heart, &backing, end);
+        return right.close(&backing, end);
     }
     let listeners = listeners?;
-    let workers = Workers::start(&backing, options.workers(), &options.pace)?;
+    let workers = Workers::start(&backing, options.workers(), &options.pace, true)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let control = match url {
         Url::Rados(..) => None,
@@ -194,7 +216,24 @@ fn serve(
         }
     };
     let looked = Looked::start(options, &session, &exports)?;
-    let mut pages = show(options, reporter(&shown, &listeners, &server, &looked), trust)?;
+    let mut ended = None;
+    let pages = loop {
+        match show(options, reporter(&shown, &listeners, &server, &looked), trust) {
+            Err(error) if options.standby && is_taken(&error) => {
+                tracing::warn!("{error}; waiting until it is free");
+                ended = stops.within(LISTEN_AGAIN);
+                if ended.is_some() {
+                    break Err(error);
+                }
+            }
+            pages => break pages,
+        }
+    };
+    if let Some(end) = ended {
+        drop(server.lock().take());
+        return right.close(&backing, end);
+    }
+    let mut pages = pages?;
     if let Some(server) = server.lock().as_mut() {
         server.start()?;
     }
@@ -217,8 +256,10 @@ fn serve(
         counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
-    let looks_through =
-        before.map(|before| look_through(before, &exports, &stopping)).transpose()?;
+    let looks_through = match shut_out.is_empty() {
+        true => None,
+        false => Some(look_through(shut_out, &exports, &stopping)?),
+    };
     let end = wait(&stops.ended, &backing, notifier);
     match &end {
         End::Lost(error) => tracing::error!("{error}; stopping"),
@@ -233,7 +274,9 @@ fn serve(
     let server = server.lock().take();
     let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
     let quiet = control.is_none_or(control::Server::stop);
-    work.stop_tending();
+    if let Some(work) = &mut right.work {
+        work.stop_tending();
+    }
     workers.stop();
     if let Some(looks_through) = looks_through {
         // Its panic, if any, was printed.
@@ -247,30 +290,48 @@ fn serve(
     if !quiet {
         return Err(Error::new(Kind::Busy, "at the end: a command is still at work").into());
     }
-    let end = close(work, heart, &backing, end)?;
+    let end = right.close(&backing, end)?;
     if matches!(end, End::Asked) {
         tracing::info!("closed {shown}");
     }
     Ok(end)
 }
 
-/// Detaches the volumes, and then lets another server take over.
-fn close(
-    work: ClusterWork,
+/// The volumes at work, and the right to serve. Dropped, as after an error at the start, it detaches the volumes
+/// and lets another server take over: that one need not wait, and shuts nobody out.
+#[derive(Default)]
+struct Right {
+    work: Option<ClusterWork>,
     heart: Option<Heart>,
-    backing: &Backing,
-    end: End,
-) -> Result<End, Failure> {
-    let closed = work.close();
-    if let End::Lost(error) = end {
-        return Ok(End::Lost(error));
+}
+
+impl Right {
+    /// Detaches the volumes, and then lets another server take over.
+    fn close(&mut self, backing: &Backing, end: End) -> Result<End, Failure> {
+        let (work, heart) = (self.work.take(), self.heart.take());
+        let closed = work.map_or(Ok(()), ClusterWork::close);
+        if let End::Lost(error) = end {
+            return Ok(End::Lost(error));
+        }
+        if let Some(error) = backing.stopped().map(taken_no_more) {
+            return Err(error.into());
+        }
+        closed?;
+        heart.map_or(Ok(()), Heart::give_up)?;
+        Ok(End::Asked)
     }
-    if let Some(error) = backing.stopped().map(taken_no_more) {
-        return Err(error.into());
+}
+
+impl Drop for Right {
+    fn drop(&mut self) {
+        let (work, heart) = (self.work.take(), self.heart.take());
+        let closed = work.map_or(Ok(()), ClusterWork::close);
+        // The cause of the end says more. A volume that is still open is its server's: then the right ends
+        // when the beats do.
+        if let (Ok(()), Some(heart)) = (closed, heart) {
+            let _ = heart.give_up();
+        }
     }
-    closed?;
-    heart.map_or(Ok(()), Heart::give_up)?;
-    Ok(End::Asked)
 }
 
 /// How a server ended.
@@ -397,51 +458,60 @@ fn stand_by(
     }
 }
 
-/// Runs the command of `--on-takeover`.
+/// Runs the command of `--on-takeover`; gives how the server ended meanwhile.
 fn on_takeover(
     command: &str,
     shown: &str,
     before: Option<&str>,
     stops: &Stops,
-) -> Result<(), Failure> {
+) -> Result<Option<End>, Failure> {
     let failed = |error| Error::from_io("the command of --on-takeover can't be run", error);
     let mut child = Command::new("/bin/sh")
         .args(["-c", command])
         .env("ONEFOLD_STORE", shown)
         .env("ONEFOLD_SHUT_OUT", before.unwrap_or(""))
         .stdin(Stdio::null())
+        .process_group(0)
         .spawn()
         .map_err(failed)?;
-    loop {
+    let begun = Instant::now();
+    let end = loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             return match status.success() {
-                true => Ok(()),
+                true => Ok(None),
                 false => Err(Failure::new(format!(
                     "the command of --on-takeover failed ({status}): this server does not take over"
                 ))),
             };
         }
-        let why = match stops.within(ENDS_AGAIN) {
-            None => continue,
-            Some(End::Asked) => "was ended: a signal came".to_owned(),
-            Some(End::Lost(error)) => format!("was ended: {error}"),
-        };
-        // It may have ended meanwhile.
-        let _ = child.kill();
-        let _ = child.wait();
-        return Err(Failure::new(format!("the command of --on-takeover {why}")));
+        let end = stops.within(ENDS_AGAIN);
+        if end.is_some() || begun.elapsed() >= COMMAND_MOST {
+            break end;
+        }
+    };
+    // With all that it began. It may have ended meanwhile.
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ = child.wait();
+    match end {
+        Some(end) => Ok(Some(end)),
+        None => Err(Failure::new(format!(
+            "the command of --on-takeover did not end in {} s: this server does not take over",
+            COMMAND_MOST.as_secs()
+        ))),
     }
 }
 
-/// Attaches the volumes of the server before, so that its clients find them looked through.
+/// Attaches the volumes of the servers that were shut out, so that its clients find them looked through.
 fn look_through(
-    before: String,
+    shut_out: Vec<String>,
     exports: &Arc<ClusterExports>,
     stopping: &Arc<AtomicBool>,
 ) -> Result<std::thread::JoinHandle<()>, Error> {
     let (exports, stopping) = (exports.clone(), stopping.clone());
     let look = move || {
-        let attached = exports.attach_all_of(&before, |name, attached| {
+        let attached = exports.attach_all_of(&shut_out, |name, attached| {
             match attached {
                 Ok(()) => tracing::info!("took volume '{}'", name.escape_debug()),
                 Err(error) => tracing::warn!("{error}; it is tried again for a client"),
@@ -579,6 +649,9 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(2);
 
 /// Between two looks whether a command has ended.
 const ENDS_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long the command of `--on-takeover` may take: clients wait for it.
+const COMMAND_MOST: Duration = Duration::from_secs(30);
 
 impl Told {
     /// Opens a volume, which another server may still write for a while.

@@ -164,7 +164,7 @@ pub(crate) struct Options {
 
     /// Waits while another server with this option serves the store, or any server writes a volume. When that
     /// one ends, or showed no sign of life for 9 s, shuts it out, listens, and serves. A folder is taken over
-    /// when its process has ended. Cluster engine only
+    /// when its process has ended. Not with --vhost. Cluster engine only
     #[arg(long, conflicts_with_all = ["read_only", "take_over"])]
     pub(crate) standby: bool,
 
@@ -173,7 +173,8 @@ pub(crate) struct Options {
     pub(crate) stand_by_again: bool,
 
     /// Command for the shell, run when this server takes over and before it listens, as to move an address
-    /// to this host. When it fails, the server gives up, and another one may take over. Cluster engine only
+    /// to this host. When it fails, or takes 30 s, the server gives up, and another one may take over. Cluster engine
+    /// only
     #[arg(long, value_name = "COMMAND", requires = "standby")]
     pub(crate) on_takeover: Option<String>,
 
@@ -447,7 +448,7 @@ pub(super) fn listen(
 }
 
 /// True when another server has the address.
-fn is_taken(error: &Error) -> bool {
+pub(super) fn is_taken(error: &Error) -> bool {
     let source = std::error::Error::source(error);
     let cause = source.and_then(|source| source.downcast_ref::<std::io::Error>());
     error.kind() == Kind::Busy
@@ -504,11 +505,7 @@ pub(super) fn listen_when_free(
 }
 
 /// Listens for browsers and Prometheus where the options say; the caller starts it.
-pub(super) fn show(
-    options: &Options,
-    report: Reporter,
-    trust: &Trust,
-) -> Result<http::Server, Failure> {
+pub(super) fn show(options: &Options, report: Reporter, trust: &Trust) -> Result<http::Server> {
     let mut server =
         http::Server::new(Pages::new(report, options.one_tenant), options.http_name.clone());
     if let Some(credentials) = &trust.credentials {

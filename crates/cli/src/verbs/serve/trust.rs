@@ -112,6 +112,14 @@ impl Trust {
             .map_err(|error| Error::from_io("cannot start a thread", error))
     }
 
+    /// Reads the files again for a server that begins to listen after a while; when one can't be read, all stays
+    /// as it was.
+    pub(super) fn read_before_listening(&self) {
+        if let Err(error) = self.read_again() {
+            tracing::error!("the rights stay as they were: {error}");
+        }
+    }
+
     fn read_again(&self) -> Result<()> {
         // All of it or nothing, as far as reading goes.
         let access = self.access.as_ref().map(|access| access.read_again()).transpose()?;

@@ -100,7 +100,13 @@ fn serve(
         return Ok(());
     };
     let replaced = world.inner().serving.is_replaced(&session.store().identity());
-    call(world, session, volume, actor, at, ASKED_FOR)?;
+    let fenced = world.inner().objects.is_fenced(&session.store().identity());
+    if fenced && chance(world, 70) {
+        // What it answers without the store.
+        onefold_core::Volume::flush(volume)?;
+    } else {
+        call(world, session, volume, actor, at, ASKED_FOR)?;
+    }
     if replaced {
         let what = format!("{} answers", session.store().identity());
         world.inner().fail(Failure::new(Checker::ReplacedIsSilent, what));
