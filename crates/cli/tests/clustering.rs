@@ -6,13 +6,15 @@ mod support;
 
 use std::{
     fs,
+    io::{self, BufRead, BufReader, Lines, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
     time::Duration,
 };
 
-use support::{Desk, leaves_nothing_on_a_full_disk, noise, qemu_io};
+use support::{Desk, Serving, leaves_nothing_on_a_full_disk, noise, qemu_io};
 
 fn status(desk: &Desk) -> serde_json::Value {
     serde_json::from_str(&desk.ok("status a --json")).unwrap()
@@ -126,7 +128,7 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     fs::write(&data, noise(2, 4 << 20)).unwrap();
     let uri = desk.uri("a", "v");
     let serving = desk.serve("a --cold 0 --workers 2");
-    desk.fails("status a", 1, &["one owner"]);
+    desk.fails("check a", 1, &["one owner"]);
     let write = |at: &str| format!("write -s {} {at} 4M", data.display());
     qemu_io(
         &uri,
@@ -158,6 +160,180 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     desk.ok("volume delete a v");
     desk.ok("worker a --once --cold 0");
     assert_eq!(status(&desk)["chunks"], 0);
+}
+
+/// A client that writes piece after piece, each with a flush, and connects again when its server is gone.
+struct Writer {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+const PIECES: usize = 400;
+
+fn piece(n: usize) -> String {
+    format!("-P {} {}k 64k", n % 250 + 1, 64 * n)
+}
+
+impl Writer {
+    fn start(desk: &Desk) -> Writer {
+        let server = desk.path("a.sock");
+        let image = format!(
+            "driver=nbd,server.type=unix,server.path={},export=v,reconnect-delay=60",
+            server.display()
+        );
+        let mut command = Command::new("timeout");
+        command.args(["120", "stdbuf", "-oL", "qemu-io", "--image-opts"]);
+        for n in 0..PIECES {
+            command.args(["-c", &format!("write {}", piece(n)), "-c", "flush", "-c", "sleep 5"]);
+        }
+        let mut child = command.arg(image).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Writer { child, lines }
+    }
+
+    /// Waits until so many more pieces are written and flushed, but for the last one.
+    fn writes(&mut self, pieces: usize) {
+        let wrote = |line: &io::Result<String>| line.as_ref().unwrap().starts_with("wrote");
+        assert_eq!(self.lines.by_ref().filter(wrote).take(pieces).count(), pieces);
+    }
+
+    /// Waits for its end, at which no request had failed.
+    fn ends_well(mut self) {
+        let said: Vec<String> = self.lines.map(Result::unwrap).collect();
+        assert!(self.child.wait().unwrap().success(), "{said:?}");
+    }
+}
+
+#[test]
+fn servers_follow_each_other_and_a_client_that_connects_again_notices_no_error() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
+    let first = desk.serve("a --standby --cold 0");
+    let stands_by = || {
+        let mut command = desk.command("serve a --standby --cold 0");
+        Serving::start_saying(&mut command, "standing by: ")
+    };
+    let mut others = vec![stands_by(), stands_by()];
+    let mut client = Writer::start(&desk);
+    client.writes(PIECES / 4);
+    first.kill();
+    client.writes(PIECES / 4);
+    // Exactly one of the two took over.
+    others.sort_by_key(|other| !other.log().contains("serving "));
+    assert!(!others[1].log().contains("serving "), "{}", others[1].log());
+    let (ended, log) = others.remove(0).terminate();
+    assert!(ended.success() && log.contains("serving ") && log.contains("closed a"), "{log}");
+    let mut last = others.remove(0);
+    client.writes(PIECES / 4);
+    last.wait_for("serving ");
+    client.ends_well();
+    let reads: Vec<String> = (0..PIECES).map(|n| format!("read {}", piece(n))).collect();
+    let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+    qemu_io(&desk.uri("a", "v"), &reads);
+    // A server that waits ends at once.
+    let waits = stands_by();
+    let (ended, log) = waits.terminate();
+    assert!(ended.success() && !log.contains("serving "), "{log}");
+    last.terminate();
+}
+
+#[test]
+fn a_folder_that_is_served_answers_status_and_verbs_of_volumes() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let serving = desk.serve("a --cold 0");
+    assert!(desk.ok("volume list a").contains("no volumes"));
+    desk.ok("volume create a v --size 64M");
+    desk.fails("volume create a v --size 64M", 1, &["is there already"]);
+    qemu_io(&desk.uri("a", "v"), &["write -P 0x33 0 1M"]);
+    let found = status(&desk);
+    assert_eq!((&found["volumes"], &found["volume_bytes"]), (&1.into(), &(64u64 << 20).into()));
+    assert_eq!((&found["servers"], &found["problems"]), (&1.into(), &serde_json::json!([])));
+    assert!(desk.ok("status a").contains("64.0 MiB together"));
+    assert_eq!(desk.ok("status a --check --min-free 1"), "nothing needs you\n");
+    let all = desk.run("status a --check --min-free 1000T");
+    assert!(all.status.code() == Some(1) && all.out.contains("should be"), "{all:?}");
+    desk.fails("status a --exact", 1, &["is served"]);
+    // The server keeps a volume attached that no client has open.
+    desk.fails("volume resize a v --size 1M", 1, &["--force"]);
+    desk.ok("volume resize a v --size 1M --force");
+    qemu_io(&desk.uri("a", "v"), &["read -P 0x33 0 1M"]);
+    desk.ok("volume rename a v w");
+    let listed: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
+    assert_eq!(listed, serde_json::json!([{ "name": "w", "bytes": 1 << 20 }]));
+    qemu_io(&desk.uri("a", "w"), &["read -P 0x33 0 1M"]);
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw", &desk.uri("a", "w")]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut client = client.spawn().unwrap();
+    let mut asked = client.stdin.take().unwrap();
+    writeln!(asked, "read 0 4k").unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("read 4096")));
+    desk.fails("volume delete a w", 1, &["client has"]);
+    desk.fails("volume delete a w --force", 1, &["client has"]);
+    desk.fails("volume resize a w --size 2M", 1, &["in use"]);
+    drop(asked);
+    client.wait().unwrap();
+    desk.ok("volume delete a w");
+    assert_eq!(status(&desk)["volumes"], 0);
+    serving.terminate();
+    let serving = desk.serve("a --read-only");
+    desk.fails("volume create a v --size 64M", 1, &["only reads"]);
+    serving.terminate();
+    desk.ok("volume create a v --size 64M");
+    assert!(desk.ok("check a").contains("a is well"));
+    // Clients are told that they can't write, and not only refused.
+    let serving = desk.serve("a --read-only");
+    let writes = support::try_qemu_io(&desk.uri("a", "v"), &["read 0 4k"]);
+    assert!(!writes.status.success() && writes.err.contains("denied"), "{writes:?}");
+    let reads = Command::new("qemu-io")
+        .args(["-r", "-f", "raw", "-c", "read -P 0 0 4k", &desk.uri("a", "v")])
+        .status();
+    assert!(reads.unwrap().success());
+    serving.terminate();
+}
+
+#[test]
+fn a_server_that_takes_over_runs_a_command_before_it_listens() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    fs::write(desk.path("command"), "test ! -e a.sock && echo $ONEFOLD_STORE > ran").unwrap();
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let serving = Serving::start(command.arg("sh ./command"));
+    assert_eq!(fs::read_to_string(desk.path("ran")).unwrap(), "a\n");
+    serving.terminate();
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let said = command.arg("exit 7").output().unwrap();
+    let said = (said.status.code(), String::from_utf8(said.stderr).unwrap());
+    assert!(said.0 == Some(1) && said.1.contains("--on-takeover failed"), "{said:?}");
+    desk.ok("create archive archive");
+    desk.fails("serve archive --standby", 2, &["cluster engine"]);
+    desk.fails("serve a --stand-by-again", 2, &["--standby"]);
+    desk.fails("serve a --standby --vhost v=unix:v.sock", 2, &["--vhost", "NBD"]);
+}
+
+#[test]
+fn a_signal_ends_the_command_of_a_takeover_with_all_that_it_began() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let mut command = desk.command("serve a --standby --on-takeover");
+    let mut serving = command.arg("sleep 1000 & echo $! > began; wait").spawn().unwrap();
+    let began = || fs::read_to_string(desk.path("began")).ok().filter(|pid| pid.ends_with('\n'));
+    let sleeper = loop {
+        match began() {
+            Some(pid) => break format!("/proc/{}/stat", pid.trim()),
+            None => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let pid = serving.id().to_string();
+    assert!(Command::new("kill").arg(pid).status().unwrap().success());
+    assert!(serving.wait().unwrap().success());
+    // It is gone, or its parent has not looked yet.
+    let lives = || fs::read_to_string(&sleeper).is_ok_and(|stat| !stat.contains(") Z "));
+    while lives() {
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -192,9 +368,8 @@ fn volumes_and_streams_get_other_names_and_clients_find_them() {
     let uri = desk.uri("a", "v");
     let serving = desk.serve("a --cold 0");
     qemu_io(&uri, &["write -P 0x33 1M 64k"]);
-    desk.fails("volume rename a v w", 1, &["one owner"]);
-    serving.terminate();
     let renamed = desk.ok("volume rename a v w --json");
+    serving.terminate();
     let renamed: serde_json::Value = serde_json::from_str(&renamed).unwrap();
     assert_eq!(renamed, serde_json::json!({ "done": "rename", "name": "v", "new_name": "w" }));
     let serving = desk.serve("a --cold 0");

@@ -17,6 +17,7 @@
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
 //! | [`put`], [`names`], [`delete`] | whole objects, names and renaming, deleting |
 //! | [`post_processing`] | deduplication in the background |
+//! | [`gateway`], [`proof`] | which server is at work, where several stand by for each other; what that one may still answer |
 //! | [`rate_control`] | how fast that may be beside the load that there is |
 //! | [`presence`] | what sessions say of themselves, and who is gone |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
@@ -36,10 +37,12 @@ mod delete;
 mod dirty_list;
 mod estimate;
 pub mod format;
+mod gateway;
 mod kernel;
 mod names;
 mod post_processing;
 mod presence;
+mod proof;
 mod put;
 mod rate_control;
 mod replies;
@@ -57,6 +60,7 @@ mod volume;
 
 pub use estimate::{Chunks, Estimate, Estimated, Whole};
 pub use format::catalogue::{Cut, Format, Named, What};
+pub use gateway::{Found, Gateway, Standby, server_at_work};
 pub use kernel::{Counts, create, create_sealed, is_made};
 pub use names::NamesPage;
 pub use post_processing::{Progress, Worker};

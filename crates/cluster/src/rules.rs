@@ -44,6 +44,17 @@ pub enum Rule {
     /// A session that takes a volume over fences the owner before it. Otherwise late writes of
     /// that owner overwrite newer ones.
     TakeoverFences,
+    /// A standby shuts out the server before it takes over. Otherwise two servers are at work.
+    StandbyFences,
+    /// A standby counts by its own monotonic clock how long the server at work was still. Otherwise a clock
+    /// that is set ends a server that lives.
+    StillByOwnClock,
+    /// A takeover compares that no beat came since the server before was seen still. Otherwise one whose beats
+    /// reach a part of the store that has not heard of the fence answers beside its successor.
+    TakeoverComparesBeat,
+    /// A server that others stand by for answers nothing without a young proof that it was not shut
+    /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
+    AnswersProven,
     /// The operation that flips entries also punches their data out of the object. Otherwise a
     /// write between the two is lost.
     PunchWithFlip,
@@ -176,7 +187,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 56] = [
+    pub const BUGS: [(&'static str, Rule); 60] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -233,5 +244,9 @@ impl Rule {
         ("pending-drops-without-bound", Rule::PendingDropsLimited),
         ("attempts-not-taken-back", Rule::AttemptsTakenBack),
         ("scrub-goes-on-behind-its-stage", Rule::ScrubGoesOnInItsStage),
+        ("standby-takes-over-without-fence", Rule::StandbyFences),
+        ("lease-judged-by-a-clock-that-is-set", Rule::StillByOwnClock),
+        ("shut-out-server-answers", Rule::AnswersProven),
+        ("takeover-ignores-the-beat", Rule::TakeoverComparesBeat),
     ];
 }

@@ -1,14 +1,16 @@
 //! A session: the use that a process makes of the store, under a number from the catalogue.
 
 use std::{
+    collections::BTreeSet,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use onefold_core::{Result, object::ObjectStore};
+use parking_lot::Mutex;
 
 use crate::{
     cache_budget::CacheBudget,
@@ -16,6 +18,7 @@ use crate::{
     format::catalogue::{Format, Named, What},
     kernel::{Counts, Kernel},
     names::{Names, NamesPage},
+    proof::Proof,
     settings::Settings,
 };
 
@@ -28,6 +31,10 @@ pub struct Session {
     published: AtomicU64,
     /// It has no number, and changes nothing.
     looks_only: bool,
+    /// Where it serves a store that others stand by for.
+    proof: OnceLock<Proof>,
+    /// Sessions that it shut out when it took over.
+    shut_out: Mutex<BTreeSet<String>>,
 }
 
 impl Session {
@@ -57,6 +64,8 @@ impl Session {
             cache_budget: CacheBudget::default(),
             published: AtomicU64::new(0),
             looks_only,
+            proof: OnceLock::new(),
+            shut_out: Mutex::default(),
         }
     }
 
@@ -70,6 +79,16 @@ impl Session {
 
     pub(crate) fn cache_budget(&self) -> &CacheBudget {
         &self.cache_budget
+    }
+
+    /// What it knows of its right to serve, where others stand by for it.
+    pub(crate) fn proof(&self) -> &OnceLock<Proof> {
+        &self.proof
+    }
+
+    /// The sessions that it shut out when it took over.
+    pub(crate) fn shut_out(&self) -> &Mutex<BTreeSet<String>> {
+        &self.shut_out
     }
 
     /// The format, fixed when the store was made.

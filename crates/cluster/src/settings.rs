@@ -53,6 +53,8 @@ pub struct Settings {
     pub lease: Duration,
     /// The same for the lock of a volume, after which another server may take it.
     pub volume_lease: Duration,
+    /// How long the server at work must show no sign of life until one that stands by takes over.
+    pub gateway_lease: Duration,
     /// How long a worker waits at first while the cluster is slow or recovers; eight times that at
     /// most.
     pub pause: Duration,
@@ -99,6 +101,7 @@ impl Default for Settings {
             cold: Duration::from_secs(10),
             lease: Duration::from_secs(30),
             volume_lease: Duration::from_secs(9),
+            gateway_lease: Duration::from_secs(9),
             pause: Duration::from_secs(1),
             spread_at: 8192,
             count_one_in: 256,

@@ -34,5 +34,6 @@ pub use hex::hex_digits;
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};
 pub use volume::{
-    Attempt, BlockRead, Exports, Extent, ExtentKind, Ticket, Volume, VolumeInfo, VolumeLimits,
+    Attempt, BlockRead, Exports, Extent, ExtentKind, Replaced, Ticket, Volume, VolumeInfo,
+    VolumeLimits,
 };

@@ -363,6 +363,10 @@ pub trait ObjectStore: Send + Sync {
     /// The time by the clock of this host, since 1970.
     fn time(&self) -> Duration;
 
+    /// Time since an arbitrary moment by a clock of this host that nobody sets, and that goes on while the
+    /// host sleeps or the process is stopped.
+    fn monotonic(&self) -> Duration;
+
     /// True while the store recovers lost copies: background work then slows down.
     fn recovers(&self) -> bool {
         false

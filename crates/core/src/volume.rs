@@ -197,6 +197,27 @@ pub trait Volume: Send + Sync {
     fn prefetch(&self, offset: u64, bytes: u64) -> Result<()>;
 }
 
+/// The cause of an error of kind `Stopped`: another server has taken this one's place. The client's
+/// connection ends without an answer, so that the client asks there.
+#[derive(Clone, Copy, Debug)]
+pub struct Replaced;
+
+impl std::fmt::Display for Replaced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another server has taken this one's place")
+    }
+}
+
+impl std::error::Error for Replaced {}
+
+impl Replaced {
+    /// True when it is the cause of `error`.
+    #[must_use]
+    pub fn caused(error: &crate::Error) -> bool {
+        std::error::Error::source(error).is_some_and(|cause| cause.is::<Replaced>())
+    }
+}
+
 /// Name and size of a volume that can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeInfo {

@@ -127,6 +127,10 @@ impl ObjectStore for Store {
         Duration::from_millis(250 * self.looks.fetch_add(1, Relaxed))
     }
 
+    fn monotonic(&self) -> Duration {
+        self.time()
+    }
+
     fn space(&self) -> Result<Space, Refusal> {
         Ok(Space { total: u64::MAX, used: self.objects.lock().bytes() })
     }

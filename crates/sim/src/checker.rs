@@ -112,6 +112,12 @@ pub enum Checker {
     Damage,
     /// Cluster: an object that is lost is damage, and never zeroes.
     MissingObject,
+    /// Cluster: a standby takes the place of a server only when it shut that one out, or that one gave up.
+    OneServer,
+    /// Cluster: a standby shuts out nobody who lives.
+    LivingSpared,
+    /// Cluster: a server that was replaced answers nothing any more.
+    ReplacedIsSilent,
 }
 
 impl fmt::Display for Checker {

@@ -1,8 +1,11 @@
 //! An object store in memory, for tests inside one process.
 
 use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use onefold_core::object::{
@@ -17,6 +20,11 @@ use crate::Objects;
 pub struct MemoryObjects {
     objects: Arc<Mutex<Objects>>,
     identity: String,
+    born: Instant,
+    /// The time of all sessions' monotonic clocks, once a test sets it.
+    passed: Arc<Mutex<Option<Duration>>>,
+    /// Changes have no reply, and are not applied; reads are answered.
+    paused: Arc<AtomicBool>,
 }
 
 impl MemoryObjects {
@@ -26,13 +34,33 @@ impl MemoryObjects {
         MemoryObjects {
             objects: Arc::new(Mutex::new(Objects::new(chunks))),
             identity: "first".into(),
+            born: Instant::now(),
+            passed: Arc::default(),
+            paused: Arc::default(),
         }
     }
 
     /// Another session of the same store.
     #[must_use]
     pub fn session(&self, identity: &str) -> MemoryObjects {
-        MemoryObjects { objects: self.objects.clone(), identity: identity.into() }
+        MemoryObjects {
+            objects: self.objects.clone(),
+            identity: identity.into(),
+            born: self.born,
+            passed: self.passed.clone(),
+            paused: self.paused.clone(),
+        }
+    }
+
+    /// Sets what the monotonic clock of every session shows from now on. Until the first call it is that of
+    /// this host.
+    pub fn set_monotonic(&self, time: Duration) {
+        *self.passed.lock() = Some(time);
+    }
+
+    /// Lets the store take no changes of any session, or take them again; reads are answered all the same.
+    pub fn pause_writes(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
     }
 
     fn me(&self, cookie: &str) -> Holder {
@@ -53,8 +81,15 @@ impl ObjectStore for MemoryObjects {
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let mut objects = self.objects.lock();
         let fenced = objects.is_fenced(&self.identity);
+        let paused = self.paused.load(Relaxed);
         let mut one = |op: &Write| {
-            if fenced { Err(Refusal::Fenced) } else { objects.write(op, wall_time(), 0) }
+            if paused {
+                Err(Refusal::Unknown)
+            } else if fenced {
+                Err(Refusal::Fenced)
+            } else {
+                objects.write(op, wall_time(), 0)
+            }
         };
         batch.iter().map(&mut one).collect()
     }
@@ -124,6 +159,10 @@ impl ObjectStore for MemoryObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.passed.lock().unwrap_or_else(|| self.born.elapsed())
     }
 
     fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {

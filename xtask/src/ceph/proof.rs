@@ -54,6 +54,9 @@ const LIMIT: Duration = Duration::from_secs(480);
 /// Longest until a standby writes for a client after the other server was killed.
 const TAKEN_OVER: Duration = Duration::from_secs(15);
 
+/// Longest until the next one does after an orderly end.
+const HANDED_OVER: Duration = Duration::from_secs(8);
+
 /// Longest that a full cluster may take to say so.
 const FULL: Duration = Duration::from_secs(180);
 
@@ -109,7 +112,7 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
         if chunks == "chunks-2" || extent.repeats {
             step("a server is killed while it writes", &|| site.kill_server());
             step("a stopped server is taken over, and wakes up", &|| site.take_over());
-            step("a server that stands by takes over by itself", &|| site.stand_by());
+            step("servers that stand by follow each other by themselves", &|| site.stand_by());
         }
         if chunks == "chunks-2" {
             step("a full cluster says so, and goes on when there is room", &|| site.full());
@@ -394,31 +397,58 @@ impl Site<'_> {
         })
     }
 
-    /// Two servers of one store: a client of the second one, which stands by, gets a volume of the first one
-    /// once that was killed, with all that was flushed.
+    /// Servers of one store that stand by for each other: killed, ended in order, and stopped while another one
+    /// takes over.
     fn stand_by(&self) -> Result<()> {
         let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
-        let (first, socket) = self.serve("active", &["--standby"])?;
+        let (first, socket) = self.serve("pair", &["--standby"])?;
         write(&socket, &old, 0..SMALL / 4)?;
-        let (second, other) = self.serve("standby", &["--standby"])?;
+        let mut others = [self.stands_by("second", &socket)?, self.stands_by("third", &socket)?];
         thread::scope(|scope| {
             let busy = scope.spawn(|| write(&socket, &old, 0..SMALL));
             thread::sleep(Duration::from_millis(500));
             first.kill();
-            let begun = Instant::now();
-            write(&other, &new, 0..REQUEST_BYTES)?;
-            let took = begun.elapsed();
+            let took = writes_again(&socket, &new)?;
             // It fails, since its server is gone.
             let _ = busy.join();
             ensure!(took < TAKEN_OVER, "the standby took over after {:.1} s", took.as_secs_f64());
             println!("    the standby writes {:.1} s after the kill", took.as_secs_f64());
             Ok(())
         })?;
-        let said = second.said();
-        ensure!(said.contains("took volume 'small'"), "it does not say so:\n{said}");
-        write(&other, &new, 0..SMALL)?;
-        self.same(&other, &["small"], "new")?;
-        second.stop()
+        write(&socket, &new, 0..SMALL)?;
+        others.sort_by_key(|other| !other.said().contains("shut it out"));
+        let [second, third] = others;
+        ensure!(second.said().contains("shut it out"), "it does not say so:\n{}", second.said());
+        ensure!(!third.said().contains("serving "), "both took over:\n{}", third.said());
+        second.stop()?;
+        let took = writes_again(&socket, &new)?;
+        ensure!(took < HANDED_OVER, "the next one serves after {:.1} s", took.as_secs_f64());
+        println!("    the next one writes {:.1} s after an orderly end", took.as_secs_f64());
+        self.same(&socket, &["small"], "new")?;
+
+        let elsewhere = self.file("elsewhere.sock");
+        let fourth = self.stands_by("fourth", &elsewhere)?;
+        third.signal(Signal::STOP);
+        let took = writes_again(&elsewhere, &old)?;
+        third.signal(Signal::CONT);
+        ensure!(took < TAKEN_OVER, "the standby took over after {:.1} s", took.as_secs_f64());
+        write(&elsewhere, &old, 0..SMALL)?;
+        says(&third, "standing by again")?;
+        self.same(&elsewhere, &["small"], "old")?;
+        says(&third, "standing by: server")?;
+        fourth.stop()?;
+        writes_again(&socket, &new)?;
+        third.stop()
+    }
+
+    /// A server that waits for another one, and then listens there.
+    fn stands_by(&self, name: &str, socket: &Path) -> Result<Server> {
+        let (at, log) = (format!("unix:{}", socket.display()), self.file(&format!("{name}.log")));
+        let _ = fs::remove_file(&log);
+        let more = ["--workers", "0", "--standby", "--stand-by-again", "--nbd", &at];
+        let server = self.onefold.serve_to(&self.store, &log, &[], &more)?;
+        says(&server, "standing by: server")?;
+        Ok(server)
     }
 
     fn full(&self) -> Result<()> {
@@ -487,6 +517,26 @@ impl Site<'_> {
         ensure!(status["chunks"] == 0 && status["objects"] == 0, "something is left: {status}");
         Ok(())
     }
+}
+
+/// Writes at the beginning, as soon as a server at this socket takes it; gives how long that took.
+fn writes_again(socket: &Path, bytes: &[u8]) -> Result<Duration> {
+    let begun = Instant::now();
+    while let Err(error) = write(socket, bytes, 0..REQUEST_BYTES) {
+        ensure!(begun.elapsed() < PATIENCE, "no server takes over: {error:#}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(begun.elapsed())
+}
+
+/// Waits until a server says something.
+fn says(server: &Server, text: &str) -> Result<()> {
+    let begun = Instant::now();
+    while !server.said().contains(text) {
+        ensure!(begun.elapsed() < PATIENCE, "it does not say '{text}':\n{}", server.said());
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// Two equal objects, each half zeroes or repeated, put by Ceph's own tool.

@@ -51,7 +51,7 @@ use std::{
 };
 
 use onefold_core::{
-    Error, Hold, Kind, Result,
+    Clock, Error, Hold, Kind, Result,
     object::{
         Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
         Version, Write,
@@ -64,7 +64,7 @@ use self::{blocks::Blocks, guard::guarded, tables::Tables, watched::Watched};
 use crate::{
     beneath::{Beneath, Stands, Word},
     claim_file::CLAIM,
-    clock::wall_time,
+    clock::{BootClock, wall_time},
     lock,
 };
 
@@ -554,6 +554,10 @@ impl ObjectStore for EmbeddedObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn monotonic(&self) -> Duration {
+        BootClock.now()
     }
 
     fn space(&self) -> Result<Space, Refusal> {

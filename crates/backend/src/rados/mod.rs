@@ -33,7 +33,7 @@ use std::{
 };
 
 use onefold_core::{
-    Error, Kind, Result,
+    Clock, Error, Kind, Result,
     object::{
         Change, Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart,
         ReadResult, Refusal, Space, Version, Write,
@@ -49,7 +49,7 @@ use self::{
     connection::{Cursor, PoolIo},
     operation::Flight,
 };
-use crate::clock::wall_time;
+use crate::clock::{BootClock, wall_time};
 
 /// Listings that can be continued, for each session; the oldest one is dropped.
 const LISTINGS: usize = 64;
@@ -370,6 +370,10 @@ impl ObjectStore for RadosObjects {
 
     fn time(&self) -> Duration {
         wall_time()
+    }
+
+    fn monotonic(&self) -> Duration {
+        BootClock.now()
     }
 
     fn recovers(&self) -> bool {

@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.once {
         let mut signals = StopSignals::install()?;
         let backing = Backing::open(&store, options.pace.timeout())?;
-        let workers = Workers::start(&backing, options.threads, &options.pace)?;
+        let workers = Workers::start(&backing, options.threads, &options.pace, false)?;
         tracing::info!("deduplicating {store}");
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         std::thread::Builder::new()
@@ -126,12 +126,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                 drop(stop);
             })
             .map_err(|e| Error::from_io("cannot start a thread", e))?;
-        // A folder that was moved or replaced takes no more writes.
+        // A folder that was moved or replaced takes no more writes, and nobody goes on without a right.
+        let mut ended = None;
         while stopped.recv_timeout(LOOK).is_err_and(|error| error == RecvTimeoutError::Timeout)
             && backing.stopped().is_none()
-        {}
+            && ended.is_none()
+        {
+            ended = workers.ended();
+        }
         workers.stop();
-        return backing.stopped().map_or(Ok(()), |error| Err(error.into()));
+        return backing.stopped().or(ended).map_or(Ok(()), |error| Err(error.into()));
     }
     let opened = Opened::with(&store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
@@ -252,28 +256,47 @@ fn until_done(worker: &mut Worker) -> Result<Done, Error> {
 pub(crate) struct Workers {
     threads: Vec<std::thread::JoinHandle<()>>,
     stop: Vec<std::sync::mpsc::Sender<()>>,
+    /// Why threads ended by themselves.
+    ended: std::sync::mpsc::Receiver<Error>,
 }
 
 impl Workers {
-    /// Starts `count` of them, each with a session of its own.
+    /// Starts `count` of them, each with a session of its own. Those that stay try again when they lack a right.
     ///
     /// # Errors
     /// The store's and the system's.
-    pub(crate) fn start(backing: &Backing, count: usize, pace: &Pace) -> Result<Workers, Error> {
-        let mut workers = Workers { threads: Vec::new(), stop: Vec::new() };
+    pub(crate) fn start(
+        backing: &Backing,
+        count: usize,
+        pace: &Pace,
+        stays: bool,
+    ) -> Result<Workers, Error> {
+        let (end, ended) = std::sync::mpsc::channel();
+        let mut workers = Workers { threads: Vec::new(), stop: Vec::new(), ended };
         for n in 0..count {
             let session = Arc::new(backing.session(pace.settings())?);
             let worker = Worker::new(session, pace.marks());
             let (stop, stopped) = std::sync::mpsc::channel();
-            let thread = std::thread::Builder::new()
-                .name(format!("worker {n}"))
-                .spawn(move || labour(worker, &stopped));
+            let end = end.clone();
+            let work = move || {
+                if let Err(error) = labour(worker, stays, &stopped) {
+                    tracing::error!("{error}");
+                    // Who does not ask goes on without this worker.
+                    let _ = end.send(error);
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(work);
             workers
                 .threads
                 .push(thread.map_err(|e| Error::from_io("cannot start a thread for a worker", e))?);
             workers.stop.push(stop);
         }
         Ok(workers)
+    }
+
+    /// Why one of them ended by itself.
+    fn ended(&self) -> Option<Error> {
+        self.ended.try_recv().ok()
     }
 
     /// Ends them after the step that each is at.
@@ -292,11 +315,21 @@ const IDLE: Duration = Duration::from_millis(200);
 /// How long it waits at most when there is nothing to do: each look is a read of every shard.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
+/// How long a worker of a server waits that lacks a right: an operator may give it.
+const DENIED: Duration = Duration::from_secs(60);
+
 /// How often a worker looks at the load.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The life of a worker's thread; it ends when the other side of `stopped` is gone.
-fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
+/// The life of a worker's thread; it ends when the other side of `stopped` is gone, or with the error after
+/// which nothing more can be done: another session shut it out, or it lacks a right.
+///
+/// One that stays when it lacks a right tries again slowly.
+fn labour(
+    mut worker: Worker,
+    stays: bool,
+    stopped: &std::sync::mpsc::Receiver<()>,
+) -> Result<(), Error> {
     let begun = Instant::now();
     let (mut looked, mut allowed, mut flipped) = (None::<Duration>, u64::MAX, 0);
     let (mut pause, mut idle) = (Duration::ZERO, IDLE);
@@ -343,7 +376,16 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
         };
         let rests = match step() {
             Ok(rests) => rests,
-            Err(error) if error.kind() == Kind::Stopped => return,
+            Err(error)
+                if error.kind() == Kind::Stopped || error.kind() == Kind::Denied && !stays =>
+            {
+                worker.release();
+                return Err(error);
+            }
+            Err(error) if error.kind() == Kind::Denied => {
+                tracing::error!("{error}");
+                DENIED
+            }
             Err(error) => {
                 tracing::warn!("{error}");
                 LOOK
@@ -354,4 +396,5 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
     }
     worker.release();
     let _ = worker.session().unpublish();
+    Ok(())
 }

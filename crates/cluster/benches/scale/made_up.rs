@@ -422,6 +422,10 @@ impl ObjectStore for MadeUp {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
     }
 
+    fn monotonic(&self) -> Duration {
+        self.time()
+    }
+
     fn held(&self, pool: Pool) -> Result<Option<Held>, Refusal> {
         let objects = if pool == Pool::Chunks { self.chunks } else { self.objects };
         Ok(self.counts_pools.then_some(Held { objects, bytes: objects * CHUNK }))

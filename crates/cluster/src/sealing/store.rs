@@ -427,6 +427,10 @@ impl ObjectStore for SealedStore {
         self.inner.time()
     }
 
+    fn monotonic(&self) -> Duration {
+        self.inner.monotonic()
+    }
+
     fn recovers(&self) -> bool {
         self.inner.recovers()
     }

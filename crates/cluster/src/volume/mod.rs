@@ -12,6 +12,7 @@
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
 //! | [`read`] | foreground reads |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
+//! | [`owners`] | who owns which volume |
 //! | [`attach`] | a volume made from these parts; the rescan after a crash |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
@@ -26,6 +27,7 @@ pub(crate) mod header;
 mod inline;
 mod long_discards;
 mod objects;
+pub(crate) mod owners;
 mod ownership;
 mod plan;
 mod promotion;
@@ -41,6 +43,7 @@ use std::sync::{
 
 use onefold_core::{Error, Kind, Result, Ticket};
 
+pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, serve::ClusterExports};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
@@ -118,6 +121,9 @@ impl Volume {
 
     /// Reads several ranges, in flight together; a result for each.
     pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
+        if let Err(error) = self.serves() {
+            return reads.iter().map(|_| Err(error.clone())).collect();
+        }
         let mut results: Vec<Result<()>> =
             reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
         for ((offset, into), _) in reads.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
@@ -181,7 +187,14 @@ impl Volume {
         if self.ownership.is_none() {
             return Err(Error::new(Kind::Denied, "the volume is attached for reading"));
         }
+        self.serves()?;
         self.objects.kernel().has_stamps()
+    }
+
+    /// Refuses to answer when another server may have taken over.
+    fn serves(&self) -> Result<()> {
+        let session = self.objects.session();
+        session.proof().get().map_or(Ok(()), |proof| proof.holds(session.store()))
     }
 
     fn foreground(&self, bytes: u64) {

@@ -25,11 +25,12 @@ use crate::{
 
 /// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity
 /// after it closed.
-fn owner(at_work: bool, identity: &str) -> Vec<u8> {
+pub(crate) fn owner(at_work: bool, identity: &str) -> Vec<u8> {
     [if at_work { b"!" } else { b"=" }, identity.as_bytes()].concat()
 }
 
-fn parse_owner(value: &[u8]) -> Option<(bool, String)> {
+/// The identity of an owner, and whether it is at work.
+pub(crate) fn parse_owner(value: &[u8]) -> Option<(bool, String)> {
     let (first, identity) = value.split_first()?;
     Some((*first == b'!', String::from_utf8_lossy(identity).into_owned()))
 }
@@ -78,6 +79,20 @@ impl Ownership {
                     }
                     busy = true;
                     Ok(Continue(()))
+                }
+                Err(Refusal::Busy) if !self.session.shut_out().lock().is_empty() => {
+                    busy = true;
+                    match store.holder(&header, LOCK)? {
+                        Some(holder)
+                            if !self.session.shut_out().lock().contains(&holder.identity) =>
+                        {
+                            Err(Refusal::Busy)
+                        }
+                        Some(holder) => {
+                            store.break_lock(&header, LOCK, &holder).map(|()| Continue(()))
+                        }
+                        None => Ok(Continue(())),
+                    }
                 }
                 Err(Refusal::Unknown) => Ok(Continue(())),
                 other => other.map(Break),

@@ -9,7 +9,7 @@ use onefold_core::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, attach::missing};
+use super::{Mode, Volume, attach::missing, owners::volumes_of};
 use crate::{
     format::catalogue::{Named, What},
     presence::Presence,
@@ -32,17 +32,24 @@ impl onefold_core::Volume for Volume {
         self.bytes()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.ownership.is_none()
+    }
+
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         let mut ranges: Vec<(u64, &mut [u8])> = reads
             .iter_mut()
             .map(|read| (read.first.0 * BLOCK_BYTES as u64, bytes_mut(read.into)))
             .collect();
         let results = self.read_together(&mut ranges);
-        reads.iter_mut().zip(results).for_each(|(read, result)| read.result = result);
+        reads
+            .iter_mut()
+            .zip(results)
+            .for_each(|(read, result)| read.result = self.for_client(result));
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.write_later(offset, data)
+        self.for_client(self.write_later(offset, data))
     }
 
     fn acknowledges_late(&self) -> bool {
@@ -50,30 +57,32 @@ impl onefold_core::Volume for Volume {
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.for_client(self.serves())?;
         self.within(offset, bytes)?;
         let block = BLOCK_BYTES as u64;
         let (start, end) = (offset.next_multiple_of(block), (offset + bytes) / block * block);
         if start < end {
-            self.discard(start, end - start)?;
+            self.for_client(self.discard(start, end - start))?;
         }
         Ok(Ticket(0))
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, _keep: bool) -> Result<Ticket> {
-        self.discard(offset, bytes).map(|()| Ticket(0))
+        self.for_client(self.discard(offset, bytes)).map(|()| Ticket(0))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.wait_for(ticket)
+        self.for_client(self.wait_for(ticket))
     }
 
     fn flush(&self) -> Result<()> {
         // The clients learn of failures from their tickets.
         self.group_commit.drain();
-        Ok(())
+        self.for_client(self.serves())
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.for_client(self.serves())?;
         self.within(offset, bytes)?;
         self.group_commit.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
@@ -87,7 +96,7 @@ impl onefold_core::Volume for Volume {
             if at == end || asked > ASKED {
                 break;
             }
-            let (bytes, kind) = self.reads.extent(at, &mut looked)?;
+            let (bytes, kind) = self.for_client(self.reads.extent(at, &mut looked))?;
             let bytes = bytes.min(end - at);
             let full = extents.len() == limit.max(1);
             match extents.last_mut() {
@@ -103,6 +112,20 @@ impl onefold_core::Volume for Volume {
     fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
         self.within(offset, bytes)
     }
+}
+
+impl Volume {
+    fn for_client<T>(&self, result: Result<T>) -> Result<T> {
+        for_client(self.objects.session(), result)
+    }
+}
+
+/// Where another server has taken over, that is the cause of the error.
+fn for_client<T>(session: &Session, result: Result<T>) -> Result<T> {
+    result.map_err(|error| match session.proof().get() {
+        Some(proof) => proof.for_client(session.store(), error),
+        None => error,
+    })
 }
 
 /// The volumes of a session for a server: each is attached when a client asks for it first, and
@@ -186,6 +209,80 @@ impl ClusterExports {
         self.each_open(Volume::renew)
     }
 
+    /// Attaches the volumes that sessions owned which were shut out, so that clients that come back need not
+    /// wait for it. `told` hears of each by its name, and says whether to go on; one that fails keeps the
+    /// others from nothing, and is tried again when a client asks for it.
+    ///
+    /// # Errors
+    /// The store's, when the owners can't be looked up.
+    pub fn attach_all_of(
+        &self,
+        identities: &[String],
+        mut told: impl FnMut(&str, Result<()>) -> bool,
+    ) -> Result<()> {
+        for name in volumes_of(&self.session, identities)? {
+            let attached = self.open(&name).map(drop);
+            if !told(&name, attached) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Volumes came, went, or got other names by this session: the next list is made anew.
+    pub fn forget_list(&self) {
+        *self.listed.lock() = None;
+    }
+
+    /// Does something with a volume that is not attached meanwhile; one that nobody uses is detached first.
+    ///
+    /// # Errors
+    /// `Busy` while somebody uses it; those of detaching it, and of `does`.
+    pub fn while_detached<T>(
+        &self,
+        name: &str,
+        does: impl FnOnce(&Arc<Session>) -> Result<T>,
+    ) -> Result<T> {
+        // Others are opened and closed meanwhile; who asks for this one waits.
+        let _closing = self.closing.read();
+        let id = self.find(name)?.id;
+        self.alone(id, || {
+            self.detach_unused(id, name)?;
+            does(&self.session)
+        })
+    }
+
+    /// Does something while nobody attaches the volume.
+    fn alone<T>(&self, id: u64, does: impl FnOnce() -> T) -> T {
+        let own = self.attaching.lock().entry(id).or_default().clone();
+        let attaching = own.lock();
+        let done = does();
+        drop(attaching);
+        // Without another one who waits, only the map and we know the lock.
+        let mut all = self.attaching.lock();
+        if Arc::strong_count(&own) == 2 {
+            all.remove(&id);
+        }
+        done
+    }
+
+    /// Detaches a volume that is attached, and that nobody uses.
+    fn detach_unused(&self, id: u64, name: &str) -> Result<()> {
+        let mut open = self.open.lock();
+        let Some(volume) = open.remove(&id) else { return Ok(()) };
+        match Arc::try_unwrap(volume) {
+            Ok(volume) => {
+                drop(open);
+                volume.detach()
+            }
+            Err(volume) => {
+                open.insert(id, volume);
+                let what = format!("volume '{}' is in use", name.escape_debug());
+                Err(Error::new(Kind::Busy, what))
+            }
+        }
+    }
+
     /// Closes all volumes. Nobody else may use them any more.
     ///
     /// # Errors
@@ -229,23 +326,14 @@ impl ClusterExports {
 
     /// Attaches a volume that `name` stood for. Who asks for the same one meanwhile waits for it.
     fn attach(&self, name: &str, named: &Named) -> Result<Arc<Volume>> {
-        let own = self.attaching.lock().entry(named.id).or_default().clone();
-        let attaching = own.lock();
-        let attached = match self.attached(named.id) {
+        self.alone(named.id, || match self.attached(named.id) {
             Some(volume) => Ok(volume),
             None => Volume::attach_named(&self.session, name, named, self.mode).map(|volume| {
                 let volume = Arc::new(volume);
                 self.open.lock().insert(named.id, volume.clone());
                 volume
             }),
-        };
-        drop(attaching);
-        // Without another one who waits, only the map and we know the lock.
-        let mut all = self.attaching.lock();
-        if Arc::strong_count(&own) == 2 {
-            all.remove(&named.id);
-        }
-        attached
+        })
     }
 }
 
@@ -268,11 +356,14 @@ impl Exports for ClusterExports {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
-        let named = self.find(name)?;
-        if let Some(volume) = self.attached(named.id) {
-            return Ok(volume);
-        }
-        let _attaching = self.closing.read();
-        self.attach(name, &named).map(|volume| volume as Arc<dyn onefold_core::Volume>)
+        let open = || {
+            let named = self.find(name)?;
+            if let Some(volume) = self.attached(named.id) {
+                return Ok(volume);
+            }
+            let _attaching = self.closing.read();
+            self.attach(name, &named)
+        };
+        for_client(&self.session, open()).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }
 }

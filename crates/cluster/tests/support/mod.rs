@@ -95,6 +95,10 @@ impl<F: Fn(&Write) -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         self.store.time()
     }
 
+    fn monotonic(&self) -> Duration {
+        self.store.monotonic()
+    }
+
     fn space(&self) -> Result<Space, Refusal> {
         self.store.space()
     }

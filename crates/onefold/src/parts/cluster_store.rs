@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     fmt,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     str::FromStr,
     sync::Arc,
@@ -14,9 +15,9 @@ use onefold_backend::{
     rados::{Connection, Location, TIMEOUT},
 };
 use onefold_cluster::{KeySource, Session, Settings};
-use onefold_core::{Error, object::ObjectStore};
+use onefold_core::{Error, Kind, hex_digits, object::ObjectStore};
 
-use super::{keeper::Keeper, keys, operator};
+use super::{control::Client, keeper::Keeper, keys, operator};
 
 /// Where a store is.
 #[derive(Clone, Debug)]
@@ -45,6 +46,34 @@ impl fmt::Display for Url {
             Url::Rados(text, _) => f.write_str(text),
         }
     }
+}
+
+impl Url {
+    /// The server that has a folder, if one takes commands; nothing for a store on Ceph, where everybody may
+    /// come at any time.
+    ///
+    /// # Errors
+    /// `Denied` when what listens can't be trusted; those of looking at the folder.
+    pub fn server(&self) -> Result<Option<Client>, Error> {
+        let Url::Folder(path) = self else { return Ok(None) };
+        let (name, owner) = control_name(path)?;
+        match Client::connect_to(&name, owner, path) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The name of the control socket of a folder's server, by which folder it is; and the folder's owner.
+///
+/// # Errors
+/// Those of looking at it.
+pub fn control_name(folder: &Path) -> Result<(String, u32), Error> {
+    let metadata = std::fs::metadata(folder)
+        .map_err(|e| Error::from_io(format_args!("can't look at {}", folder.display()), e))?;
+    let name = format!("{}{:016x}{:016x}", hex_digits(FOLDER), metadata.dev(), metadata.ino());
+    Ok((name, metadata.uid()))
 }
 
 /// An object store that sessions can be opened on. Sessions of a folder are dropped before it.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_cluster::{ClusterExports, Mode, Session};
+use onefold_cluster::{ClusterExports, Gateway, Mode, Session};
 use onefold_core::{Error, Kind, Result};
 
 /// Between two looks for work on the volumes that are open.
@@ -80,6 +80,67 @@ impl ClusterWork {
 impl Drop for ClusterWork {
     fn drop(&mut self) {
         self.stop_tending();
+    }
+}
+
+/// Between two signs of life of a server that others stand by for.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// The right to serve a store that others stand by for, shown by a thread of its own: nothing else keeps it
+/// waiting.
+pub struct Heart {
+    gateway: Arc<Gateway>,
+    /// Dropped to end the thread.
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heart {
+    /// Begins to show that this session lives. `replaced` hears of the error after which another one serves.
+    ///
+    /// # Errors
+    /// `Io` when no thread can be started.
+    pub fn start(gateway: Gateway, replaced: impl FnOnce(Error) + Send + 'static) -> Result<Heart> {
+        let gateway = Arc::new(gateway);
+        let (stop, stopped) = mpsc::channel::<()>();
+        let beats = gateway.clone();
+        let beat = move || {
+            let goes_on = || stopped.recv_timeout(BEAT) == Err(mpsc::RecvTimeoutError::Timeout);
+            while goes_on() {
+                match beats.beat() {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == Kind::Stopped => return replaced(error),
+                    Err(error) => tracing::warn!("{error}"),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("sign of life".into()).spawn(beat);
+        let thread =
+            thread.map_err(|e| Error::from_io("cannot start a thread for signs of life", e))?;
+        Ok(Heart { gateway, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Lets another server take over at once; all volumes are closed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn give_up(mut self) -> Result<()> {
+        self.end();
+        self.gateway.give_up()
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic, if any, was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -135,6 +135,10 @@ impl ObjectStore for CountedObjects {
         self.below.time()
     }
 
+    fn monotonic(&self) -> Duration {
+        self.below.monotonic()
+    }
+
     fn space(&self) -> Result<Space, Refusal> {
         self.below.space()
     }

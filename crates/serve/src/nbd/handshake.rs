@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::io::Write;
 use std::sync::Arc;
 
-use onefold_core::{Error, Kind, Volume};
+use onefold_core::{Error, Kind, Replaced, Volume};
 
 use super::ending::Ending;
 use super::inbox::{Inbox, Source};
@@ -59,6 +59,8 @@ struct Handshake<'a, R, W> {
     allocation_for: Option<Vec<u8>>,
     /// Lists of volumes that were made.
     lists: Cell<u32>,
+    /// Another server has taken over: the client is to ask that one, instead of hearing an answer here.
+    replaced: Cell<bool>,
 }
 
 /// Where an option leads.
@@ -103,6 +105,7 @@ pub(crate) fn handshake<R: Source, W: Write, T>(
         dialect: Dialect::Simple,
         allocation_for: None,
         lists: Cell::new(0),
+        replaced: Cell::new(false),
     };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
@@ -364,6 +367,7 @@ impl<R: Source, W: Write> Handshake<'_, R, W> {
             _ => name.to_owned(),
         };
         let volume = self.offer.open(&name).map_err(|error: Error| {
+            self.replaced.set(self.replaced.get() || Replaced::caused(&error));
             let answer = match error.kind() {
                 Kind::NotFound | Kind::InvalidInput => answer::ERR_UNKNOWN,
                 Kind::Denied | Kind::Busy => answer::ERR_POLICY,
@@ -396,6 +400,9 @@ impl<R: Source, W: Write> Handshake<'_, R, W> {
     }
 
     fn send(&mut self) -> Result<(), Ending> {
+        if self.replaced.get() {
+            return Err(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into());
+        }
         let sent = self.outbox.hold().send([&self.replies[..]].into_iter());
         self.replies.clear();
         Ok(sent?)

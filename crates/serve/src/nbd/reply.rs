@@ -6,15 +6,18 @@
 
 use std::io::{self, IoSlice, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
-use onefold_core::{Error, Kind};
+use onefold_core::{Error, Kind, Replaced};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::durations::{Begun, Ended};
+use super::socket::hang_up;
 use super::statistics::Counters;
 use super::wire::{
     CHUNK_DONE, Dialect, EXTENDED_REPLY, Put, Request, SIMPLE_REPLY, STRUCTURED_REPLY, chunk,
 };
+use crate::client_fd::ClientFd;
 
 /// The protocol's error numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +37,13 @@ pub(crate) enum Code {
 pub(crate) struct Refusal {
     pub(crate) code: Code,
     pub(crate) message: String,
+    /// The connection ends instead of an answer: the client is to ask another server.
+    pub(crate) hangs_up: bool,
 }
 
 impl Refusal {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into() }
+        Refusal { code, message: message.into(), hangs_up: false }
     }
 }
 
@@ -54,7 +59,7 @@ impl From<Error> for Refusal {
             // A stopped store still answers reads, so the connection goes on.
             Kind::Stopped | Kind::Busy | Kind::Corrupt | Kind::Io | Kind::Memory => Code::Io,
         };
-        Refusal { code, message: error.to_string() }
+        Refusal { code, message: error.to_string(), hangs_up: Replaced::caused(&error) }
     }
 }
 
@@ -107,6 +112,8 @@ pub(crate) struct Replies {
     answered: u64,
     errors: u64,
     ended: Ended,
+    /// A request can't be answered here any more.
+    hangs_up: bool,
 }
 
 impl Replies {
@@ -118,6 +125,7 @@ impl Replies {
             answered: 0,
             errors: 0,
             ended: Ended::default(),
+            hangs_up: false,
         }
     }
 
@@ -183,6 +191,7 @@ impl Replies {
     pub(crate) fn error(&mut self, of: Of, refusal: &Refusal, at: Option<u64>) {
         self.end(of);
         self.errors += 1;
+        self.hangs_up |= refusal.hangs_up;
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
             self.simple_header(of, refusal.code as u32);
@@ -320,6 +329,10 @@ impl Replies {
         held: &mut Held<'_, W>,
         data: &[u8],
     ) -> io::Result<()> {
+        if self.hangs_up {
+            // What was done is done again elsewhere: a client asks again for all that had no answer.
+            held.hang_up();
+        }
         let parts = self.parts.iter().map(|part| match part.source {
             Source::Small => &self.small[part.range.clone()],
             Source::Data => &data[part.range.clone()],
@@ -338,6 +351,8 @@ pub(crate) struct Outbox<W>(Mutex<Sender<W>>);
 struct Sender<W> {
     writer: W,
     broken: bool,
+    /// Shut down where a request can't be answered here any more.
+    socket: Option<Arc<ClientFd>>,
 }
 
 /// Slices given to the system at once; enough for 64 reads.
@@ -348,7 +363,13 @@ pub(crate) struct Held<'a, W>(MutexGuard<'a, Sender<W>>);
 
 impl<W: Write> Outbox<W> {
     pub(crate) fn new(writer: W) -> Outbox<W> {
-        Outbox(Mutex::new(Sender { writer, broken: false }))
+        Outbox(Mutex::new(Sender { writer, broken: false, socket: None }))
+    }
+
+    /// Names the socket that is shut down where a request can't be answered here any more, so that all
+    /// threads of the connection end.
+    pub(crate) fn hangs_up(&self, socket: Arc<ClientFd>) {
+        self.0.lock().socket = Some(socket);
     }
 
     /// Keeps others from sending, until the result is dropped.
@@ -369,6 +390,14 @@ impl<W: Write> Held<'_, W> {
         let sent = send_parts(&mut self.0.writer, parts);
         self.0.broken = sent.is_err();
         sent
+    }
+
+    /// Ends the connection without an answer.
+    fn hang_up(&mut self) {
+        self.0.broken = true;
+        if let Some(socket) = &self.0.socket {
+            hang_up(socket);
+        }
     }
 
     /// Stops sending: a reply that has begun can't be completed.
@@ -401,6 +430,29 @@ fn send_parts<'a>(
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_was_replaced_hangs_up_instead_of_answering() {
+        let of = Of { cookie: 1, offset: 0, begun: None };
+        for (error, hangs_up) in [
+            (Error::new(Kind::Stopped, "the store stopped"), false),
+            (Error::new(Kind::Stopped, "another server").caused_by(Replaced), true),
+        ] {
+            let mut sent = Vec::new();
+            let outbox = Outbox::new(&mut sent);
+            let mut replies = Replies::new(Dialect::Simple);
+            replies.done(of);
+            replies.error(of, &Refusal::from(error.context("volume 'v'")), None);
+            assert_eq!(replies.send(&outbox, &[]).is_err(), hangs_up);
+            drop(outbox);
+            assert_eq!(sent.is_empty(), hangs_up);
         }
     }
 }

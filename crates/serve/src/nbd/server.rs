@@ -804,6 +804,7 @@ impl Hall {
         guest.volume = Some((number, of_volume.clone()));
         guest.opened = Some(opened);
         let (of_peer, activity) = (guest.of_peer.clone(), guest.activity.clone());
+        let socket = Some(guest.socket.clone());
         self.count(&guests);
         Some(Seat {
             holder: Holder { peer, volume: number },
@@ -811,6 +812,7 @@ impl Hall {
             of_volume,
             limited,
             activity,
+            socket,
         })
     }
 

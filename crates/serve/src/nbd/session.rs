@@ -51,6 +51,7 @@ use super::status;
 use super::turns::{Presence, REQUEST_COST, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
 use crate::batch::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
+use crate::client_fd::ClientFd;
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
 ///
@@ -149,6 +150,8 @@ pub(crate) struct Seat {
     pub(crate) of_volume: Arc<Share>,
     pub(crate) limited: Arc<Limited>,
     pub(crate) activity: Arc<Activity>,
+    /// The client's socket, where there is one.
+    pub(crate) socket: Option<Arc<ClientFd>>,
 }
 
 impl Default for Seat {
@@ -161,6 +164,7 @@ impl Default for Seat {
             of_volume: Arc::default(),
             limited: Arc::default(),
             activity,
+            socket: None,
         }
     }
 }
@@ -183,6 +187,9 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
+    if let Some(socket) = &seat.socket {
+        outbox.hangs_up(socket.clone());
+    }
     let _present: [Presence<'_>; 4] =
         [&shares.places, &shares.statuses, &shares.writers, &seat.limited.turns]
             .map(|turns| turns.join(seat.holder));

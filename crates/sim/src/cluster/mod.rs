@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 35] = [
+const MARKS: [&str; 40] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -61,6 +61,11 @@ const MARKS: [&str; 35] = [
     "something can't be renamed",
     "something is renamed",
     "the store is full",
+    "a standby takes over",
+    "a standby waits for a volume's lock",
+    "a server finds that it was replaced",
+    "a server gives up",
+    "a server's clock is set",
 ];
 
 /// The simulator of the cluster engine.

@@ -102,6 +102,10 @@ pub struct Params {
     pub renames: bool,
     /// The store is sealed at rest.
     pub sealed: bool,
+    /// The clients are servers that stand by for each other.
+    pub gateways: bool,
+    /// Events at which the clock of a server is set, in thousandths.
+    pub sets: u64,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -116,7 +120,38 @@ impl Params {
         let params = if is_wild(seed) { params.wild() } else { params };
         let params = if has_renames(seed) { params.renaming() } else { params };
         let params = if is_kept(seed) { params } else { params.limited() };
+        let params = if has_gateways(seed) { params.standing_by() } else { params };
         Params { sealed: is_sealed(seed), ..params }
+    }
+
+    /// Draws the parameters of seeds in which servers stand by for each other, from a source of their own.
+    /// Nobody else writes to volumes there, or shuts a server out.
+    fn standing_by(self) -> Params {
+        if self.renames || self.tidy || self.late_last {
+            return self;
+        }
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6407);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let volumes = self.volumes - usize::from(self.steward);
+        Params {
+            gateways: true,
+            volumes,
+            steward: false,
+            clients: of(&[2, 3]) as usize,
+            workers: of(&[0, 1]) as usize,
+            scrubs: false,
+            puts: of(&[0, 0, 1]) == 1,
+            calls: of(&[60, 300, 300]),
+            events: of(&[6000, 12_000, 20_000]),
+            kills: of(&[0, 1, 2]),
+            stops: of(&[1, 2, 5]),
+            jumps: of(&[0, 0, 1]),
+            sets: of(&[0, 2, 10]),
+            full: 0,
+            unknown: of(&[0, 10, 50]),
+            mixed: true,
+            ..self
+        }
     }
 
     /// Parameters that are smaller in one respect each.
@@ -311,6 +346,8 @@ impl Params {
             set_back: false,
             renames: false,
             sealed: false,
+            gateways: false,
+            sets: 0,
             bug: None,
         }
     }
@@ -341,7 +378,12 @@ impl Params {
             dedup: Dedup::PostProcessing,
             cold: Duration::from_millis(self.cold),
             lease: Duration::from_secs(30),
-            volume_lease: Duration::from_secs(30),
+            volume_lease: if self.gateways {
+                Duration::from_secs(1)
+            } else {
+                Duration::from_secs(30)
+            },
+            gateway_lease: Duration::from_secs(1),
             pause: Duration::from_millis(10),
             spread_at: self.spread_at,
             count_one_in: 1,
@@ -407,6 +449,15 @@ fn is_kept(seed: u64) -> bool {
 fn has_renames(seed: u64) -> bool {
     seed >= 300 && seed % 7 == 2
 }
+
+/// True for seeds in which servers stand by for each other: one of thirteen, without the first 300, and without
+/// those that were kept before.
+fn has_gateways(seed: u64) -> bool {
+    seed >= 300 && seed % 13 == 6 && !KEPT_BEFORE_GATEWAYS.contains(&seed)
+}
+
+/// Seeds of that kind that had been kept, each with a planted bug or a fault, when servers began to stand by.
+const KEPT_BEFORE_GATEWAYS: [u64; 4] = [448, 773, 786, 4244];
 
 /// True for seeds whose store is sealed at rest: one of eleven, without the first 300, and without those
 /// that were kept before.

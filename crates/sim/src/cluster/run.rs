@@ -6,7 +6,7 @@ use onefold_cluster::Session;
 use onefold_core::Error;
 
 use super::{
-    actors::{self, renamer, steward},
+    actors::{self, gateway, renamer, steward},
     checks::end::clean_up,
     params::Params,
     sealed,
@@ -28,7 +28,10 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
         inner.calm = false;
         inner.say(|| "set up".into());
     }
-    for volume in 0..params.volumes {
+    if params.gateways {
+        (0..params.clients).for_each(|n| start(&world, (Role::Gateway, n)));
+    }
+    for volume in 0..if params.gateways { 0 } else { params.volumes } {
         (0..params.clients).for_each(|_| start(&world, (Role::Client, volume)));
     }
     (0..params.workers).for_each(|n| start(&world, (Role::Worker, n)));
@@ -75,6 +78,7 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
                 Role::Scrubber => "scrubbers",
                 Role::Steward => "stewards",
                 Role::Renamer => "renamers",
+                Role::Gateway => "gateways",
             },
             count as u64,
         );
@@ -89,6 +93,7 @@ fn start(world: &Arc<World>, role: (Role, usize)) {
         (Role::Client, _) => |world, store, actor| actors::client(world, store, actor, 2),
         (Role::Steward, 1) => |world, store, actor| steward::steward(world, store, actor, 1),
         (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
+        (Role::Gateway, _) => gateway::gateway,
         (Role::Putter, _) => actors::putter,
         (Role::Scrubber, _) => actors::scrubber,
         (Role::Renamer, _) => renamer::renamer,

@@ -108,6 +108,10 @@ impl ObjectStore for SimStore {
         self.world.inner().clock_of(self.actor)
     }
 
+    fn monotonic(&self) -> Duration {
+        self.world.inner().monotonic_of(self.actor)
+    }
+
     fn recovers(&self) -> bool {
         // Every third ten seconds.
         let inner = self.world.inner();

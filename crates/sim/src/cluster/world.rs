@@ -24,7 +24,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::events::Next;
 use super::{
-    checks::{Dropped, double::DoubleWork, naming::Naming},
+    checks::{Dropped, double::DoubleWork, naming::Naming, serving::Serving},
     model::Model,
     params::Params,
     sealed::Hidden,
@@ -97,6 +97,8 @@ struct Actor {
     drift: Duration,
     /// How far its clock was set back.
     back: Duration,
+    /// How far it was set forward.
+    ahead: Duration,
     /// The actor can be killed.
     mortal: bool,
     /// Its role, and its number in it.
@@ -120,6 +122,8 @@ pub(super) enum Role {
     Steward,
     /// Gives volumes and objects other names.
     Renamer,
+    /// Stands by for the others of its kind, and then writes to all volumes.
+    Gateway,
 }
 
 /// The state that all share; only the actor with the baton touches it.
@@ -132,6 +136,11 @@ pub(super) struct Inner {
     pub(super) rng: Rng,
     pub(super) model: Model,
     pub(super) naming: Naming,
+    pub(super) serving: Serving,
+    /// Fenced sessions that the object of the server at work still takes operations of, and who fenced them.
+    unheard: BTreeMap<String, BTreeSet<String>>,
+    /// Until then fences are not answered.
+    fences_answered: Duration,
     pub(super) failure: Option<Failure>,
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
@@ -191,6 +200,9 @@ impl World {
             rng: rng.fork(),
             model: Model::new(params),
             naming: Naming::new(params.renames),
+            serving: Serving::default(),
+            unheard: BTreeMap::new(),
+            fences_answered: Duration::ZERO,
             failure: None,
             reach: Reach::default(),
             double: DoubleWork::default(),
@@ -249,6 +261,7 @@ impl World {
             identity: identity.clone(),
             drift,
             back: Duration::ZERO,
+            ahead: Duration::ZERO,
             mortal,
             role,
         });
@@ -307,6 +320,7 @@ impl World {
             inner.actors[actor].replies = ops.iter().map(|_| None).collect();
             inner.actors[actor].state = State::Waiting;
             inner.actors[actor].requests += ops.len() as u64;
+            inner.judge_fences(&ops);
             let notes = ops.iter().filter_map(|op| match op {
                 Op::Write(op) => Some(noted_by(&inner.meant(op)).collect::<Vec<_>>()),
                 _ => None,
@@ -459,7 +473,13 @@ impl World {
 impl Inner {
     /// The time by an actor's clock.
     pub(super) fn clock_of(&self, actor: usize) -> Duration {
-        (self.now + self.actors[actor].drift).saturating_sub(self.actors[actor].back)
+        let actor = &self.actors[actor];
+        (self.now + actor.drift + actor.ahead).saturating_sub(actor.back)
+    }
+
+    /// The time by an actor's clock that nobody sets.
+    pub(super) fn monotonic_of(&self, actor: usize) -> Duration {
+        self.now + self.actors[actor].drift
     }
 
     /// The requests that an actor sent so far.

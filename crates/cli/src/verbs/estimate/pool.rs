@@ -468,6 +468,10 @@ mod tests {
             self.store.time()
         }
 
+        fn monotonic(&self) -> Duration {
+            self.store.monotonic()
+        }
+
         fn space(&self) -> Result<Space, Refusal> {
             self.store.space()
         }

@@ -84,11 +84,13 @@ fn work(
 ) -> Result<(), Failure> {
     let file = match Found::at(&options.store)? {
         Found::Archive(directory) => {
+            options.not_standing_by()?;
             witness::is_not_for(&options.store);
             return archive::run(options, &directory, service, trust);
         }
         Found::Block(file) => {
             options.not_of_archives()?;
+            options.not_standing_by()?;
             file
         }
         Found::Cluster(url) => {

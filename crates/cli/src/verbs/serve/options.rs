@@ -11,7 +11,7 @@ use onefold_console::{
     failure::Failure,
     size::Size,
 };
-use onefold_core::{Exports, Result};
+use onefold_core::{Error, Exports, Kind, Result};
 use onefold_serve::{
     http,
     nbd::{self, Limits},
@@ -162,11 +162,21 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "read_only")]
     pub(crate) take_over: bool,
 
-    /// Waits for a volume that another server writes, until that server has not renewed its right for 9 s,
-    /// as when it was killed; then takes the volume, and the cluster takes nothing more of that server.
-    /// Clients that come meanwhile wait. Cluster engine only
+    /// Waits while another server with this option serves the store, or any server writes a volume. When that
+    /// one ends, or showed no sign of life for 9 s, shuts it out, listens, and serves. A folder is taken over
+    /// when its process has ended. Not with --vhost. Cluster engine only
     #[arg(long, conflicts_with_all = ["read_only", "take_over"])]
     pub(crate) standby: bool,
+
+    /// Stands by again after another server took over, instead of ending. Cluster engine only
+    #[arg(long, requires = "standby")]
+    pub(crate) stand_by_again: bool,
+
+    /// Command for the shell, run when this server takes over and before it listens, as to move an address
+    /// to this host. When it fails, or takes 30 s, the server gives up, and another one may take over. Cluster engine
+    /// only
+    #[arg(long, value_name = "COMMAND", requires = "standby")]
+    pub(crate) on_takeover: Option<String>,
 
     /// Serves volumes for reading, also while another server writes to them, and writes nothing: the right
     /// to read both pools is enough. Cluster engine only
@@ -313,6 +323,14 @@ impl Options {
         }
     }
 
+    /// Refuses the options of servers that stand by for a store that has no such servers.
+    pub(super) fn not_standing_by(&self) -> Result<(), Failure> {
+        match self.standby {
+            false => Ok(()),
+            true => Err(Failure::usage("--standby is for stores of the cluster engine")),
+        }
+    }
+
     /// Threads that deduplicate in the background.
     pub(super) fn workers(&self) -> usize {
         // A server that only reads may lack the right to do more.
@@ -426,18 +444,46 @@ pub(super) fn listen(
     sockets: Vec<Socket>,
     server: &mut nbd::Server,
 ) -> Result<Vec<String>, Failure> {
+    listen_when_free(options, usual, sockets, server, &mut |_| false)
+}
+
+/// True when another server has the address.
+pub(super) fn is_taken(error: &Error) -> bool {
+    let source = std::error::Error::source(error);
+    let cause = source.and_then(|source| source.downcast_ref::<std::io::Error>());
+    error.kind() == Kind::Busy
+        || cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::AddrInUse)
+}
+
+/// As [`listen`]; while another server has an address, `waits` says whether to try again.
+pub(super) fn listen_when_free(
+    options: &Options,
+    usual: Option<PathBuf>,
+    sockets: Vec<Socket>,
+    server: &mut nbd::Server,
+    waits: &mut dyn FnMut(&Error) -> bool,
+) -> Result<Vec<String>, Failure> {
     let mut addresses = options.nbd.clone();
     if addresses.is_empty() && sockets.is_empty() {
         addresses.extend(usual.map(|path| Address::Unix(path, Door::default())));
     }
     let mut listeners = Vec::new();
     for address in addresses {
-        listeners.push(match address {
-            Address::Unix(path, door) => {
-                server.add_unix_for(&path, door.reach()?)?;
-                Address::Unix(std::path::absolute(&path).unwrap_or(path), door)
+        let mut enter = || -> Result<Address> {
+            Ok(match &address {
+                Address::Unix(path, door) => {
+                    server.add_unix_for(path, door.reach()?)?;
+                    let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                    Address::Unix(path, door.clone())
+                }
+                Address::Tcp(address) => Address::Tcp(server.add_tcp(*address, options.insecure)?),
+            })
+        };
+        listeners.push(loop {
+            match enter() {
+                Err(error) if is_taken(&error) && waits(&error) => {}
+                entered => break entered?,
             }
-            Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
         });
     }
     for device in &options.vhost {
@@ -459,11 +505,7 @@ pub(super) fn listen(
 }
 
 /// Listens for browsers and Prometheus where the options say; the caller starts it.
-pub(super) fn show(
-    options: &Options,
-    report: Reporter,
-    trust: &Trust,
-) -> Result<http::Server, Failure> {
+pub(super) fn show(options: &Options, report: Reporter, trust: &Trust) -> Result<http::Server> {
     let mut server =
         http::Server::new(Pages::new(report, options.one_tenant), options.http_name.clone());
     if let Some(credentials) = &trust.credentials {

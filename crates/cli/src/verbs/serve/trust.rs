@@ -27,6 +27,8 @@ pub(super) struct Trust {
     /// that the terminal is gone, and is not taken. Until [`follow_hangups`](Trust::follow_hangups) takes
     /// this, a SIGHUP waits, and does not end a service that opens its store.
     hangups: Arc<Mutex<Option<Hangups>>>,
+    /// The connections of the server at work; one that stands by again makes another server.
+    watch: Arc<Mutex<Option<Watch>>>,
     /// The log of `--audit`, which tells who did what.
     pub(super) audit: Option<Arc<Auditor>>,
 }
@@ -49,7 +51,7 @@ impl Trust {
         let reads = credentials.is_some() || access.is_some() || in_service;
         let hangups = reads.then(Hangups::install).transpose()?;
         let hangups = Arc::new(Mutex::new(hangups));
-        Ok(Trust { credentials, access, hangups, audit })
+        Ok(Trust { credentials, access, hangups, watch: Arc::default(), audit })
     }
 
     /// The listener that writes commands to the audit log, if there is one.
@@ -88,6 +90,7 @@ impl Trust {
     /// # Errors
     /// `Io`: no thread can be started.
     pub(super) fn follow_hangups(&self, watch: Watch) -> Result<()> {
+        *self.watch.lock() = Some(watch);
         let Some(mut hangups) = self.hangups.lock().take() else { return Ok(()) };
         let trust = self.clone();
         let follow = move || {
@@ -97,7 +100,9 @@ impl Trust {
                     Ok(()) => tracing::info!("read the rights again: SIGHUP"),
                     Err(error) => tracing::error!("the rights stay as they were: {error}"),
                 }
-                watch.look_again();
+                if let Some(watch) = trust.watch.lock().as_ref() {
+                    watch.look_again();
+                }
             }
         };
         std::thread::Builder::new()
@@ -105,6 +110,14 @@ impl Trust {
             .spawn(follow)
             .map(drop)
             .map_err(|error| Error::from_io("cannot start a thread", error))
+    }
+
+    /// Reads the files again for a server that begins to listen after a while; when one can't be read, all stays
+    /// as it was.
+    pub(super) fn read_before_listening(&self) {
+        if let Err(error) = self.read_again() {
+            tracing::error!("the rights stay as they were: {error}");
+        }
     }
 
     fn read_again(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 mod archive;
 mod block;
-mod cluster;
+pub(in crate::verbs) mod cluster;
 mod replay;
 
 pub(in crate::verbs) use self::archive::Stats;
@@ -29,8 +29,7 @@ use onefold_console::{failure::Failure, output, size::Size};
 
 /// Shows what a store holds, what it saved, and how it is doing
 ///
-/// Block stores, archives and stores on Ceph may be served meanwhile; a folder of the cluster
-/// engine may not.
+/// The store may be served meanwhile.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json\n  \

@@ -2,7 +2,7 @@
 
 pub(super) mod archive;
 pub(super) mod block;
-mod cluster;
+pub(super) mod cluster;
 pub(super) mod guard;
 mod iscsi;
 mod speed;
@@ -14,10 +14,9 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_block::NoDedup;
-use onefold_cluster::What;
 use onefold_core::{Error, Kind, Result};
 
-use super::{Found, cluster::list as list_names, refused};
+use super::{Found, refused};
 use onefold::parts::control::{Request, Speed};
 use onefold_console::{
     failure::Failure,
@@ -29,7 +28,7 @@ use onefold_console::{
 ///
 /// Clients use volumes over NBD (`onefold serve`). A volume shares equal data with all other
 /// volumes of its store, and in an archive with the streams, too. The store may be served
-/// meanwhile, unless it is a folder of the cluster engine.
+/// meanwhile.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
@@ -381,7 +380,7 @@ fn list(store: &Path, answer: Answer) -> Result<(), Failure> {
     match Found::at(store)? {
         Found::Block(file) => block::list(&file, answer),
         Found::Archive(directory) => archive::list(&directory, answer),
-        Found::Cluster(url) => list_names(&url, What::Volume, answer),
+        Found::Cluster(url) => cluster::list(&url, answer),
     }
 }
 

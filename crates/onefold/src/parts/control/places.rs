@@ -3,7 +3,7 @@
 //! | | a server takes commands in | a verb looks there, and in |
 //! |---|---|---|
 //! | `--control DIR` | DIR | nothing else |
-//! | a service of systemd | `$RUNTIME_DIRECTORY` | `/run/onefold/*` |
+//! | a service of systemd | `$RUNTIME_DIRECTORY`, or for a gateway `control` in it, since clients enter it | `/run/onefold/*`, `/run/onefold-gateway/*/control` |
 //! | root | `/run/onefold/root` | `/run/onefold/*`, and `/run/user/UID/onefold` of a store's owner that `--owner UID` names |
 //! | anybody else | `$XDG_RUNTIME_DIR/onefold` | `/run/onefold/*` |
 //!
@@ -26,6 +26,12 @@ use onefold_core::{Error, Kind, Result};
 
 /// Directories of services, and root's own.
 const SERVICES: &str = "/run/onefold";
+
+/// Directories of services whose clients enter them.
+const GATEWAYS: &str = "/run/onefold-gateway";
+
+/// Where commands are taken in a directory that clients enter.
+const INSIDE: &str = "control";
 
 /// The value of `--control`.
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
@@ -50,7 +56,8 @@ pub(super) fn own() -> Result<PathBuf> {
         return Ok(chosen.clone());
     }
     if let Some(directory) = of_service() {
-        return Ok(directory);
+        let is_gateway = directory.starts_with(GATEWAYS);
+        return Ok(if is_gateway { directory.join(INSIDE) } else { directory });
     }
     if own_uid() == 0 {
         return Ok(Path::new(SERVICES).join("root"));
@@ -82,6 +89,12 @@ pub(super) fn all(owner: u32) -> Vec<PathBuf> {
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
             .map(|entry| entry.path())
             // The superuser's own place lies there too.
+            .filter(|path| own().ok().as_ref() != Some(path)),
+    );
+    let gateways = std::fs::read_dir(GATEWAYS).into_iter().flatten().flatten();
+    places.extend(
+        gateways
+            .map(|entry| entry.path().join(INSIDE))
             .filter(|path| own().ok().as_ref() != Some(path)),
     );
     places

@@ -123,6 +123,10 @@ impl ObjectStore for ClockedObjects {
         self.world.time()
     }
 
+    fn monotonic(&self) -> Duration {
+        self.world.time()
+    }
+
     fn space(&self) -> Result<Space, Refusal> {
         Ok(Space { total: 1 << 50, used: 0 })
     }

@@ -1,5 +1,6 @@
 //! The lives of actors.
 
+pub(crate) mod gateway;
 pub(crate) mod renamer;
 pub(crate) mod steward;
 
@@ -104,7 +105,7 @@ pub(crate) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
         if world.inner().stopping {
             break;
         }
-        if let Err(error) = call(world, &session, &volume, actor, at) {
+        if let Err(error) = call(world, &session, &volume, actor, at, ALL) {
             let stopped = error.kind() == Kind::Stopped;
             note(world, "client", &error);
             if stopped {
@@ -120,7 +121,7 @@ pub(crate) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
 }
 
 /// Attaches a volume under the name that it has.
-fn attach(
+pub(crate) fn attach(
     world: &Arc<World>,
     session: &Arc<Session>,
     at: usize,
@@ -146,19 +147,25 @@ fn attach(
     }
 }
 
+/// Calls of a client in percent: all, and those that a client of a server asks for.
+const ALL: u64 = 100;
+const ASKED_FOR: u64 = 80;
+
+/// One of the first `of` percent of calls.
 fn call(
     world: &Arc<World>,
     session: &Arc<Session>,
     volume: &Volume,
     actor: usize,
     at: usize,
+    of: u64,
 ) -> Result<(), Error> {
     let (what, sectors, chunk) = {
         let mut inner = world.inner();
         let params = &inner.params;
         let (sectors, chunk) =
             (volume.bytes() as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
-        (inner.rng.below(100), sectors, chunk)
+        (inner.rng.below(of), sectors, chunk)
     };
     match what {
         0..10 => write_together(world, volume, actor, at, sectors, chunk),

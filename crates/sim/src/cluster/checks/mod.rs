@@ -4,6 +4,7 @@ pub(super) mod decay;
 pub(super) mod double;
 pub(super) mod end;
 pub(super) mod naming;
+pub(super) mod serving;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,11 @@
 //! The next event: an operation that is applied, a reply that arrives, is lost or late, or an actor
 //! that is killed, stopped or continued.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    time::Duration,
+};
 
 use onefold_cluster::format::{ObjectId, key};
 use onefold_core::{
@@ -13,7 +17,7 @@ use onefold_core::{
 
 use super::{
     super::{
-        checks,
+        checks::{self, serving},
         told::{short_change, short_guard},
     },
     Inner, JUDGED_AFTER, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
@@ -152,6 +156,19 @@ impl Inner {
         }
     }
 
+    /// Fails when somebody who lives is to be shut out by one that stands by.
+    pub(super) fn judge_fences(&mut self, ops: &[Op]) {
+        for op in ops {
+            if let Op::Fence(identity) = op
+                && !self.objects.is_fenced(identity)
+                && let Some(finding) =
+                    self.serving.judge(identity, self.now, self.params.settings().gateway_lease)
+            {
+                self.fail(finding);
+            }
+        }
+    }
+
     /// Notes the references that a late copy may make.
     pub(super) fn note_late(&mut self, op: &Write) {
         for change in &op.changes {
@@ -198,7 +215,8 @@ impl Inner {
         let ready: Vec<usize> = (0..self.actors.len())
             .filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped)
             .collect();
-        let open: Vec<usize> = (0..self.flights.len()).filter(|at| self.is_first(*at)).collect();
+        let answers = |at: &usize| self.is_first(*at) && !self.is_slow_fence(*at);
+        let open: Vec<usize> = (0..self.flights.len()).filter(answers).collect();
         let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
         if choice < ready.len() {
             return Next::Run(ready[choice]);
@@ -211,6 +229,23 @@ impl Inner {
             }
         }
         Next::Nothing
+    }
+
+    /// A fence is applied, and who sent it does not know yet.
+    fn is_slow_fence(&self, at: usize) -> bool {
+        let flight = &self.flights[at];
+        self.now < self.fences_answered
+            && flight.reply.is_some()
+            && matches!(flight.op, Op::Fence(_))
+    }
+
+    /// Half of the fences take long, and who is shut out goes on meanwhile.
+    fn slow_fence(&mut self, other: &str) {
+        if self.rng.percent(50) {
+            self.fences_answered = self.now + Duration::from_millis(self.rng.within(5, 150));
+            let fenced = self.actor_of(other);
+            self.actors[fenced].stopped = false;
+        }
     }
 
     /// Operations of a session on one object are applied in their order.
@@ -230,6 +265,9 @@ impl Inner {
         let mortal: Vec<usize> = (0..self.actors.len())
             .filter(|id| self.actors[*id].mortal && self.actors[*id].state == State::Waiting)
             .collect();
+        if self.params.sets > 0 && self.rng.below(1000) < self.params.sets {
+            self.set_a_clock();
+        }
         if self.rng.below(1000) < self.params.kills
             && let Some(actor) = self.rng.pick(&mortal).copied()
         {
@@ -252,6 +290,22 @@ impl Inner {
             });
         }
         None
+    }
+
+    /// Somebody sets the clock of a server.
+    fn set_a_clock(&mut self) {
+        let servers: Vec<usize> = (0..self.actors.len())
+            .filter(|id| self.actors[*id].role.0 == Role::Gateway)
+            .filter(|id| self.actors[*id].state != State::Ended)
+            .collect();
+        let by = Duration::from_secs(self.rng.within(1, 60));
+        let forward = self.rng.percent(70);
+        if let Some(actor) = self.rng.pick(&servers).copied() {
+            let actor = &mut self.actors[actor];
+            (actor.ahead, actor.back) =
+                if forward { (by, Duration::ZERO) } else { (Duration::ZERO, by) };
+            self.reach.hit("a server's clock is set");
+        }
     }
 
     /// Applies an operation, or lets its reply arrive.
@@ -335,9 +389,13 @@ impl Inner {
     }
 
     fn perform(&mut self, identity: &str, op: &Op) -> Result<Reply, Refusal> {
-        if self.objects.is_fenced(identity) {
+        let unheard = self.fence_is_unheard(identity, op);
+        if self.objects.is_fenced(identity) && !unheard {
             self.reach.hit("a fenced session is refused");
             return Err(Refusal::Fenced);
+        }
+        if unheard && matches!(op, Op::Write(_)) {
+            self.reach.hit("a beat is applied after the fence");
         }
         match op {
             Op::Write(op) => self.apply(identity, op).map(Reply::Version),
@@ -372,6 +430,15 @@ impl Inner {
             }
             Op::Fence(other) => {
                 self.say(|| format!("{other} is fenced"));
+                if self.params.gateways && !self.calm {
+                    if !self.objects.is_fenced(other) {
+                        self.unheard.insert(other.clone(), BTreeSet::new());
+                        self.slow_fence(other);
+                    }
+                    if let Some(fencers) = self.unheard.get_mut(other) {
+                        fencers.insert(identity.to_owned());
+                    }
+                }
                 self.objects.fence(other);
                 self.store().fence(other);
                 self.leaves_slow(self.actor_of(other));
@@ -381,6 +448,22 @@ impl Inner {
                 Ok(Reply::Done)
             }
         }
+    }
+
+    /// True when the part of the store that has the object of the server at work has not heard that this session
+    /// is fenced. It hears of a fence with the first operation that a fencer sends there; the other parts
+    /// hear at once, as they would if the fencer had asked for something.
+    fn fence_is_unheard(&mut self, identity: &str, op: &Op) -> bool {
+        let object = match op {
+            Op::Write(op) => &op.object,
+            Op::Read(op) => &op.object,
+            _ => return false,
+        };
+        if object.name != serving::OBJECT {
+            return false;
+        }
+        self.unheard.retain(|_, fencers| !fencers.contains(identity));
+        self.unheard.contains_key(identity)
     }
 
     /// The store may give shorter pages than it was asked for.
@@ -444,6 +527,12 @@ impl Inner {
                 checks::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
         {
             self.fail(finding);
+        }
+        if result.is_ok() && op.object.name == serving::OBJECT {
+            let Inner { serving, objects, now, .. } = self;
+            if let Some(finding) = serving.after(objects, &op.object, *now) {
+                self.fail(finding);
+            }
         }
         if result.is_ok() {
             let Inner { naming, objects, .. } = self;

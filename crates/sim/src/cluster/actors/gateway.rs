@@ -1,0 +1,115 @@
+//! A server that stands by for others of its kind, and then does for all volumes what clients ask.
+
+use std::sync::Arc;
+
+use onefold_cluster::{Found, Gateway, Mode, Session, Standby, Volume};
+use onefold_core::{Error, Kind};
+
+use super::{ASKED_FOR, attach, call, chance, note, open};
+use crate::{
+    checker::{Checker, Failure},
+    cluster::{store::SimStore, world::World},
+};
+
+/// Stands by, serves, and ends in order or not.
+pub(crate) fn gateway(world: &Arc<World>, store: SimStore, actor: usize) {
+    let Some(session) = open(world, store) else { return };
+    let Some(gateway) = stand_by(world, &session) else { return };
+    let volumes = world.inner().params.volumes;
+    let mut attached: Vec<Option<Volume>> = (0..volumes).map(|_| None).collect();
+    let calls = world.inner().params.calls;
+    for _ in 0..calls {
+        if world.inner().stopping {
+            break;
+        }
+        let done = serve(world, &session, &gateway, &mut attached, actor);
+        if let Err(error) = done {
+            let stopped = error.kind() == Kind::Stopped;
+            note(world, "gateway", &error);
+            if stopped {
+                world.inner().reach.hit("a server finds that it was replaced");
+                return;
+            }
+        }
+    }
+    if chance(world, 50) {
+        for volume in attached.into_iter().flatten() {
+            if let Err(error) = volume.detach() {
+                return note(world, "detach", &error);
+            }
+        }
+        match gateway.give_up() {
+            Ok(()) => world.inner().reach.hit("a server gives up"),
+            Err(error) => note(world, "gateway", &error),
+        }
+    }
+}
+
+fn stand_by(world: &Arc<World>, session: &Arc<Session>) -> Option<Gateway> {
+    let mut standby = Standby::new(session.clone());
+    loop {
+        if world.inner().stopping {
+            return None;
+        }
+        // Between two looks time passes. Any operation will do.
+        let pause = world.inner().rng.within(1, 3);
+        (0..pause).for_each(|_| drop(session.find("v0")));
+        match standby.look() {
+            Ok(Found::Mine(gateway)) => {
+                let mut inner = world.inner();
+                inner.say(|| format!("{} serves", session.store().identity()));
+                if gateway.before().is_some() {
+                    inner.reach.hit("a standby takes over");
+                }
+                return Some(gateway);
+            }
+            Ok(Found::Writes(_)) => world.inner().reach.hit("a standby waits for a volume's lock"),
+            Ok(_) => {}
+            Err(error) => {
+                note(world, "standby", &error);
+                if error.kind() == Kind::Stopped {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// A beat, or what a client asks for.
+fn serve(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    gateway: &Gateway,
+    attached: &mut [Option<Volume>],
+    actor: usize,
+) -> Result<(), Error> {
+    if chance(world, 40) {
+        return gateway.beat();
+    }
+    let at = world.inner().rng.below(attached.len() as u64) as usize;
+    let Some(volume) = &attached[at] else {
+        let volume = attach(world, session, at, Mode::Own)?;
+        let mut inner = world.inner();
+        if !inner.objects.is_fenced(&session.store().identity())
+            && inner.model.attach(at, actor, volume.id())
+        {
+            inner.reach.hit("a server attaches a volume");
+            drop(inner);
+            attached[at] = Some(volume);
+        }
+        return Ok(());
+    };
+    let replaced = world.inner().serving.is_replaced(&session.store().identity());
+    let fenced = world.inner().objects.is_fenced(&session.store().identity());
+    if fenced && chance(world, 70) {
+        // What it answers without the store.
+        onefold_core::Volume::flush(volume)?;
+    } else {
+        call(world, session, volume, actor, at, ASKED_FOR)?;
+    }
+    if replaced {
+        let what = format!("{} answers", session.store().identity());
+        world.inner().fail(Failure::new(Checker::ReplacedIsSilent, what));
+    }
+    Ok(())
+}
