@@ -18,6 +18,7 @@ mod dead_chunks;
 mod erased_domains;
 mod merge;
 mod proof;
+mod reseal;
 mod survey;
 
 pub use self::{

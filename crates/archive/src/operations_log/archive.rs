@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use onefold_seal::{Keys, Random};
 
 use super::{
-    domain::Domain, heads, key_area, position::LogPosition, reserve::Reserve,
+    data_keys, domain::Domain, domains::domain_of, heads, key_area, position::LogPosition, reserve::Reserve,
     snapshot::write_snapshot,
 };
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     format::{
         Identity,
         bytes::corrupt,
+        domain::FIRST_DOMAIN,
         label::{Label, Newer, find_label, look_for_label, look_for_proven},
         names::{COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, SYNCED, WRITER, fresh, log_name},
         parameters::Chunking,
@@ -35,8 +36,9 @@ pub struct Archive {
     reserve: Reserve,
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
-    /// The domain that it began with, and others that were looked at.
-    pub(crate) first: Arc<Domain>,
+    /// The domain that it began with, by the key that it had first.
+    pub(super) first: Arc<Domain>,
+    /// Domains that were looked at.
     pub(super) others: Mutex<BTreeMap<u32, Arc<Domain>>>,
     pub(crate) label: Label,
     pub(super) writes: bool,
@@ -217,7 +219,8 @@ pub fn create_sealed(
 impl From<&Archive> for Cuts {
     /// As the streams of the archive's first domain are cut.
     fn from(archive: &Archive) -> Cuts {
-        Cuts::from(&*archive.first)
+        // Where the newest key can't be had, nothing is stored that would be cut.
+        Cuts::from(&*domain_of(archive, FIRST_DOMAIN).unwrap_or_else(|_| archive.first.clone()))
     }
 }
 
@@ -282,6 +285,7 @@ fn create_in(
         domains: false,
         heads: format.heads && is_sealed,
         roles: format.roles && is_sealed,
+        data_keys: false,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };
@@ -332,6 +336,7 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
             Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
             Ok(archive) if writes => {
                 end_erasures(&archive)?;
+                data_keys::end_changes(&archive)?;
                 return Ok(archive);
             }
             opened => return opened,

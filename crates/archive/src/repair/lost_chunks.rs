@@ -216,7 +216,7 @@ impl Restoration<'_> {
             address,
         ) {
             Ok(bytes) => {
-                Ok((domain.fingerprinter.bytes(bytes) == *fingerprint).then(|| bytes.to_vec()))
+                Ok(domain.is_of(bytes, fingerprint).then(|| bytes.to_vec()))
             }
             Err(error) if error.kind() == Kind::Corrupt => Ok(None),
             // Perhaps it can be read another time.

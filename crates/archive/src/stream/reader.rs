@@ -246,7 +246,6 @@ impl Reader {
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
     ) -> Result<()> {
         let (tables, domain) = (self.guard.tables.clone(), self.domain_at(first)?);
-        let printer = &domain.fingerprinter;
         let (mut expected, mut found) = (fingerprints.iter(), 0);
         let read = self.reader.run(
             &tables,
@@ -255,7 +254,7 @@ impl Reader {
             fingerprints.len(),
             &mut |chunk, bytes| {
                 let whole = expected.next() == Some(&chunk.fingerprint)
-                    && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
+                    && (verify == Verify::Groups || domain.is_of(bytes, &chunk.fingerprint));
                 if !whole {
                     let message = format!(
                         "chunk {} of container {} is not the one that was stored",

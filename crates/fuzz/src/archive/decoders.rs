@@ -35,6 +35,7 @@ const LATE: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -46,6 +47,7 @@ const TREES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -57,6 +59,7 @@ const CLONES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -70,6 +73,7 @@ const LEAVES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables of an archive that has domains.
@@ -83,6 +87,7 @@ const DOMAINS: Kinds = Kinds {
     domains: true,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables of an archive whose keys have roles.
