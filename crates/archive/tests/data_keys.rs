@@ -15,15 +15,17 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collected, Collection, Compression, Format, Gauge, Ingest, KeySource,
-    PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, Tables, allow_data_keys,
+    Archive, Collected, Collection, Compression, Format, Gauge, Ingest, KeySource, PutReport,
+    PutRequest, Reader, Session, Settings, Shape, SnapshotId, Tables, allow_data_keys,
     allow_domains, check, create_domain, create_sealed, data_keys, erase_domain, forget,
     rotate_data_key, undelete,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
 use onefold_seal::{AREA_BYTES, Argon, KeyArea, Keys, SlotKind};
-use support::{By, Call, Counter, Watch, Watched, get, noise, options, put, restored, secret, store};
+use support::{
+    By, Call, Counter, Watch, Watched, get, noise, options, put, restored, secret, store,
+};
 
 struct Desk(tempfile::TempDir);
 
@@ -157,7 +159,9 @@ fn rule_24_what_is_left_is_written_again_and_then_the_older_key_goes_from_both_c
     assert!(desk.both().iter().all(|keys| keys.older(0).is_some()));
     let done = desk.reseal();
     assert!(done.resealed > 0 && done.resealed_chunks > 0 && done.keys_erased == 1, "{done:?}");
-    assert!(desk.both().iter().all(|keys| keys.older(0).is_none() && keys.generation(0) == Some(1)));
+    assert!(
+        desk.both().iter().all(|keys| keys.older(0).is_none() && keys.generation(0) == Some(1))
+    );
     let archive = desk.open();
     assert_eq!(under_older(&archive.tables()), 0);
     for name in ["before", "after"] {

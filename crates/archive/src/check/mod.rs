@@ -566,8 +566,7 @@ fn scrub_one(
                 let found = domain.fingerprinter.chunks(&bytes);
                 for ((place, chunk), (found, bytes)) in chunks.iter().zip(found.iter().zip(&bytes))
                 {
-                    if *found != chunk.fingerprint
-                        && !domain.is_of_older(bytes, &chunk.fingerprint)
+                    if *found != chunk.fingerprint && !domain.is_of_older(bytes, &chunk.fingerprint)
                     {
                         rotten.insert(*place);
                         report.problem(format!(

@@ -51,6 +51,9 @@ impl Rotation {
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Rotation> {
         let (domain, generation) = generation_of(r)?;
         let from = ContainerId(r.counter()?);
+        if from > ContainerId(ContainerId::END) {
+            return Err(corrupt("a container's number is too large"));
+        }
         Ok(Rotation { domain, generation, from, index: r.counter()?, kept: r.array()? })
     }
 }

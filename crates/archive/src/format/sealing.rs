@@ -603,9 +603,8 @@ impl Sealing {
         bytes: &mut [u8],
         tag: &[u8; TAG_BYTES],
     ) -> bool {
-        let both = self.versions(FIRST_DOMAIN, |Versions { now, older }| {
-            Ok((now.clone(), older.clone()))
-        });
+        let both =
+            self.versions(FIRST_DOMAIN, |Versions { now, older }| Ok((now.clone(), older.clone())));
         let Ok((now, older)) = both else { return false };
         let Some(older) = older else { return now.metadata.open(place, beside, bytes, tag) };
         // What does not open is of no use afterwards.

@@ -1,15 +1,18 @@
 //! One collection, step by step.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
-use super::reseal::Older;
 use crate::{
     container::{Pace, Rewriter},
     format::{
         ContainerId,
         care::CareNote,
+        class::Class,
         names::{COLLECTOR, segment_number},
         record::Record,
     },
@@ -132,6 +135,10 @@ const FREED_MAX: usize = 1 << 20;
 /// Lets a moment pass while puts and readers that began before are waited for; false when they are not
 /// waited for any longer.
 pub type Patience = Box<dyn FnMut() -> bool + Send>;
+
+/// Containers that are to be written again, with what those have in common that come into one: chunks of
+/// recipes, their class, their domain.
+pub(super) type Older = VecDeque<((bool, Class, u32), ContainerId)>;
 
 /// One collection, step by step.
 pub struct Collection {

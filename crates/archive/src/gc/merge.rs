@@ -74,8 +74,7 @@ impl Collection {
                 Err(error) => return Err(error),
             }
         }
-        let condemned =
-            |now: &Tables, id: &ContainerId| Ok(now.condemned.contains_key(id));
+        let condemned = |now: &Tables, id: &ContainerId| Ok(now.condemned.contains_key(id));
         match self.write_together(&tables, (kind.0, kind.1, domain), &from, chunks, &condemned)? {
             Together::NoRoom => return Ok(false),
             Together::Gone => return Ok(true),

@@ -8,27 +8,22 @@
 //! left, by what the log says. Containers under the older key only become less, since new ones have numbers
 //! from the change on. So when none is left, and nobody can read where they were, none comes back.
 
-use std::collections::VecDeque;
-
 use onefold_core::{Kind, Result};
 
-use super::{collection::Collection, merge::Together};
+use super::{
+    collection::{Collection, Older},
+    merge::Together,
+};
 use crate::{
     chunk_index::make_anew_paced,
     format::{
-        ContainerId, class::Class, container::ContainerKind, damage::is_damage,
-        domain::FIRST_DOMAIN, parameters::SLOTS_MAX,
+        ContainerId, container::ContainerKind, damage::is_damage, domain::FIRST_DOMAIN,
+        parameters::SLOTS_MAX,
     },
     operations_log::erase_older_data_key,
     rules::Rule,
     tables::Tables,
 };
-
-/// What containers have in common that are written together: chunks of recipes, their class, their domain.
-type Alike = (bool, Class, u32);
-
-/// Containers that are to be written again.
-pub(super) type Older = VecDeque<(Alike, ContainerId)>;
 
 impl Collection {
     /// What is under an older data key is written again under the newest one of its domain, when all else is
@@ -166,7 +161,8 @@ impl Collection {
                 found => found?,
             };
             let id = &container.stored.id;
-            let is_named = !tables.unfinished.contains_key(id) && !tables.condemned.contains_key(id);
+            let is_named =
+                !tables.unfinished.contains_key(id) && !tables.condemned.contains_key(id);
             let counts = is_named || self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
             let is_under = container.stored.domain == domain && tables.is_under_older(&container);
             left += u64::from(counts && is_under);

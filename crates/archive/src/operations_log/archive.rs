@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use onefold_seal::{Keys, Random};
 
 use super::{
-    data_keys, domain::Domain, domains::domain_of, heads, key_area, position::LogPosition, reserve::Reserve,
+    domain::Domain, heads, key_area, position::LogPosition, reserve::Reserve,
     snapshot::write_snapshot,
 };
 use crate::{
@@ -17,7 +17,6 @@ use crate::{
     format::{
         Identity,
         bytes::corrupt,
-        domain::FIRST_DOMAIN,
         label::{Label, Newer, find_label, look_for_label, look_for_proven},
         names::{COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, SYNCED, WRITER, fresh, log_name},
         parameters::Chunking,
@@ -220,7 +219,7 @@ impl From<&Archive> for Cuts {
     /// As the streams of the archive's first domain are cut.
     fn from(archive: &Archive) -> Cuts {
         // Where the newest key can't be had, nothing is stored that would be cut.
-        Cuts::from(&*domain_of(archive, FIRST_DOMAIN).unwrap_or_else(|_| archive.first.clone()))
+        Cuts::from(&*archive.newest_first().unwrap_or_else(|_| archive.first.clone()))
     }
 }
 
@@ -336,7 +335,7 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
             Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
             Ok(archive) if writes => {
                 end_erasures(&archive)?;
-                data_keys::end_changes(&archive)?;
+                archive.end_key_changes()?;
                 return Ok(archive);
             }
             opened => return opened,

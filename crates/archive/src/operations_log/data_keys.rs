@@ -142,8 +142,14 @@ fn is_used(tables: &Tables, rotation: &Rotation) -> Result<bool> {
     Ok(false)
 }
 
-/// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.
-pub(super) fn end_changes(archive: &Archive) -> Result<()> {
+impl Archive {
+    /// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.
+    pub(super) fn end_key_changes(&self) -> Result<()> {
+        end_changes(self)
+    }
+}
+
+fn end_changes(archive: &Archive) -> Result<()> {
     if !archive.label.data_keys || archive.tables().with_older().next().is_none() {
         return Ok(());
     }
@@ -159,8 +165,9 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
                 && !sealing.has_older(rotation.domain)
         };
         let unsaid = tables.with_older().filter(erased);
-        let erases = |Rotation { domain, generation, .. }: &Rotation| {
-            Record::DataKeyErased { domain: *domain, generation: *generation }
+        let erases = |Rotation { domain, generation, .. }: &Rotation| Record::DataKeyErased {
+            domain: *domain,
+            generation: *generation,
         };
         Ok(unsaid.map(erases).collect())
     };
@@ -184,7 +191,9 @@ pub(crate) fn erase_older_data_key(archive: &Archive, domain: u32, generation: u
             true if keys.older(domain).is_some() => keys.drop_older(domain, random),
             true => Ok(()),
             false => {
-                let why = format!("the key area has another data key of domain {domain} than the log says");
+                let why = format!(
+                    "the key area has another data key of domain {domain} than the log says"
+                );
                 Err(Error::new(Kind::Denied, why))
             }
         }

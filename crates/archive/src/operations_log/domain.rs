@@ -6,7 +6,12 @@ use onefold_core::{Fingerprint, Fingerprinter, Result};
 
 use crate::{
     chunking::{Cuts, Gear},
-    format::{Identity, domain::FIRST_DOMAIN, label::Label, sealing::{DomainSealing, Sealing}},
+    format::{
+        Identity,
+        domain::FIRST_DOMAIN,
+        label::Label,
+        sealing::{DomainSealing, Sealing},
+    },
 };
 
 /// A domain, opened: what streams in it are cut and fingerprinted by.
@@ -49,7 +54,9 @@ impl Domain {
     /// The first one of an archive with this label.
     pub(super) fn first(label: &Label, identity: &Identity) -> Result<Domain> {
         match identity.sealing() {
-            Some(sealing) => Ok(Domain::of(label, identity, (sealing, &*sealing.domain(FIRST_DOMAIN)?))),
+            Some(sealing) => {
+                Ok(Domain::of(label, identity, (sealing, &*sealing.domain(FIRST_DOMAIN)?)))
+            }
             None => Ok(Domain {
                 number: FIRST_DOMAIN,
                 fingerprinter: Fingerprinter::new(label.fingerprint, &label.secret),

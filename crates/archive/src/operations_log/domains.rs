@@ -63,6 +63,16 @@ pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
     }
 }
 
+impl Archive {
+    /// The first domain, by its newest data key.
+    ///
+    /// # Errors
+    /// As [`domain_of`].
+    pub(super) fn newest_first(&self) -> Result<Arc<Domain>> {
+        domain_of(self, FIRST_DOMAIN)
+    }
+}
+
 pub(super) fn sealing_of(archive: &Archive) -> Result<&Sealing> {
     let none = || Error::new(Kind::Denied, "an archive without encryption has one domain");
     archive.identity.sealing().map(|sealing| &**sealing).ok_or_else(none)

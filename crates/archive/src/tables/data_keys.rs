@@ -2,15 +2,12 @@
 
 use onefold_core::Result;
 
-use super::{containers::Found, persistent::Map, state::Tables};
-use crate::{
-    format::{
-        ContainerId,
-        bytes::{Reader, Writer, corrupt},
-        data_keys::Rotation,
-        domain::FIRST_DOMAIN,
-        record::ENTRY_MEMORY,
-    },
+use super::persistent::Map;
+use crate::format::{
+    ContainerId,
+    bytes::{Reader, Writer, corrupt},
+    data_keys::Rotation,
+    record::ENTRY_MEMORY,
 };
 
 /// The data keys that took the place of older ones.
@@ -59,7 +56,7 @@ impl DataKeys {
         Ok(keys)
     }
 
-    fn rotate(&mut self, rotation: Rotation) -> Result<()> {
+    pub(super) fn rotate(&mut self, rotation: Rotation) -> Result<()> {
         let newest = self.newest(rotation.domain);
         let follows = match newest {
             None => rotation.generation == 1,
@@ -76,7 +73,7 @@ impl DataKeys {
         Ok(())
     }
 
-    fn erase(&mut self, domain: u32, generation: u32) -> Result<()> {
+    pub(super) fn erase(&mut self, domain: u32, generation: u32) -> Result<()> {
         let newest = self.newest(domain).filter(|(newest, _)| newest.generation == generation);
         let Some((rotation, _)) = newest else {
             return Err(corrupt("the log erases a data key that there is not"));
@@ -84,44 +81,5 @@ impl DataKeys {
         let rotation = rotation.clone();
         self.all.insert((domain, generation), (rotation, true));
         Ok(())
-    }
-}
-
-impl Tables {
-    pub(super) fn rotate_data_key(&mut self, rotation: Rotation) -> Result<()> {
-        if !self.has_data_keys || (rotation.domain != FIRST_DOMAIN && !self.has_domains) {
-            return Err(corrupt("the log changes a data key, and the archive has none that changes"));
-        }
-        // All that is numbered from now on is under the new key.
-        self.next_id = self.next_id.max(rotation.from.0);
-        self.data_keys.rotate(rotation)
-    }
-
-    pub(super) fn erase_data_key(&mut self, domain: u32, generation: u32) -> Result<()> {
-        self.data_keys.erase(domain, generation)
-    }
-
-    /// True when a container is under a data key that another one took the place of.
-    #[must_use]
-    pub fn is_under_older(&self, container: &Found) -> bool {
-        let stored = &container.stored;
-        self.domain_has_older(stored.domain) && {
-            let newest = self.data_keys.newest(stored.domain);
-            newest.is_some_and(|(newest, _)| stored.id < newest.from)
-        }
-    }
-
-    /// True when a domain has two data keys.
-    #[must_use]
-    pub fn domain_has_older(&self, domain: u32) -> bool {
-        !self.domains.erased.contains_key(&domain)
-            && self.data_keys.newest(domain).is_some_and(|(_, erased)| !erased)
-    }
-
-    /// The domains that have two data keys.
-    pub(crate) fn with_older(&self) -> impl Iterator<Item = &Rotation> {
-        let two = self.data_keys.all().filter(|(_, erased)| !erased);
-        two.map(|(rotation, _)| rotation)
-            .filter(|rotation| !self.domains.erased.contains_key(&rotation.domain))
     }
 }

@@ -11,8 +11,8 @@ use std::{
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use onefold_archive::{
-    Archive, DataKeyListed, READER_BYTES, Settings, allow_data_keys, change_keys, data_keys, domain_called,
-    erase_keys, key_area, rotate_data_key,
+    Archive, DataKeyListed, READER_BYTES, Settings, allow_data_keys, change_keys, data_keys,
+    domain_called, erase_keys, key_area, rotate_data_key,
 };
 use onefold_backend::{
     rados::TIMEOUT,
@@ -586,9 +586,8 @@ fn rotate_data(
     }
     let number = number(&archive).map_err(in_store)?;
     let generation = rotate_data_key(&archive, number).map_err(in_store)?;
-    let which = domain.map_or_else(String::new, |name| {
-        format!("domain '{}' of ", name.escape_debug())
-    });
+    let which =
+        domain.map_or_else(String::new, |name| format!("domain '{}' of ", name.escape_debug()));
     let words = format_args!(
         "{which}{} has a new data key; `onefold gc {} --reseal` writes what is under the older one again",
         store.display(),

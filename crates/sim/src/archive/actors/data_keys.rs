@@ -117,7 +117,8 @@ impl Sim {
         for copy in bytes.chunks(AREA_BYTES) {
             let Some(keys) = Sim::opened_by_owner(copy) else { continue };
             let all = keys.domains().iter();
-            if let Some(domain) = all.filter(|domain| domain.has_older()).find(|it| one_key(it.number()))
+            if let Some(domain) =
+                all.filter(|domain| domain.has_older()).find(|it| one_key(it.number()))
             {
                 let message = format!(
                     "a copy of the key area has the older data key of domain {}",
