@@ -62,6 +62,8 @@ impl Desk {
             log_ahead_bytes: 4096,
             ahead_bytes: 1 << 20,
             container_bytes: 256 << 10,
+            list_bytes: 1 << 20,
+            sync_bytes: 1 << 20,
             opener: KeySource::new(Arc::new(by)),
             ..Settings::default()
         };
@@ -303,19 +305,22 @@ fn rule_24_what_a_killed_put_left_under_the_older_key_is_not_kept_for_a_repeated
     let desk = Desk::new();
     put(&desk.open(), "other", &noise(7, 300_000)).unwrap();
     let archive = desk.open();
-    let killed = PutRequest {
-        name: "killed".into(),
-        shape: Shape::Bytes,
-        domain: None,
-        now: 1_999_999,
-        wait: false,
-    };
-    let put = onefold_archive::put(&archive, killed, &Gauge::default(), |feeder| {
-        feeder.bytes(&noise(5, 40_000_000))?;
-        Err(Error::new(Kind::Io, "the source ended"))
-    });
-    assert!(put.is_err());
-    drop(archive);
+    let ingest = Ingest::begin(&archive, false, false).unwrap();
+    let mut session = Session::in_domain(&ingest, 0).unwrap();
+    let mut writer = StreamWriter::new(&session, 1_999_999);
+    let (mut cutting, mut writing) = (Cutting::new(&**session.domain()), Writing::default());
+    for part in noise(5, 12_000_000).chunks(50_000) {
+        cutting.room()[..part.len()].copy_from_slice(part);
+        let full = cutting.advance(part.len());
+        for mut batch in full.into_iter().chain([cutting.some()]) {
+            batch.fingerprint(session.domain());
+            let mut sink = |open| writer.pack_and_write(open);
+            session.add(&batch, &mut writing, &mut sink).unwrap();
+        }
+    }
+    // Killed: nothing is said in the log any more.
+    drop((writer, session, ingest, archive));
+    assert!(!desk.open().tables().unfinished.is_empty());
     rotate_data_key(&desk.open(), 0).unwrap();
     let mut spares = options(2_000_000);
     spares.keep_partial = 1 << 30;

@@ -1053,6 +1053,56 @@ mod tests {
     }
 
     #[test]
+    fn rule_24_a_domain_opens_by_two_data_keys_until_the_log_says_that_one_is_erased() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        let (first, kept) = (sealing.domain(0).unwrap(), sealing.keep(0, 1).unwrap());
+        let mut page = *b"a page of the chunk index";
+        let tag = sealing.seal(What::IndexPage, (1, 2), &[], &mut page).unwrap();
+        let (from, index) = (super::super::ContainerId(9), 3);
+        let rotation = Rotation { domain: 0, generation: 1, from, index, kept };
+        sealing.follow([(&rotation, false)].into_iter()).unwrap();
+        // The log asks for a key that is not there: nothing is sealed by the older one any more.
+        assert_eq!(sealing.domain_to_write(0).err().unwrap().kind(), Kind::Stopped);
+        assert_eq!((sealing.generation_of(0, 8), sealing.generation_of(0, 9)), (0, 1));
+        keys.rotate_domain(0, &*repeated()).unwrap();
+        keys.saw(9);
+        sealing.renew_domains(&keys).unwrap();
+        let second = sealing.domain_to_write(0).unwrap();
+        assert_eq!((first.generation(), second.generation()), (0, 1));
+        for (one, other) in [
+            (&first.containers, &second.containers),
+            (&first.salts, &second.salts),
+            (&first.fingerprints, &second.fingerprints),
+            (&first.cuts, &second.cuts),
+        ] {
+            assert!(!one.equals(other.expose()));
+        }
+        assert!(sealing.domain_at(0, 0).is_ok() && sealing.domain_at(0, 2).is_err());
+        assert!(sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
+        // The fingerprints of the older key stay.
+        let mut stay = 0;
+        sealing.older_fingerprints(0, &mut |key| {
+            stay += usize::from(key.equals(first.fingerprints.expose()));
+        });
+        assert_eq!(stay, 1);
+        sealing.follow([(&rotation, true)].into_iter()).unwrap();
+        assert!(sealing.domain_at(0, 0).is_err() && sealing.domain_at(0, 1).is_ok());
+        assert!(!sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
+        // A key area that has it does not bring it back.
+        keys.saw(10);
+        sealing.renew_domains(&keys).unwrap();
+        assert!(sealing.domain_at(0, 0).is_err());
+        // What stays of a key is that of its domain and generation.
+        for other in [
+            Rotation { domain: 2, ..rotation.clone() },
+            Rotation { generation: 2, ..rotation.clone() },
+        ] {
+            assert!(sealing.follow([(&other, false)].into_iter()).is_err());
+        }
+    }
+
+    #[test]
     fn rule_26_an_erased_domain_is_told_from_one_that_never_was() {
         let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
         let number = keys.add_domain("a customer", &*repeated()).unwrap();

@@ -49,3 +49,46 @@ impl Tables {
             .filter(|rotation| !self.domains.erased.contains_key(&rotation.domain))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{ContainerId, label::Kinds, record::Record};
+
+    fn rotated(domain: u32, generation: u32, from: u64) -> Record {
+        let (from, kept) = (ContainerId(from), [7; 56]);
+        Record::DataKeyRotated(Box::new(Rotation { domain, generation, from, index: 0, kept }))
+    }
+
+    #[test]
+    fn rule_24_data_keys_change_one_after_the_other() {
+        let kinds = Kinds { data_keys: true, ..Kinds::default().upgraded(true) };
+        let begin = || Tables { next_id: 5, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
+        let erased = |generation| Record::DataKeyErased { domain: 0, generation };
+        let taken = |records: Vec<Record>| {
+            let mut tables = begin();
+            tables.apply(1, records).map(|()| tables)
+        };
+        let good = vec![rotated(0, 1, 5), erased(1), rotated(0, 2, 5)];
+        let tables = taken(good).unwrap();
+        assert!(tables.domain_has_older(0));
+        assert_eq!(tables.data_keys.generation_of(0, ContainerId(4)), 0);
+        assert_eq!(tables.data_keys.generation_of(0, ContainerId(5)), 2);
+        let again = Tables::decode(&tables.encode(), [1, 1, 0], kinds);
+        // Leaves that nobody reads here are no part of it.
+        assert!(again.is_err() || again.is_ok_and(|again| again.data_keys == tables.data_keys));
+        for bad in [
+            vec![rotated(0, 2, 5)],
+            vec![rotated(0, 1, 4)],
+            vec![rotated(0, 1, 6)],
+            vec![rotated(0, 1, 5), rotated(0, 2, 5)],
+            vec![erased(1)],
+            vec![rotated(0, 1, 5), erased(2)],
+            vec![rotated(1, 1, 5)],
+        ] {
+            assert!(taken(bad.clone()).is_err(), "{bad:?}");
+        }
+        let mut plain = Tables { next_id: 5, ..Tables::new([1, 1, 0], Kinds::default()) };
+        assert!(plain.apply(1, vec![rotated(0, 1, 5)]).is_err());
+    }
+}
