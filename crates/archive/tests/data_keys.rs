@@ -15,10 +15,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collected, Collection, Compression, Format, Gauge, Ingest, KeySource, PutReport,
-    PutRequest, Reader, Session, Settings, Shape, SnapshotId, Tables, allow_data_keys,
-    allow_domains, check, create_domain, create_sealed, data_keys, erase_domain, forget,
-    rotate_data_key, undelete,
+    Archive, Collected, Collection, Compression, Cutting, Format, Gauge, Ingest, KeySource,
+    PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter, Tables,
+    Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed, data_keys,
+    erase_domain, forget, rotate_data_key, undelete,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
