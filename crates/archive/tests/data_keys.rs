@@ -132,7 +132,7 @@ fn rule_24_all_that_is_new_is_under_the_new_data_key_and_shares_nothing() {
     assert_eq!(rotate_data_key(&archive, 0).unwrap(), 1);
     // In the process that changed it, and in another one.
     for archive in [archive, desk.open()] {
-        let name = format!("after-{}", archive.tables().streams.len());
+        let name = format!("after-{}", archive.refresh().unwrap().streams.len());
         let expected = if name == "after-2" { 1_500_000 } else { 0 };
         assert_eq!(put(&archive, &name, &content).unwrap().new_bytes, expected, "{name}");
         assert_eq!(get(&archive, "before").unwrap(), content);
@@ -550,7 +550,7 @@ fn rule_24_a_container_is_read_by_the_data_key_that_the_log_says() {
     let tables = archive.tables();
     let container = tables.containers.iter().next().unwrap().unwrap().stored;
     drop(archive);
-    let segment = desk.at().join(format!("segment-{}", container.place.segment));
+    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
     let file = fs::File::options().read(true).write(true).open(segment).unwrap();
     for said in [1u32, 2, 1 << 31] {
         file.write_all_at(&said.to_le_bytes(), container.place.at + 108).unwrap();
@@ -571,7 +571,7 @@ fn rule_24_a_container_with_a_damaged_chunk_keeps_the_older_key() {
     let tables = archive.tables();
     let container = tables.containers.iter().next().unwrap().unwrap().stored;
     drop(archive);
-    let segment = desk.at().join(format!("segment-{}", container.place.segment));
+    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
     let file = fs::File::options().read(true).write(true).open(segment).unwrap();
     let at = container.place.at + u64::from(container.place.meta_bytes) + 5_000;
     let mut byte = [0];

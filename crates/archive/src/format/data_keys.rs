@@ -23,7 +23,7 @@ use super::{
 pub(crate) const KEPT_BYTES: usize = 32 + 8;
 
 /// What stays of an older data key, sealed, with its tag behind it.
-pub type Kept = [u8; KEPT_BYTES + TAG_BYTES];
+pub(crate) type Kept = [u8; KEPT_BYTES + TAG_BYTES];
 
 /// A domain got another data key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Rotation {
     /// Files of the chunk index with a higher number are under the new key, if this is the first domain.
     pub index: u64,
     /// What stays of the key before it.
-    pub kept: Kept,
+    pub kept: [u8; KEPT_BYTES + TAG_BYTES],
 }
 
 impl Rotation {

@@ -218,8 +218,7 @@ pub fn create_sealed(
 impl From<&Archive> for Cuts {
     /// As the streams of the archive's first domain are cut.
     fn from(archive: &Archive) -> Cuts {
-        // Where the newest key can't be had, nothing is stored that would be cut.
-        Cuts::from(&*archive.newest_first().unwrap_or_else(|_| archive.first.clone()))
+        Cuts::from(&*archive.first_domain())
     }
 }
 

@@ -64,12 +64,10 @@ pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
 }
 
 impl Archive {
-    /// The first domain, by its newest data key.
-    ///
-    /// # Errors
-    /// As [`domain_of`].
-    pub(super) fn newest_first(&self) -> Result<Arc<Domain>> {
-        domain_of(self, FIRST_DOMAIN)
+    /// The first domain, by its newest data key; by the one that the archive was opened with where that can't be
+    /// had, for then nothing is stored.
+    pub(crate) fn first_domain(&self) -> Arc<Domain> {
+        domain_of(self, FIRST_DOMAIN).unwrap_or_else(|_| self.first.clone())
     }
 }
 

@@ -101,7 +101,7 @@ impl Reader {
 
     /// The domain that was entered last; else the first one.
     pub(crate) fn domain(&self) -> Arc<Domain> {
-        self.domain.clone().unwrap_or_else(|| self.archive.first.clone())
+        self.domain.clone().unwrap_or_else(|| self.archive.first_domain())
     }
 
     /// The domain by which what lies at an address is proven.
