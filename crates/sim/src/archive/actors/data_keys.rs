@@ -12,7 +12,7 @@ use onefold_seal::AREA_BYTES;
 use onefold_testbed::Rng;
 
 use crate::{
-    archive::run::{Flow, Sim},
+    archive::run::{Actors, Flow, Sim},
     checker::{Checker, Failure},
 };
 
@@ -43,10 +43,23 @@ impl Sim {
     /// Now and then a domain gets another data key.
     pub(crate) fn data_key_move(&mut self) -> Flow {
         let Some(keys) = &mut self.data_keys else { return Ok(()) };
-        if !keys.rng.percent(7) {
+        if !keys.rng.percent(9) {
             return Ok(());
         }
-        let draw = keys.rng.next();
+        let (draw, reseals) = (keys.rng.next(), keys.rng.percent(50));
+        let (kills, dies) = (keys.rng.percent(60), keys.rng.percent(25));
+        let within = keys.rng.below(8);
+        if kills && self.stores_or_collects() {
+            // Who stores is waited for, or killed: what a put has listed stays.
+            let readings = std::mem::take(&mut self.actors.readings);
+            self.actors = Actors { readings, ..Actors::default() };
+        }
+        if dies {
+            self.files.arm_crash(within);
+        }
+        if reseals && self.actors.collection.is_none() {
+            return self.reseal_once();
+        }
         let all = self.domains_now();
         let domain = all[(draw % all.len() as u64) as usize];
         let is_in_use = self.stores_or_collects();
@@ -69,6 +82,33 @@ impl Sim {
                 Ok(())
             }
             Err(error) => Err(self.judge("data key", &error)),
+        }
+    }
+
+    /// A collection from its beginning to its end that writes again what is under older data keys.
+    fn reseal_once(&mut self) -> Flow {
+        let archive = self.open(true)?;
+        let options = self.collection_options(self.params.keep_partial);
+        let begun = Collection::begin(&archive, options);
+        let mut collection = begun.map_err(|error| self.judge("gc", &error))?;
+        collection.reseal();
+        loop {
+            match collection.step() {
+                Ok(true) => {}
+                Ok(false) => return self.look_at_resealed(&collection),
+                Err(error) => return Err(self.judge("gc", &error)),
+            }
+        }
+    }
+
+    fn collection_options(&self, keep_partial: u64) -> Options {
+        Options {
+            now: self.now,
+            keep_partial,
+            trash: self.params.trash,
+            wait: false,
+            reserve_bytes: 256 << 10,
+            encode_all: false,
         }
     }
 
@@ -137,14 +177,7 @@ impl Sim {
         }
         for _ in 0..3 {
             let archive = self.open(true)?;
-            let options = Options {
-                now: self.now,
-                keep_partial: self.params.keep_partial,
-                trash: self.params.trash,
-                wait: false,
-                reserve_bytes: 256 << 10,
-                encode_all: false,
-            };
+            let options = self.collection_options(self.params.keep_partial);
             let collected = Collection::begin(&archive, options).and_then(|mut collection| {
                 collection.reseal();
                 collection.run(&mut |_| {})
