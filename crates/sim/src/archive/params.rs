@@ -320,14 +320,14 @@ impl Params {
         if is_drawn && is_plain && is_new && self.sealed { count } else { 0 }
     }
 
-    /// Two sealed archives of three change data keys, where nothing rots and no disk is full; none of the kept
+    /// Nine sealed archives of ten change data keys, where nothing rots and no disk is full; none of the kept
     /// seeds that are older than that, nor of those that found a planted bug which has nothing to do with it.
     fn data_keys(&self) -> bool {
         let rng = &mut Rng::new(self.seed ^ 0x6461_7461_5f6b_3f3f);
-        let is_plain = self.profile == Profile::Crashes && self.medium == Medium::Good;
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
         let is_new = !is_older(self.seed, NEWER_THAN_DATA_KEYS)
             && !found_another_bug(self.seed, &DATA_KEY_BUGS);
-        rng.percent(67) && is_plain && is_new && self.sealed && self.older.is_none()
+        rng.percent(90) && is_plain && is_new && self.sealed && self.older.is_none()
     }
 
     /// Four sealed archives of five keep heads; none of the kept seeds that are older than that, nor of those

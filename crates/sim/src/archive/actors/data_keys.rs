@@ -43,11 +43,11 @@ impl Sim {
     /// Now and then a domain gets another data key.
     pub(crate) fn data_key_move(&mut self) -> Flow {
         let Some(keys) = &mut self.data_keys else { return Ok(()) };
-        if !keys.rng.percent(9) {
+        if !keys.rng.percent(20) {
             return Ok(());
         }
         let (draw, reseals) = (keys.rng.next(), keys.rng.percent(50));
-        let (kills, dies) = (keys.rng.percent(60), keys.rng.percent(25));
+        let (kills, dies) = (keys.rng.percent(80), keys.rng.percent(12));
         let within = keys.rng.below(8);
         if kills && self.stores_or_collects() {
             // Who stores is waited for, or killed: what a put has listed stays.
