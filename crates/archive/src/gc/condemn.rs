@@ -58,7 +58,8 @@ impl Collection {
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());
-        found.reseals = self.reseals;
+        let reseals = self.reseals && self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
+        found.reseals = reseals;
         while let Some((id, counts)) = counts.next()? {
             found.look(id, &counts)?;
         }
@@ -71,7 +72,7 @@ impl Collection {
             else {
                 continue;
             };
-            let is_lost = self.reseals && tables.is_under_older(&container);
+            let is_lost = reseals && tables.is_under_older(&container);
             if is_lost || !self.options.spare_unfinished(*at) {
                 let chunks = container.stored.chunks;
                 dead.entry(*id)

@@ -46,7 +46,10 @@ impl Collection {
                 found => found?,
             };
             let stored = &container.stored;
-            if tables.is_under_older(&container) && !tables.condemned.contains_key(&stored.id) {
+            let is_left_out = tables.unfinished.contains_key(&stored.id)
+                && !self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
+            let is_condemned = tables.condemned.contains_key(&stored.id);
+            if tables.is_under_older(&container) && !is_condemned && !is_left_out {
                 let is_recipes = stored.kind == ContainerKind::Recipes;
                 all.push(((is_recipes, tables.class(&stored.place).0, stored.domain), stored.id));
             }
