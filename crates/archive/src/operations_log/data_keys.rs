@@ -20,7 +20,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    domains::{plain, renew, sealing_of},
+    domains::{renew, sealing_of},
     key_changes::{change_and_append, change_keys},
     upgrade::{upgrade_to, without_writers},
 };
@@ -40,7 +40,7 @@ use crate::{
 pub fn allow_data_keys(archive: &Archive) -> Result<bool> {
     let refused = |why: &str| Err(Error::new(Kind::InvalidInput, why));
     if archive.identity.sealing().is_none() {
-        return Err(plain());
+        return refused("the archive is not encrypted, and has no data key that could be changed");
     }
     if archive.label.late.is_some() {
         return refused("the archive encodes chunks late, and its data key can't be changed");
