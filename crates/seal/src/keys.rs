@@ -303,8 +303,9 @@ impl Keys {
         Ok(None)
     }
 
-    /// A new root key, which the slots whose secrets are given open from now on. The other slots are
-    /// dropped. Data stays sealed as it is.
+    /// A new root key, which the slots whose secrets are given open from now on, and a new key that wraps
+    /// domains: whoever had the keys before unwraps none that comes later. The other slots are dropped. Data
+    /// stays sealed as it is.
     ///
     /// # Errors
     /// `NotFound`, `Denied`: a slot is not in use, or its secret is another one. `InvalidInput`: none
@@ -337,6 +338,9 @@ impl Keys {
             };
             slots[*number] = Some(Slot::new((&self.id, *number), making, secret, &root, random)?);
         }
+        // Another one than before, also where chance repeats itself.
+        let of = [&self.sequence.to_le_bytes()[..], b"rotated"].concat();
+        self.domain_root = Secret::drawn(random)?.derive_of(Use::DOMAIN, &of);
         (self.root, self.slots) = (root, slots);
         Ok(())
     }
@@ -386,14 +390,14 @@ impl Keys {
         Ok(())
     }
 
-    /// Gives a domain a new key beside the one that it has, which stays for what was written by it; gives the
-    /// new generation.
+    /// Gives a domain a new key beside the one that it has, which stays for what was written by it, and renews
+    /// the key that wraps domains: whoever had that one does not unwrap the new key. Gives the new generation.
     ///
     /// # Errors
     /// `NotFound`: there is no such domain. `InvalidInput`: it has two keys already. `NoSpace`: its key was
     /// changed too often. Those of the source of chance.
     pub fn rotate_domain(&mut self, number: u32, random: &dyn Random) -> Result<u32> {
-        let drawn = Secret::drawn(random)?;
+        let (drawn, drawn_root) = (Secret::drawn(random)?, Secret::drawn(random)?);
         let domain = self.of_number(number)?;
         if domain.older.is_some() {
             let why = format!("domain {number} has two data keys already");
@@ -407,7 +411,10 @@ impl Keys {
         // Another one than all before, also where chance repeats itself.
         let key = drawn.derive_of(Use::DOMAIN, &of_generation(domain, b"key"));
         domain.older = Some(std::mem::replace(&mut domain.key, key));
-        Ok(domain.generation)
+        let root = drawn_root.derive_of(Use::DOMAIN, &of_generation(domain, b"root of both"));
+        let generation = domain.generation;
+        self.domain_root = root;
+        Ok(generation)
     }
 
     /// Drops the key of what was written in a domain before its key was changed, and renews the key that wraps
@@ -579,11 +586,44 @@ pub(crate) mod tests {
         for _ in 0..3 {
             keys.rotate_domain(0, &Seeded::new(8)).unwrap();
             seen.push(*keys.domain(0).unwrap().expose());
+            seen.push(*keys.domain_root.expose());
             keys.drop_older(0, &Seeded::new(8)).unwrap();
             seen.push(*keys.domain_root.expose());
         }
         let all: std::collections::BTreeSet<_> = seen.iter().collect();
         assert_eq!(all.len(), seen.len());
+    }
+
+    /// True when a key unwraps a domain, as the key area has it.
+    fn unwraps(keys: &Keys, root: &Secret) -> bool {
+        let wrapped = keys.wrapped_domains(&Seeded::new(9)).unwrap();
+        wrapped.iter().any(|(name, wrapped)| {
+            Keys::unwrap_domain(&keys.id, *name, root, wrapped).unwrap().is_some()
+        })
+    }
+
+    #[test]
+    fn rule_24_who_had_the_keys_before_unwraps_no_domain_that_comes_later() {
+        let (mut keys, random) = (keys(1), Seeded::new(8));
+        let before = keys.domain_root.again();
+        assert!(unwraps(&keys, &before));
+        keys.rotate(&[(0, secret(1))], 0, &random).unwrap();
+        assert!(!unwraps(&keys, &before), "after the root key was renewed");
+        keys.add_domain("later", &random).unwrap();
+        let rotated = keys.domain_root.again();
+        keys.rotate_domain(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before), "beside the older key");
+        assert!(!unwraps(&keys, &rotated), "the other change renews it, too");
+        keys.drop_older(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before));
+    }
+
+    #[test]
+    fn rule_24_a_data_key_alone_renews_what_wraps_it() {
+        let (mut keys, random) = (keys(1), Seeded::new(8));
+        let before = keys.domain_root.again();
+        keys.rotate_domain(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before) && unwraps(&keys, &keys.domain_root));
     }
 
     #[test]
