@@ -94,8 +94,8 @@ pub use crate::{
         },
     },
     gc::{
-        Collected, Collection, Options as CollectionOptions, Patience as CollectionPatience,
-        Survey, Trash, survey,
+        Collected, Collection, FreeBytes, Options as CollectionOptions,
+        Patience as CollectionPatience, Survey, Trash, survey,
     },
     operations_log::{
         Archive, DataKeyListed, Domain, DomainListed, EpochGuard, Reserve, add_put_key,

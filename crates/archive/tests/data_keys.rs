@@ -602,3 +602,169 @@ fn rule_24_backups_go_on_from_their_parents() {
     }
     is_well(&desk.open());
 }
+
+/// The files of an archive's directory, but for its locks.
+fn files_of(desk: &Desk) -> Vec<(String, Vec<u8>)> {
+    let all = fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap());
+    let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
+    let all = all.filter(|entry| !name(entry).starts_with("lock-"));
+    all.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect()
+}
+
+#[test]
+fn rule_24_nothing_is_stored_where_the_keys_are_newer_than_the_archive() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    let before = files_of(&desk);
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let keys = desk.keys();
+    // An older copy of all is put back, but for the keys.
+    for (name, bytes) in before.iter().filter(|(name, _)| name != "keys") {
+        fs::write(desk.at().join(name), bytes).unwrap();
+    }
+    for name in fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap().file_name()) {
+        let name = name.into_string().unwrap();
+        if !name.starts_with("lock-") && !before.iter().any(|(known, _)| *known == name) {
+            fs::remove_file(desk.at().join(name)).unwrap();
+        }
+    }
+    for accepts in [false, true] {
+        let refused = desk.open_by(By(1, accepts), true).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("older than its file"), "{said}");
+    }
+    assert_eq!(desk.keys(), keys, "nothing is written");
+    // With the keys of then it goes on.
+    let (_, keys) = before.iter().find(|(name, _)| name == "keys").unwrap();
+    fs::write(desk.at().join("keys"), keys).unwrap();
+    let archive = desk.open_by(By(1, true), true).unwrap();
+    put(&archive, "after", &content).unwrap();
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_no_key_is_made_where_the_keys_are_older_by_two_changes() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    let first = desk.keys();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let newest = desk.keys();
+    fs::write(desk.at().join("keys"), &first).unwrap();
+    for _ in 0..2 {
+        let refused = desk.open_by(By(1, true), true).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("put back the newest"), "{said}");
+        assert_eq!(desk.keys(), first, "no key is made");
+    }
+    fs::write(desk.at().join("keys"), &newest).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    let archive = desk.open();
+    assert_eq!(get(&archive, "before").unwrap(), content);
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_a_put_whose_locks_failed_lists_nothing_by_numbers_of_before() {
+    let desk = Desk::new();
+    put(&desk.open(), "before", &noise(5, 300_000)).unwrap();
+    let archive = desk.open();
+    let request = PutRequest {
+        name: "torn".into(),
+        shape: Shape::Bytes,
+        domain: None,
+        now: 1_000,
+        wait: false,
+    };
+    let stored = onefold_archive::put(&archive, request, &Gauge::default(), |feeder| {
+        feeder.bytes(&noise(6, 6_000_000))?;
+        // The others see none of its locks.
+        fs::remove_file(desk.at().join("lock-writer")).unwrap();
+        fs::write(desk.at().join("lock-writer"), b"").unwrap();
+        rotate_data_key(&desk.open(), 0)?;
+        feeder.bytes(&noise(7, 6_000_000))
+    });
+    assert_eq!(stored.unwrap_err().kind(), Kind::Stopped);
+    drop(archive);
+    assert!(!desk.open().tables().streams.contains_key(&"torn".to_owned()));
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_what_was_written_again_is_freed_in_steps_while_nobody_reads() {
+    let desk = Desk::new();
+    let content = noise(5, 13_000_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    // Who reads what was there is not waited for, and goes on.
+    for reads in [true, false] {
+        let reading = desk.open_by(By(1, false), false).unwrap();
+        let reader = reads.then(|| Reader::new(&reading).unwrap());
+        let mut waits = options(2_000_000);
+        waits.wait = true;
+        let mut collection = Collection::begin(&desk.open(), waits).unwrap();
+        collection.reseal();
+        let begin = collection.done.freed_bytes;
+        let (mut most, bytes) = (0, if reads { 6_000_000 } else { u64::MAX });
+        while collection.step().unwrap() && collection.done.resealed_bytes < bytes {
+            let freed = collection.done.freed_bytes - begin;
+            let held = collection.done.resealed_bytes.saturating_sub(freed);
+            most = most.max(held);
+            if collection.doing().starts_with("freeing") {
+                break;
+            }
+        }
+        assert!(reads || most < 6_000_000, "{most}");
+        drop((collection, reader));
+    }
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_writing_again_ends_before_it_takes_the_reserve() {
+    let desk = Desk::new();
+    let content = noise(5, 6_000_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let left = under_older(&desk.open().tables());
+    let reserve = || fs::metadata(desk.at().join("reserve")).unwrap().len();
+    // Less is free than must stay.
+    let mut collection = Collection::begin(&desk.open(), options(2_000_000)).unwrap();
+    collection.reseal();
+    collection.watch_room(Box::new(|| Ok(1 << 20)));
+    let done = collection.run(&mut |_| {}).unwrap();
+    assert!(done.no_room && done.resealed == 0 && done.keys_erased == 0, "{done:?}");
+    // The disk is full at once.
+    let kept = reserve();
+    let is_full = Arc::new(AtomicU64::new(0));
+    let full = is_full.clone();
+    let watch: Watch =
+        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            let grows = matches!(call, Call::Change) && name.starts_with("segment-");
+            if grows && full.load(Relaxed) == 1 {
+                return Err(Error::new(Kind::NoSpace, "the disk is full"));
+            }
+            if name == "reserve" && matches!(call, Call::Change) && full.load(Relaxed) == 1 {
+                full.store(2, Relaxed);
+            }
+            does()
+        });
+    let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+    let archive = desk.open_over(Arc::new(Watched { files, watch }), By(1, false), true).unwrap();
+    let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
+    collection.reseal();
+    is_full.store(1, Relaxed);
+    while !collection.done.no_room && collection.step().unwrap() {}
+    assert!(collection.done.no_room && collection.done.resealed == 0, "{:?}", collection.done);
+    assert_eq!((is_full.load(Relaxed), reserve()), (1, kept), "the reserve stays");
+    is_full.store(0, Relaxed);
+    drop((collection, archive));
+    assert_eq!(under_older(&desk.open().tables()), left);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+}

@@ -382,20 +382,49 @@ impl Sealing {
     /// The working keys by which something new of a domain is sealed.
     ///
     /// # Errors
-    /// `Denied`: as [`domain`](Self::domain). `Stopped`: the log says that the domain has a newer data key, and
-    /// the key area does not have it yet.
+    /// As [`domain`](Self::domain), and [`agreed_upon`](Self::agreed_upon).
     pub(crate) fn domain_to_write(&self, number: u32) -> Result<Arc<DomainSealing>> {
         let domain = self.domain(number)?;
-        if domain.generation < self.domains.read().newest(number) {
-            return Err(Error::new(
-                Kind::Stopped,
-                format!(
-                    "another process was ended while it changed the data key of domain {number}: begin again, \
-                     which ends the change"
-                ),
-            ));
-        }
+        self.agreed_upon(number, self.newest_generation(number))?;
         Ok(domain)
+    }
+
+    /// Errors when a domain's newest data key in the key area has another generation than the one that the log
+    /// says: nobody could read what would be written by it.
+    ///
+    /// # Errors
+    /// `Denied`: as [`domain`](Self::domain), or one of the two was put back. `Stopped`: a change of the data key
+    /// was cut off, perhaps; whoever opens the archive to write ends it.
+    pub(crate) fn agreed_upon(&self, number: u32, said: u32) -> Result<()> {
+        let generation = self.domain(number)?.generation;
+        let words = |kind, why: &str| {
+            let what = format!(
+                "`keys` has the data key of generation {generation} of domain {number}, and the log says \
+                 generation {said}"
+            );
+            Err(Error::new(kind, format!("{what}: {why}")))
+        };
+        if generation > said {
+            words(
+                Kind::Denied,
+                "the archive is older than its file `keys`; put back the `keys` that it had at that time",
+            )
+        } else if generation.checked_add(1) == Some(said) {
+            words(
+                Kind::Stopped,
+                "a change was cut off, and beginning again ends it; if this stays, `keys` is an older one: \
+                 put back the newest copy of it",
+            )
+        } else if generation < said {
+            words(Kind::Denied, "`keys` is an older one; put back the newest copy of it")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The domains that this process has keys of.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        self.domains.read().there.keys().copied().collect()
     }
 
     fn versions<T>(&self, number: u32, of: impl FnOnce(&Versions) -> Result<T>) -> Result<T> {

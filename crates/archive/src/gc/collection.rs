@@ -7,6 +7,7 @@ use std::{
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
+use super::reseal::FreeBytes;
 use crate::{
     container::{Pace, Rewriter},
     format::{
@@ -103,6 +104,8 @@ pub struct Collected {
     pub under_older: u64,
     /// Older data keys that were erased.
     pub keys_erased: u64,
+    /// It had no room to write more again of what is under an older data key.
+    pub no_room: bool,
     /// Containers that stay because a chunk of theirs is damaged.
     pub damaged: u64,
     /// Containers of put keys that were read, and are what they say.
@@ -164,6 +167,10 @@ pub struct Collection {
     pub(super) reseals: bool,
     /// What is left of it, once it was looked for.
     pub(super) older: Option<Older>,
+    /// Bytes that were written again since the places of what they were copied from were freed.
+    pub(super) resealed_since: u64,
+    /// Free bytes of the file system, where somebody looks.
+    pub(super) free_bytes: Option<FreeBytes>,
     /// Counts that could not be read were made anew.
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
@@ -240,6 +247,8 @@ impl Collection {
             recounts: false,
             reseals: false,
             older: None,
+            resealed_since: 0,
+            free_bytes: None,
             counted_anew: false,
             drops_untrue: false,
             whole: Trees::default(),
@@ -505,7 +514,7 @@ impl Collection {
     }
 
     /// Frees places that nobody can read any more.
-    fn free(&mut self) -> Result<()> {
+    pub(super) fn free(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
         if tables.waiting_to_be_freed.is_empty() {
             return Ok(());
@@ -535,13 +544,19 @@ impl Collection {
         self.remove_orphans()
     }
 
-    /// Waits for readers of what was merged, frees it, and takes the reserve again.
-    fn last(&mut self) -> Result<()> {
+    /// Advances the epoch if something waits in it, once nobody is in the one before.
+    pub(super) fn advance(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
         let fresh = tables.waiting_to_be_freed.values().any(|epoch| *epoch >= tables.epoch);
         if fresh && self.others_left(tables.epoch)? {
             self.archive.commit(true, |_| Ok(vec![Record::EpochAdvanced]))?;
         }
+        Ok(())
+    }
+
+    /// Waits for readers of what was merged, frees it, and takes the reserve again.
+    fn last(&mut self) -> Result<()> {
+        self.advance()?;
         self.free()?;
         self.rewriter.appender.trim()?;
         self.note()?;

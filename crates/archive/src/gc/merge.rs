@@ -75,7 +75,8 @@ impl Collection {
             }
         }
         let condemned = |now: &Tables, id: &ContainerId| Ok(now.condemned.contains_key(id));
-        match self.write_together(&tables, (kind.0, kind.1, domain), &from, chunks, &condemned)? {
+        let kind = (kind.0, kind.1, domain);
+        match self.write_together(&tables, kind, &from, chunks, (true, &condemned))? {
             Together::NoRoom => return Ok(false),
             Together::Gone => return Ok(true),
             Together::Written { copied, freed, .. } => {
@@ -89,14 +90,14 @@ impl Collection {
     }
 
     /// Writes chunks of some containers into one new container, which takes their place while all of them are
-    /// as they were.
+    /// as they were. It takes from the reserve only if `spends`.
     pub(super) fn write_together(
         &mut self,
         tables: &Tables,
         (is_recipes, class, domain): (bool, Class, u32),
         from: &[ContainerId],
         mut chunks: Vec<(Chunk, Vec<u8>)>,
-        is_as_it_was: &dyn Fn(&Tables, &ContainerId) -> Result<bool>,
+        (spends, is_as_it_was): (bool, &dyn Fn(&Tables, &ContainerId) -> Result<bool>),
     ) -> Result<Together> {
         let bytes = chunks.iter().map(|(_, bytes)| bytes.len()).sum();
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
@@ -114,7 +115,7 @@ impl Collection {
         let stored = loop {
             match self.rewriter.appender.write(&packed, class) {
                 Err(error) if error.kind() == Kind::NoSpace => {
-                    if !self.archive.reserve().spend()? {
+                    if !spends || !self.archive.reserve().spend()? {
                         // There is no room to copy; dead containers are freed already.
                         return Ok(Together::NoRoom);
                     }
@@ -131,7 +132,7 @@ impl Collection {
         }
         let written = u64::from(stored.place.bytes);
         let mut gone = false;
-        let committed = self.archive.commit(true, |now| {
+        let committed = self.archive.commit(spends, |now| {
             // A put may have given up containers that it had listed: then the copy is garbage
             // behind the segment's end.
             for id in from {

@@ -23,5 +23,6 @@ mod survey;
 
 pub use self::{
     collection::{Collected, Collection, Options, Patience},
+    reseal::FreeBytes,
     survey::{Survey, Trash, survey},
 };

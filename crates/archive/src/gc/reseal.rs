@@ -4,6 +4,10 @@
 //! Chunks keep their addresses and their fingerprints, so what names them goes on naming them. A container of
 //! which a chunk is damaged stays, and with it the older key: its other chunks are read by it.
 //!
+//! What was written again is freed in steps, while nobody reads in the epoch before. So it takes little room, and
+//! where somebody does read, all of it. It never takes from the reserve, by which space is freed on a full disk: it
+//! ends before.
+//!
 //! *Crash argument:* each frame moves some containers, and the next collection that reseals takes those that are
 //! left, by what the log says. Containers under the older key only become less, since new ones have numbers
 //! from the change on. So when none is left, and nobody can read where they were, none comes back.
@@ -25,7 +29,44 @@ use crate::{
     tables::Tables,
 };
 
+/// Containers, when they are full, that are written again before the places of those are freed which they were
+/// copied from.
+const FREED_EACH: u64 = 16;
+
+/// Tells how many bytes are free in the file system.
+pub type FreeBytes = Box<dyn Fn() -> Result<u64> + Send>;
+
 impl Collection {
+    /// What is written again ends when fewer bytes are free than the reserve has, and 16 full containers.
+    pub fn watch_room(&mut self, free_bytes: FreeBytes) {
+        self.free_bytes = Some(free_bytes);
+    }
+
+    /// Bytes of containers that are written again before space is freed.
+    fn freed_each(&self) -> u64 {
+        FREED_EACH.saturating_mul(self.archive.settings.container_bytes as u64)
+    }
+
+    /// True when there is room to write more again.
+    fn has_room(&self) -> Result<bool> {
+        let Some(free_bytes) = &self.free_bytes else { return Ok(true) };
+        let least = self.options.reserve_bytes.saturating_add(self.freed_each());
+        Ok(free_bytes()? >= least)
+    }
+
+    /// Frees what was written again, as far as nobody has to be waited for.
+    fn free_resealed(&mut self) -> Result<()> {
+        self.resealed_since = 0;
+        let waits = std::mem::replace(&mut self.options.wait, false);
+        let freed = self.advance().and_then(|()| self.free());
+        self.options.wait = waits;
+        match freed {
+            // The frame that says so may find no room: what it would free waits.
+            Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+            freed => freed,
+        }
+    }
+
     /// What is under an older data key is written again under the newest one of its domain, when all else is
     /// done. An older key under which nothing is left is erased then. Dead chunks in such containers are
     /// collected however few they are, and so is what killed puts left there: no put finds it any more.
@@ -65,6 +106,16 @@ impl Collection {
 
     /// Writes some containers again; false when there are no more.
     pub(super) fn reseal_some(&mut self) -> Result<bool> {
+        if self.resealed_since >= self.freed_each() {
+            self.free_resealed()?;
+        }
+        if !self.has_room()? {
+            self.free_resealed()?;
+            if !self.has_room()? {
+                self.done.no_room |= !self.older(&*self.archive.refresh()?)?.is_empty();
+                return Ok(false);
+            }
+        }
         let tables = self.archive.refresh()?;
         let mut older = match self.older.take() {
             Some(older) => older,
@@ -107,15 +158,23 @@ impl Collection {
         let is_there = |now: &Tables, id: &ContainerId| {
             Ok(now.containers.contains_key(id)? && !now.condemned.contains_key(id))
         };
-        match self.write_together(&tables, kind, &from, chunks, &is_there)? {
+        let written = match self.write_together(&tables, kind, &from, chunks, (false, &is_there)) {
+            Err(error) if error.kind() == Kind::NoSpace => Together::NoRoom,
+            written => written?,
+        };
+        match written {
             // What is left is for the next one.
-            Together::NoRoom => return Ok(false),
+            Together::NoRoom => {
+                self.done.no_room = true;
+                return Ok(false);
+            }
             Together::Gone => {}
             Together::Written { copied, written, .. } => {
                 self.done.resealed += from.len() as u64;
                 self.done.resealed_into += 1;
                 self.done.resealed_chunks += copied;
                 self.done.resealed_bytes += written;
+                self.resealed_since += written;
             }
         }
         Ok(true)

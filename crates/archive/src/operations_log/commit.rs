@@ -98,6 +98,9 @@ impl Archive {
         if !is_hostile {
             fit_roles(self, &records)?;
         }
+        if self.keeps(Rule::DataKeyChangedAlone) {
+            tables.refuse_numbers_of_before(&records)?;
+        }
         let notes = match self.role() {
             Some(Role::Put(number)) if !is_hostile => {
                 // Nobody but manage may begin another log.

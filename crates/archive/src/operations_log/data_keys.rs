@@ -25,7 +25,7 @@ use super::{
     upgrade::{upgrade_to, without_writers},
 };
 use crate::{
-    format::{ContainerId, data_keys::Rotation, label::Kinds, record::Record},
+    format::{ContainerId, damage::is_damage, data_keys::Rotation, label::Kinds, record::Record},
     rules::Rule,
     tables::Tables,
 };
@@ -63,8 +63,8 @@ pub fn allow_data_keys(archive: &Archive) -> Result<bool> {
 ///
 /// # Errors
 /// `Busy`: somebody stores, serves, collects or imports. `InvalidInput`: something is left under an older key of
-/// the domain, or the data keys can't be changed before [`allow_data_keys`]. `Denied`: the domain was erased, or
-/// there is none of this number. Errors of the system, after which the key is changed or not.
+/// the domain, or the data keys can't be changed before [`allow_data_keys`]. `Denied`: the domain was erased,
+/// there is none of this number, or the key area and the log are not of one time. Errors of the system, after which the key is changed or not.
 pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
     if !archive.label.data_keys {
         let why = "the archive is from before data keys could be changed: `onefold key rotate --data` upgrades it";
@@ -86,7 +86,10 @@ pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
                        --reseal` writes it again";
             return Err(Error::new(Kind::InvalidInput, why));
         }
-        made = newest.map_or(0, |(newest, _)| newest.generation) + 1;
+        let said = newest.map_or(0, |(newest, _)| newest.generation);
+        // Otherwise one of the two was put back, and the change would make a key that nobody finds.
+        sealing.agreed_upon(domain, said)?;
+        made = said + 1;
         Ok(vec![Record::DataKeyRotated(Box::new(Rotation {
             domain,
             generation: made,
@@ -106,8 +109,8 @@ fn make_keys(archive: &Archive) -> Result<()> {
     if !lacking.is_empty() {
         change_keys(archive, |keys, random| {
             for (domain, generation) in &lacking {
-                // Another process may have made it meanwhile.
-                if keys.generation(*domain).is_some_and(|found| found < *generation) {
+                // Another process may have made it meanwhile. A key area that lags by more is an older one.
+                if keys.generation(*domain).is_some_and(|found| found + 1 == *generation) {
                     keys.rotate_domain(*domain, random)?;
                 }
             }
@@ -119,13 +122,14 @@ fn make_keys(archive: &Archive) -> Result<()> {
 }
 
 /// The domains whose newest data key the key area does not have, and its generation. Where something is under
-/// that key, the key area is an older one, and no other key takes its place.
+/// that key, or the key area lags by more than this one change, it is an older one, and no other key takes its
+/// place.
 fn lacking(archive: &Archive, tables: &Tables) -> Result<Vec<(u32, u32)>> {
     let sealing = sealing_of(archive)?;
     let mut lacking = Vec::new();
     for rotation in tables.with_older() {
         let Ok(known) = sealing.domain(rotation.domain) else { continue };
-        if known.generation() < rotation.generation && !is_used(tables, rotation)? {
+        if known.generation() + 1 == rotation.generation && !is_used(tables, rotation)? {
             lacking.push((rotation.domain, rotation.generation));
         }
     }
@@ -134,12 +138,40 @@ fn lacking(archive: &Archive, tables: &Tables) -> Result<Vec<(u32, u32)>> {
 
 fn is_used(tables: &Tables, rotation: &Rotation) -> Result<bool> {
     for container in &tables.containers {
-        let stored = container?.stored;
+        let stored = match container {
+            // It may be one of those: repair looks first.
+            Err(error) if is_damage(&error) => return Ok(true),
+            found => found?.stored,
+        };
         if stored.domain == rotation.domain && stored.id >= rotation.from {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Refuses an archive whose key area is newer than its log, or older by more than one change that was cut off:
+/// one of the two was put back. Others may change both meanwhile, the log first.
+fn are_of_one_time(archive: &Archive) -> Result<()> {
+    let Some(sealing) = archive.identity.sealing().filter(|_| !archive.label.roles) else {
+        return Ok(());
+    };
+    let differ = |tables: &Tables| -> Result<()> {
+        let there = sealing.numbers().into_iter();
+        for number in there.filter(|number| !tables.domains.erased.contains_key(number)) {
+            let said = tables.data_keys.newest(number).map_or(0, |(newest, _)| newest.generation);
+            match sealing.agreed_upon(number, said) {
+                Err(error) if error.kind() == Kind::Stopped => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    };
+    if differ(&archive.tables()).is_ok() {
+        return Ok(());
+    }
+    renew(archive, sealing)?;
+    differ(&*archive.refresh()?)
 }
 
 impl Archive {
@@ -150,6 +182,7 @@ impl Archive {
 }
 
 fn end_changes(archive: &Archive) -> Result<()> {
+    are_of_one_time(archive)?;
     if !archive.label.data_keys || archive.tables().with_older().next().is_none() {
         return Ok(());
     }

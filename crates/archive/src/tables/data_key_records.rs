@@ -1,9 +1,9 @@
 //! The records about data keys, applied, and what is under an older one.
 
-use onefold_core::Result;
+use onefold_core::{Error, Kind, Result};
 
 use super::{containers::Found, state::Tables};
-use crate::format::{bytes::corrupt, data_keys::Rotation, domain::FIRST_DOMAIN};
+use crate::format::{bytes::corrupt, data_keys::Rotation, domain::FIRST_DOMAIN, record::Record};
 
 impl Tables {
     pub(super) fn rotate_data_key(&mut self, rotation: Rotation) -> Result<()> {
@@ -35,6 +35,34 @@ impl Tables {
         }
     }
 
+    /// Errors when records list a new container whose number is from before its domain's data key was changed: it
+    /// would be taken for one that is under the older key. Merges list theirs by numbers that they took since.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub(crate) fn refuse_numbers_of_before(&self, records: &[Record]) -> Result<()> {
+        for record in records {
+            let (Record::Unfinished { containers, .. }
+            | Record::Put { containers, .. }
+            | Record::Finished { containers, .. }
+            | Record::SnapshotMade { containers, .. }) = record
+            else {
+                continue;
+            };
+            for stored in containers {
+                let newest = self.data_keys.newest(stored.domain);
+                if newest.is_some_and(|(newest, _)| stored.id < newest.from) {
+                    let why = format!(
+                        "the data key of domain {} was changed while this was stored: store it again",
+                        stored.domain
+                    );
+                    return Err(Error::new(Kind::Stopped, why));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// True when a domain has two data keys.
     #[must_use]
     pub fn domain_has_older(&self, domain: u32) -> bool {
@@ -53,7 +81,7 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{ContainerId, label::Kinds, record::Record};
+    use crate::format::{ContainerId, label::Kinds};
 
     fn rotated(domain: u32, generation: u32, from: u64) -> Record {
         let (from, kept) = (ContainerId(from), [7; 56]);

@@ -126,7 +126,8 @@ enum Verb {
     /// and a copy of the keys is locked out by both: first `key rotate`, then `key rotate --data` and `gc
     /// --reseal`. Names of sets, streams and snapshots stay under the store key. Nobody may store, serve or
     /// collect at that moment. The first change upgrades the archive, which older programs refuse then.
-    /// Block and cluster stores can't change their data keys yet.
+    /// Copies of the file `keys` from before lack the new key, and after `gc --reseal` open no content: make
+    /// new ones. Block and cluster stores can't change their data keys yet.
     #[command(after_help = "Examples:\n  \
                       onefold key rotate backups --drop-others\n  \
                       onefold key rotate backups --data --key vault.key\n  \
@@ -589,7 +590,8 @@ fn rotate_data(
     let which =
         domain.map_or_else(String::new, |name| format!("domain '{}' of ", name.escape_debug()));
     let words = format_args!(
-        "{which}{} has a new data key; `onefold gc {} --reseal` writes what is under the older one again",
+        "{which}{} has a new data key; `onefold gc {} --reseal` writes what is under the older one again. Copies of \
+         `keys` from before do not have it: make new ones",
         store.display(),
         store.display()
     );

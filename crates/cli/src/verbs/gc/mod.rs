@@ -83,7 +83,9 @@ pub(crate) struct Options {
 
     /// In an encrypted archive that got another data key: writes again what is left under the older one, and
     /// erases that key when nothing is left. A gc that ends earlier leaves the rest to the next one with this
-    /// option; --for and --write bound it
+    /// option; --for and --write bound it. It frees what it wrote
+    /// again in steps, while nobody reads that began before, and ends when less than the reserve and 16
+    /// containers are free. Copies of the file `keys` from before open no content afterwards: make new ones
     #[arg(long)]
     reseal: bool,
 
@@ -158,6 +160,8 @@ struct Done {
     resealed_chunks: u64,
     resealed_bytes: u64,
     under_older_key_containers: u64,
+    /// There was no room to write more again.
+    reseal_without_room: bool,
     erased_data_keys: u64,
     /// Bytes that stand replicated now, with their copies.
     replicated_bytes: u64,
@@ -290,6 +294,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if options.reseal {
         collection.reseal();
+        let looked_at = directory.clone();
+        collection.watch_room(Box::new(move || looked_at.free_bytes()));
     }
     let over = options.time.map(|time| begun + time);
     let mut others = Others {
@@ -339,6 +345,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         resealed_chunks: done.resealed_chunks,
         resealed_bytes: done.resealed_bytes,
         under_older_key_containers: done.under_older,
+        reseal_without_room: done.no_room,
         erased_data_keys: done.keys_erased,
         replicated_bytes: archive.refresh()?.sums().replicated().0,
         freed_bytes: done.freed_bytes,
@@ -477,12 +484,22 @@ impl Done {
                 "nothing is left under the older data key, which is erased by the next gc --reseal, when \
                  nobody reads any more what was",
             ),
-            (0, left) => output::line(format_args!(
-                "{} left under the older data key: another gc --reseal goes on",
-                containers(left)
-            )),
+            (0, left) => {
+                let left = containers(left);
+                let why = if self.reseal_without_room {
+                    "there is no room to write more again without the reserve; when more is free, another gc \
+                     --reseal goes on"
+                } else if self.damaged_containers > 0 {
+                    "those with a damaged chunk stay until they are repaired; `onefold scrub` names them, and \
+                     another gc --reseal goes on"
+                } else {
+                    "another gc --reseal goes on"
+                };
+                output::line(format_args!("{left} left under the older data key: {why}"))
+            }
             (erased, _) => output::line(format_args!(
-                "erased {}: nothing was under it any more",
+                "erased {}: nothing was under it any more. Copies of `keys` from before open nothing of the \
+                 archive's content: make new ones",
                 counted(erased, "older data key")
             )),
         }
