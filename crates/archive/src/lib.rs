@@ -77,6 +77,7 @@ pub use crate::{
         care::CareNote,
         class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, GroupSeal, Metadata, Packer},
+        data_keys::Rotation,
         frame::{decode as decode_frame, encode as encode_frame},
         label::{Found as FoundLabel, Kinds, Label, Newer, find_label},
         listing::{
@@ -93,14 +94,15 @@ pub use crate::{
         },
     },
     gc::{
-        Collected, Collection, Options as CollectionOptions, Patience as CollectionPatience,
-        Survey, Trash, survey,
+        Collected, Collection, FreeBytes, Options as CollectionOptions,
+        Patience as CollectionPatience, Survey, Trash, survey,
     },
     operations_log::{
-        Archive, Domain, DomainListed, EpochGuard, Reserve, add_put_key, allow_domains,
-        change_keys, create_domain, create_sealed, domain_called, domains, erase_domain,
-        erase_keys, features_to_come, head_of, is_erased as is_domain_erased, key_area,
-        mend_leaves, read_key, remove_put_key, renew_log, renew_snapshot, upgrade, upgrade_telling,
+        Archive, DataKeyListed, Domain, DomainListed, EpochGuard, Reserve, add_put_key,
+        allow_data_keys, allow_domains, change_keys, create_domain, create_sealed, data_keys,
+        domain_called, domains, erase_domain, erase_keys, features_to_come, head_of,
+        is_erased as is_domain_erased, key_area, mend_leaves, read_key, remove_put_key, renew_log,
+        renew_snapshot, rotate_data_key, upgrade, upgrade_telling,
     },
     own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
     repair::{

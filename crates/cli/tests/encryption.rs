@@ -169,6 +169,81 @@ fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
 }
 
 #[test]
+fn rule_24_the_data_key_of_an_archive_changes_and_the_older_one_goes() {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    fs::write(desk.path("stream"), noise(1, 3_000_000)).unwrap();
+    desk.ok("put a before stream --key key");
+    let said = desk.ok("gc a --reseal --key key");
+    assert!(said.contains("nothing is under an older data key"), "{said}");
+    let server = desk.serve("a --key key");
+    desk.fails("key rotate a --data --key key", 1, &["a server", "works on the archive"]);
+    assert!(server.terminate().0.success());
+    desk.fails("key rotate a --data --domain missing --key key", 1, &["no domain 'missing'"]);
+    desk.fails("key rotate a --data --drop-others --key key", 2, &["--drop-others"]);
+    desk.fails("key rotate a --domain x --key key", 2, &["--data"]);
+    let said = desk.ok("key rotate a --data --key key");
+    assert!(said.contains("gc a --reseal"), "{said}");
+    desk.fails("key rotate a --data --key key", 1, &["two data keys", "gc --reseal"]);
+    assert!(desk.ok("key list a --key key").contains("domain 0 has two data keys"));
+    assert!(desk.ok("status a --key key").contains("domain 0 has two"));
+    let status: serde_json::Value =
+        serde_json::from_str(&desk.ok("status a --json --key key")).unwrap();
+    assert!(status["older_data_keys"][0]["containers"].as_u64().unwrap() > 0, "{status}");
+    desk.ok("put a after stream --key key");
+    let said = desk.ok("gc a --reseal --key key");
+    assert!(said.contains("by the newest data key"), "{said}");
+    assert!(said.contains("erased 1 older data key"), "{said}");
+    assert!(!desk.ok("key list a --key key").contains("two data keys"));
+    for name in ["before", "after"] {
+        desk.ok(&format!("get a {name} --output got-{name} --key key"));
+        assert!(fs::read(desk.path(&format!("got-{name}"))).unwrap() == noise(1, 3_000_000));
+    }
+    desk.ok("check a --key key");
+    desk.ok("scrub a --key key");
+}
+
+#[test]
+fn rule_24_no_file_changed_silently_because_the_data_key_changed() {
+    let desk = Desk::new();
+    desk.ok("create archive a --key key");
+    // Sources are older than what was built of them.
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src/verbs");
+    let again = || {
+        let said = desk.ok(&format!("backup a {sources} --set s --read-all --json --key key"));
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert!(report["files_read"].as_u64().unwrap() > 0, "{report}");
+        assert_eq!(report["silent_changes"].as_u64(), Some(0), "{report}");
+    };
+    again();
+    desk.ok("key rotate a --data --key key");
+    again();
+    // What is named by older fingerprints is compared, too, when its key is gone.
+    desk.ok("gc a --reseal --key key");
+    desk.ok("key rotate a --data --key key");
+    desk.ok("gc a --reseal --key key");
+    again();
+}
+
+#[test]
+fn rule_24_what_can_not_change_its_data_key_says_so() {
+    let desk = Desk::new();
+    desk.ok("create archive plain");
+    desk.fails("key rotate plain --data", 1, &["not encrypted"]);
+    desk.ok("create archive r --roles --key key");
+    desk.fails("key rotate r --data --key key", 1, &["roles"]);
+    desk.ok("create block s --size 64M --key block-key");
+    desk.fails(
+        "key rotate s --data --key block-key",
+        1,
+        &["a block store", "can't be changed yet"],
+    );
+    desk.ok("create cluster c --key cluster-key");
+    let said = ["a store of the cluster engine", "can't be changed yet"];
+    desk.fails("key rotate c --data --key cluster-key", 1, &said);
+}
+
+#[test]
 fn rule_26_the_keys_of_a_served_archive_are_not_erased() {
     let desk = Desk::new();
     desk.ok("create archive a --key key");

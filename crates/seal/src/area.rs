@@ -44,7 +44,7 @@ const STORE_AT: usize = 48;
 const ROOT_AT: usize = STORE_AT + WRAPPED_BYTES;
 const SLOTS_AT: usize = 192;
 const DOMAINS_AT: usize = SLOTS_AT + SLOTS_MAX * SLOT_BYTES;
-/// State, number, and what is wrapped.
+/// State, how often the key was changed, number, and what is wrapped.
 const DOMAIN_ENTRY: usize = 8 + 12 + DOMAIN_BYTES + 16;
 const DOMAINS_END: usize = DOMAINS_AT + DOMAINS_MAX * DOMAIN_ENTRY;
 const NEXT_DOMAIN_AT: usize = DOMAINS_END;
@@ -216,7 +216,8 @@ impl KeyArea {
         for entry in self.bytes[DOMAINS_AT..DOMAINS_END].chunks_exact(DOMAIN_ENTRY) {
             if entry[0] == 1 {
                 let number = u32::from_le_bytes(array(entry, 4));
-                let domain = Keys::unwrap_domain(&self.id, number, &domain_root, &entry[8..])?;
+                let of = (number, u32::from_le_bytes([entry[1], entry[2], entry[3], 0]));
+                let domain = Keys::unwrap_domain(&self.id, of, &domain_root, &entry[8..])?;
                 domains.push(domain.ok_or_else(damaged)?);
             }
         }
@@ -267,8 +268,9 @@ impl Keys {
             bytes[at..at + SLOT_BYTES].copy_from_slice(&slot.encode());
         }
         let entries = bytes[DOMAINS_AT..DOMAINS_END].chunks_exact_mut(DOMAIN_ENTRY);
-        for (entry, (number, wrapped)) in entries.zip(self.wrapped_domains(random)?) {
+        for (entry, ((number, generation), wrapped)) in entries.zip(self.wrapped_domains(random)?) {
             entry[0] = 1;
+            entry[1..4].copy_from_slice(&generation.to_le_bytes()[..3]);
             entry[4..8].copy_from_slice(&number.to_le_bytes());
             entry[8..].copy_from_slice(&wrapped);
         }
@@ -361,8 +363,35 @@ mod tests {
         assert!(opened.domain(domain).is_none() && opened.domain(0).is_some());
         // The key that wraps domains is another one: the new area opens no domain of the old one.
         let wrapped = &before.bytes[DOMAINS_AT + DOMAIN_ENTRY..][8..DOMAIN_ENTRY];
-        let found = Keys::unwrap_domain(&[1; 16], domain, &opened.domain_root, wrapped).unwrap();
+        let root = &opened.domain_root;
+        let found = Keys::unwrap_domain(&[1; 16], (domain, 0), root, wrapped).unwrap();
         assert!(found.is_none());
+    }
+
+    #[test]
+    fn rule_24_a_key_area_has_both_data_keys_of_a_domain_until_the_older_one_is_dropped() {
+        let mut keys = keys(1);
+        let tenant = keys.add_domain("tenant", &Seeded::new(3)).unwrap();
+        keys.rotate_domain(tenant, &Seeded::new(4)).unwrap();
+        let two = keys.next_area(&Seeded::new(5)).unwrap();
+        let opened = two.open(&keys.root(), true).unwrap().unwrap();
+        assert_eq!((opened.generation(tenant), opened.generation(0)), (Some(1), Some(0)));
+        assert!(opened.older(tenant).unwrap().equals(keys.older(tenant).unwrap().expose()));
+        assert!(opened.domain(tenant).unwrap().equals(keys.domain(tenant).unwrap().expose()));
+        // The wrap proves how often the key was changed.
+        let wrapped = &two.bytes[DOMAINS_AT + DOMAIN_ENTRY..][8..DOMAIN_ENTRY];
+        for (generation, opens) in [(0, false), (1, true), (2, false)] {
+            let of = (tenant, generation);
+            let found = Keys::unwrap_domain(&[1; 16], of, &opened.domain_root, wrapped).unwrap();
+            assert_eq!(found.is_some(), opens, "generation {generation}");
+        }
+        keys.drop_older(tenant, &Seeded::new(6)).unwrap();
+        let one = keys.next_area(&Seeded::new(7)).unwrap();
+        let opened = one.open(&keys.root(), true).unwrap().unwrap();
+        assert!(opened.older(tenant).is_none() && opened.generation(tenant) == Some(1));
+        // The key that wraps domains is another one: the new area does not open the old wrap.
+        let root = &opened.domain_root;
+        assert!(Keys::unwrap_domain(&[1; 16], (tenant, 1), root, wrapped).unwrap().is_none());
     }
 
     #[test]

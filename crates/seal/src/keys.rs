@@ -18,6 +18,9 @@ pub const SLOTS_MAX: usize = 16;
 /// Domains of a store.
 pub const DOMAINS_MAX: usize = 64;
 
+/// The key of a domain is changed so often at most: three bytes of the key area say how often.
+const GENERATION_MAX: u32 = (1 << 24) - 1;
+
 /// Bytes of a domain's name at most.
 const DOMAIN_NAME_MAX: usize = 30;
 
@@ -42,7 +45,9 @@ pub struct Domain {
     number: u32,
     name: String,
     key: Secret,
-    /// The key of what was written before the key was changed.
+    /// How often the key was changed.
+    generation: u32,
+    /// The key of what was written before the key was changed last, as long as something of it is left.
     older: Option<Secret>,
     /// Bytes that its data may take, and that are kept for it; 0 for no limit.
     limits: [u64; 2],
@@ -61,6 +66,18 @@ impl Domain {
         &self.name
     }
 
+    /// How often its key was changed: the generation of what is written now.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// True while there is the key of what was written before the key was changed last.
+    #[must_use]
+    pub fn has_older(&self) -> bool {
+        self.older.is_some()
+    }
+
     fn encode(&self) -> Zeroizing<Vec<u8>> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(DOMAIN_BYTES));
         bytes.extend_from_slice(self.key.expose());
@@ -73,7 +90,7 @@ impl Domain {
         bytes
     }
 
-    fn decode(number: u32, bytes: &[u8]) -> Option<Domain> {
+    fn decode((number, generation): (u32, u32), bytes: &[u8]) -> Option<Domain> {
         let (keys, rest) = bytes.split_at_checked(64)?;
         let (has_older, length) = (*rest.first()?, usize::from(*rest.get(1)?));
         let name = rest.get(2..2 + length).filter(|_| length <= DOMAIN_NAME_MAX)?;
@@ -90,6 +107,7 @@ impl Domain {
             number,
             name: String::from_utf8(name.to_vec()).ok()?,
             key: key(0),
+            generation,
             older: (has_older == 1).then(|| key(32)),
             limits: [limit(0)?, limit(8)?],
         })
@@ -134,6 +152,7 @@ impl Keys {
             number: 0,
             name: String::new(),
             key: Secret::drawn(random)?,
+            generation: 0,
             older: None,
             limits: [0; 2],
         };
@@ -178,6 +197,21 @@ impl Keys {
     #[must_use]
     pub fn domain(&self, number: u32) -> Option<&Secret> {
         self.domains.iter().find(|domain| domain.number == number).map(|domain| &domain.key)
+    }
+
+    /// The key of what was written in a domain before its key was changed last; `None` when there is none, or
+    /// none any more.
+    #[must_use]
+    pub fn older(&self, number: u32) -> Option<&Secret> {
+        let domain = self.domains.iter().find(|domain| domain.number == number)?;
+        domain.older.as_ref()
+    }
+
+    /// How often a domain's key was changed; `None` when there is no such domain.
+    #[must_use]
+    pub fn generation(&self, number: u32) -> Option<u32> {
+        let domain = self.domains.iter().find(|domain| domain.number == number)?;
+        Some(domain.generation)
     }
 
     /// All domains.
@@ -269,8 +303,9 @@ impl Keys {
         Ok(None)
     }
 
-    /// A new root key, which the slots whose secrets are given open from now on. The other slots are
-    /// dropped. Data stays sealed as it is.
+    /// A new root key, which the slots whose secrets are given open from now on, and a new key that wraps
+    /// domains: whoever had the keys before unwraps none that comes later. The other slots are dropped. Data
+    /// stays sealed as it is.
     ///
     /// # Errors
     /// `NotFound`, `Denied`: a slot is not in use, or its secret is another one. `InvalidInput`: none
@@ -303,6 +338,9 @@ impl Keys {
             };
             slots[*number] = Some(Slot::new((&self.id, *number), making, secret, &root, random)?);
         }
+        // Another one than before, also where chance repeats itself.
+        let of = [&self.sequence.to_le_bytes()[..], b"rotated"].concat();
+        self.domain_root = Secret::drawn(random)?.derive_of(Use::DOMAIN, &of);
         (self.root, self.slots) = (root, slots);
         Ok(())
     }
@@ -329,6 +367,7 @@ impl Keys {
             number,
             name: name.to_owned(),
             key,
+            generation: 0,
             older: None,
             limits: [0; 2],
         });
@@ -351,16 +390,74 @@ impl Keys {
         Ok(())
     }
 
-    /// The name of a domain's wrap.
-    fn domain_name(id: &[u8; 16], number: u32) -> Name<'_> {
-        Name { id, what: Wrapped::Domain, number, more: &[] }
+    /// Gives a domain a new key beside the one that it has, which stays for what was written by it, and renews
+    /// the key that wraps domains: whoever had that one does not unwrap the new key. Gives the new generation.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such domain. `InvalidInput`: it has two keys already. `NoSpace`: its key was
+    /// changed too often. Those of the source of chance.
+    pub fn rotate_domain(&mut self, number: u32, random: &dyn Random) -> Result<u32> {
+        let (drawn, drawn_root) = (Secret::drawn(random)?, Secret::drawn(random)?);
+        let domain = self.of_number(number)?;
+        if domain.older.is_some() {
+            let why = format!("domain {number} has two data keys already");
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        if domain.generation >= GENERATION_MAX {
+            let why = format!("the data key of domain {number} was changed too often");
+            return Err(Error::new(Kind::NoSpace, why));
+        }
+        domain.generation += 1;
+        // Another one than all before, also where chance repeats itself.
+        let key = drawn.derive_of(Use::DOMAIN, &of_generation(domain, b"key"));
+        domain.older = Some(std::mem::replace(&mut domain.key, key));
+        let root = drawn_root.derive_of(Use::DOMAIN, &of_generation(domain, b"root of both"));
+        let generation = domain.generation;
+        self.domain_root = root;
+        Ok(generation)
     }
 
-    /// Each domain, with its number and what is wrapped.
-    pub(crate) fn wrapped_domains(&self, random: &dyn Random) -> Result<Vec<(u32, Vec<u8>)>> {
+    /// Drops the key of what was written in a domain before its key was changed, and renews the key that wraps
+    /// domains: once both copies of the key area are written again, nobody opens what is under the older key
+    /// by this store.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such domain, or it has one key; those of the source of chance.
+    pub fn drop_older(&mut self, number: u32, random: &dyn Random) -> Result<()> {
+        let drawn = Secret::drawn(random)?;
+        let domain = self.of_number(number)?;
+        if domain.older.take().is_none() {
+            return Err(Error::new(Kind::NotFound, format!("domain {number} has one data key")));
+        }
+        let root = drawn.derive_of(Use::DOMAIN, &of_generation(domain, b"root"));
+        self.domain_root = root;
+        Ok(())
+    }
+
+    fn of_number(&mut self, number: u32) -> Result<&mut Domain> {
+        let found = self.domains.iter_mut().find(|domain| domain.number == number);
+        found.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("there is no domain with number {number}"))
+        })
+    }
+
+    /// The name of a domain's wrap, which proves the generation, too.
+    fn domain_name<'a>(id: &'a [u8; 16], number: u32, generation: &'a [u8; 4]) -> Name<'a> {
+        // Key areas from before the first change have none.
+        let more = if generation == &[0; 4] { &[][..] } else { generation };
+        Name { id, what: Wrapped::Domain, number, more }
+    }
+
+    /// Each domain, with its number, its generation, and what is wrapped.
+    pub(crate) fn wrapped_domains(
+        &self,
+        random: &dyn Random,
+    ) -> Result<Vec<((u32, u32), Vec<u8>)>> {
         let wrapped = |domain: &Domain| {
-            let name = Keys::domain_name(&self.id, domain.number);
-            Ok((domain.number, wrap(&self.domain_root, name, &domain.encode(), random)?))
+            let generation = domain.generation.to_le_bytes();
+            let name = Keys::domain_name(&self.id, domain.number, &generation);
+            let wrapped = wrap(&self.domain_root, name, &domain.encode(), random)?;
+            Ok(((domain.number, domain.generation), wrapped))
         };
         self.domains.iter().map(wrapped).collect()
     }
@@ -368,13 +465,19 @@ impl Keys {
     /// The domain that was wrapped so.
     pub(crate) fn unwrap_domain(
         id: &[u8; 16],
-        number: u32,
+        (number, generation): (u32, u32),
         root: &Secret,
         wrapped: &[u8],
     ) -> Result<Option<Domain>> {
-        let bytes = unwrap(root, Keys::domain_name(id, number), wrapped)?;
-        Ok(bytes.and_then(|bytes| Domain::decode(number, &bytes)))
+        let name = (number, generation.to_le_bytes());
+        let bytes = unwrap(root, Keys::domain_name(id, name.0, &name.1), wrapped)?;
+        Ok(bytes.and_then(|bytes| Domain::decode((number, generation), &bytes)))
     }
+}
+
+/// What tells a key that is made for a generation of a domain from all others.
+fn of_generation(domain: &Domain, what: &[u8]) -> Vec<u8> {
+    [&domain.number.to_le_bytes(), &domain.generation.to_le_bytes(), what].concat()
 }
 
 impl Drop for Keys {
@@ -457,6 +560,70 @@ pub(crate) mod tests {
         assert!(!keys.root().equals(before.expose()));
         let slots: Vec<usize> = keys.slots().map(|(number, _)| number).collect();
         assert_eq!(slots, [1]);
+    }
+
+    #[test]
+    fn rule_24_a_domain_has_at_most_two_data_keys() {
+        let (mut keys, random) = (keys(1), Seeded::new(8));
+        let first = *keys.domain(0).unwrap().expose();
+        assert!(keys.older(0).is_none() && keys.generation(0) == Some(0));
+        assert_eq!(keys.drop_older(0, &random).unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(keys.rotate_domain(0, &random).unwrap(), 1);
+        assert!(keys.older(0).unwrap().equals(&first) && !keys.domain(0).unwrap().equals(&first));
+        assert_eq!(keys.rotate_domain(0, &random).unwrap_err().kind(), Kind::InvalidInput);
+        assert_eq!(keys.rotate_domain(7, &random).unwrap_err().kind(), Kind::NotFound);
+        let (second, root) = (*keys.domain(0).unwrap().expose(), keys.domain_root.again());
+        keys.drop_older(0, &random).unwrap();
+        assert!(keys.older(0).is_none() && keys.domain(0).unwrap().equals(&second));
+        assert!(!keys.domain_root.equals(root.expose()), "what wraps domains is another key");
+        assert_eq!(keys.rotate_domain(0, &random).unwrap(), 2);
+    }
+
+    #[test]
+    fn rule_24_chance_that_repeats_itself_gives_no_data_key_twice() {
+        let mut keys = keys(1);
+        let mut seen = vec![*keys.domain(0).unwrap().expose()];
+        for _ in 0..3 {
+            keys.rotate_domain(0, &Seeded::new(8)).unwrap();
+            seen.push(*keys.domain(0).unwrap().expose());
+            seen.push(*keys.domain_root.expose());
+            keys.drop_older(0, &Seeded::new(8)).unwrap();
+            seen.push(*keys.domain_root.expose());
+        }
+        let all: std::collections::BTreeSet<_> = seen.iter().collect();
+        assert_eq!(all.len(), seen.len());
+    }
+
+    /// True when a key unwraps a domain, as the key area has it.
+    fn unwraps(keys: &Keys, root: &Secret) -> bool {
+        let wrapped = keys.wrapped_domains(&Seeded::new(9)).unwrap();
+        wrapped.iter().any(|(name, wrapped)| {
+            Keys::unwrap_domain(&keys.id, *name, root, wrapped).unwrap().is_some()
+        })
+    }
+
+    #[test]
+    fn rule_24_who_had_the_keys_before_unwraps_no_domain_that_comes_later() {
+        let (mut keys, random) = (keys(1), Seeded::new(8));
+        let before = keys.domain_root.again();
+        assert!(unwraps(&keys, &before));
+        keys.rotate(&[(0, secret(1))], 0, &random).unwrap();
+        assert!(!unwraps(&keys, &before), "after the root key was renewed");
+        keys.add_domain("later", &random).unwrap();
+        let rotated = keys.domain_root.again();
+        keys.rotate_domain(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before), "beside the older key");
+        assert!(!unwraps(&keys, &rotated), "the other change renews it, too");
+        keys.drop_older(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before));
+    }
+
+    #[test]
+    fn rule_24_a_data_key_alone_renews_what_wraps_it() {
+        let (mut keys, random) = (keys(1), Seeded::new(8));
+        let before = keys.domain_root.again();
+        keys.rotate_domain(0, &random).unwrap();
+        assert!(!unwraps(&keys, &before) && unwraps(&keys, &keys.domain_root));
     }
 
     #[test]

@@ -563,10 +563,11 @@ fn scrub_one(
                     .iter()
                     .map(|(_, chunk)| &raw[chunk.at as usize..][..chunk.bytes as usize])
                     .collect();
-                for ((place, chunk), found) in
-                    chunks.iter().zip(domain.fingerprinter.chunks(&bytes))
+                let found = domain.fingerprinter.chunks(&bytes);
+                for ((place, chunk), (found, bytes)) in chunks.iter().zip(found.iter().zip(&bytes))
                 {
-                    if found != chunk.fingerprint {
+                    if *found != chunk.fingerprint && !domain.is_of_older(bytes, &chunk.fingerprint)
+                    {
                         rotten.insert(*place);
                         report.problem(format!(
                             "container {}: chunk {} does not have its fingerprint",

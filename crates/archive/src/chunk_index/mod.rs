@@ -35,7 +35,7 @@ pub(crate) use self::{
     auxiliary_index::{Auxiliary, ByFingerprint},
     file::Entry,
     import::{Importing, import, load_recent, write_run},
-    rebuild::make_whole_paced,
+    rebuild::{make_anew_paced, make_whole_paced},
     run_merge::{RunMerge, first_to_merge},
 };
 pub use self::{

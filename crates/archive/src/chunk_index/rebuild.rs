@@ -73,6 +73,17 @@ pub(crate) fn make_whole_paced(
     from_metadata_twice(archive, pace, progress).map(Some)
 }
 
+/// Makes the index anew from the metadata of all containers; false when another process writes it just now.
+///
+/// # Errors
+/// `NoSpace`, and those of the system.
+pub(crate) fn make_anew_paced(archive: &Arc<Archive>, pace: &Pace) -> Result<bool> {
+    let Some(_importing) = Importing::begin(archive, None)? else { return Ok(false) };
+    archive.refresh()?;
+    from_metadata_twice(archive, pace, &mut |_, _| {})?;
+    Ok(true)
+}
+
 /// Makes the index anew from the metadata of all containers, and names it in place of the old one;
 /// gives how many entries it has. It is one file afterwards, unless the disk has no room to make one of
 /// several. Memory as for an auxiliary index.

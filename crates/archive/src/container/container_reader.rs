@@ -97,10 +97,12 @@ impl ContainerReader {
         // The log proves the number of the domain. Another one in the header is damage, also where
         // this process has no key of it.
         if self.archive.identity.sealing().is_some()
-            && let Some(found) = domain_said(&bytes[..n])
-            && found != stored.domain
+            && let Some((found, generation)) = domain_said(&bytes[..n])
         {
-            return Err(in_another(stored, found));
+            if found != stored.domain {
+                return Err(in_another(stored, found));
+            }
+            is_of_generation(&self.archive, stored, generation)?;
         }
         let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
         if metadata.chunks.len() as u64 != u64::from(stored.chunks)
@@ -178,6 +180,22 @@ impl ContainerReader {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Errors when a container is not under the data key that the log says.
+fn is_of_generation(archive: &Archive, stored: &Stored, found: u32) -> Result<()> {
+    let Some(sealing) = archive.identity.sealing() else { return Ok(()) };
+    let said = sealing.generation_of(stored.domain, stored.id.0);
+    if found == said {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Corrupt,
+        format!(
+            "container {} is under data key {found} of its domain, and the log says {said}",
+            stored.id
+        ),
+    ))
 }
 
 /// The error of a container whose header names another domain than the log.

@@ -76,7 +76,7 @@ impl Rewriter {
             };
             let bytes = read?;
             if self.archive.keeps(Rule::MovedChunksVerified)
-                && domain.fingerprinter.bytes(&bytes) != chunk.fingerprint
+                && !domain.is_of(&bytes, &chunk.fingerprint)
             {
                 return Err(corrupt(format!(
                     "chunk {} of container {} is damaged",

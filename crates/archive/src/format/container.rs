@@ -16,7 +16,7 @@ use super::{
     content::Content,
     domain::FIRST_DOMAIN,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
-    sealing::{ContainerSeal, SALT_BYTES, Sealing, shut},
+    sealing::{ContainerSeal, DOMAIN_AT, DOMAIN_SAID_BYTES, SALT_BYTES, Sealing, shut},
 };
 use crate::{
     format::{Address, ContainerId, Identity},
@@ -363,7 +363,7 @@ fn seal_groups(
 ) -> Result<ContainerSeal> {
     let fingerprints: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.fingerprint.0).collect();
     let checksums: Vec<u8> = groups.iter().flat_map(|group| group.checksum.to_le_bytes()).collect();
-    let domain = sealing.domain(domain)?;
+    let domain = sealing.domain_to_write(domain)?;
     let content = [
         &archive[..],
         &id.0.to_le_bytes(),
@@ -439,7 +439,7 @@ impl Metadata {
         };
         w.u32(self.meta_bytes).u32(self.bytes);
         if let Some(seal) = &self.seal {
-            w.raw(seal.salt()).raw(&seal.proof()).u32(seal.domain());
+            w.raw(seal.salt()).raw(&seal.proof()).u32(seal.domain()).u32(seal.generation());
         }
         w.0.resize(HEADER_BYTES, 0);
         if self.seal.is_some() {
@@ -464,7 +464,7 @@ impl Metadata {
         if let (Some(sealing), Some(seal)) = (identity.sealing(), &self.seal) {
             w.0.resize(self.meta_bytes as usize, 0);
             let (header, body) = w.0.split_at_mut(HEADER_BYTES);
-            let domain = sealing.domain(seal.domain())?;
+            let domain = sealing.domain_at(seal.domain(), seal.generation())?;
             let tag = domain.seal_metadata(self.id.0, &header[..TAG_AT], body)?;
             header[TAG_AT..].copy_from_slice(&tag);
         } else {
@@ -587,6 +587,12 @@ impl Metadata {
         self.seal.as_ref().map_or(FIRST_DOMAIN, |seal| seal.domain())
     }
 
+    /// The generation of its domain's data key by which it is sealed, as its header says it.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.seal.as_ref().map_or(0, |seal| seal.generation())
+    }
+
     /// The cipher that opens a group.
     #[must_use]
     pub fn group_seal(&self, group: usize) -> GroupSeal<'_> {
@@ -657,10 +663,11 @@ impl Tiles<'_> {
     }
 }
 
-/// The number of the domain in the header of a sealed container. Nothing proves it yet.
-pub(crate) fn domain_said(meta: &[u8]) -> Option<u32> {
-    let at = SALT_AT + SALT_BYTES + KEY_PROOF_BYTES;
-    meta.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+/// The number of the domain in the header of a sealed container, and the generation of its data key. Nothing
+/// proves them yet.
+pub(crate) fn domain_said(meta: &[u8]) -> Option<(u32, u32)> {
+    let mut r = Reader(meta.get(DOMAIN_AT..DOMAIN_AT + DOMAIN_SAID_BYTES)?, None);
+    Some((r.u32().ok()?, r.u32().ok()?))
 }
 
 /// The metadata of a sealed container, opened, and what opens its groups.
@@ -676,10 +683,11 @@ fn open_metadata(
         return Err(what("its lengths can't be true"));
     };
     let mut r = Reader(&header[SALT_AT..], None);
-    let (salt, proof, domain): ([u8; SALT_BYTES], [u8; KEY_PROOF_BYTES], u32) =
-        (r.array()?, r.array()?, r.u32()?);
-    let domain =
-        sealing.domain(domain).map_err(|error| error.context(format!("container {id}")))?;
+    let (salt, proof): ([u8; SALT_BYTES], [u8; KEY_PROOF_BYTES]) = (r.array()?, r.array()?);
+    let (number, generation) = (r.u32()?, r.u32()?);
+    let domain = sealing
+        .domain_at(number, generation)
+        .map_err(|error| error.context(format!("container {id}")))?;
     let seal = domain.container(archive, id.0, kind, salt)?;
     if seal.may_open() && seal.proof() != proof {
         return Err(what("it was sealed with another key"));

@@ -63,6 +63,9 @@ const FEATURE_DOMAINS: u64 = 64;
 /// sealed for who may read.
 const FEATURE_ROLES: u64 = 128;
 
+/// Needed to read: domains may have data keys that took the place of older ones.
+const FEATURE_DATA_KEYS: u64 = 256;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -114,6 +117,8 @@ pub struct Label {
     pub heads: bool,
     /// Keys have roles; of sealed archives with heads only.
     pub roles: bool,
+    /// Data keys may have taken the place of older ones; of sealed archives only.
+    pub data_keys: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -152,6 +157,8 @@ pub struct Kinds {
     pub heads: bool,
     /// Keys have roles; of sealed archives with heads only.
     pub roles: bool,
+    /// Data keys may have taken the place of older ones; of sealed archives only.
+    pub data_keys: bool,
 }
 
 impl Kinds {
@@ -170,6 +177,7 @@ impl Kinds {
             domains: self.domains,
             heads: is_sealed,
             roles: self.roles,
+            data_keys: self.data_keys,
         }
     }
 }
@@ -216,6 +224,7 @@ impl Label {
             domains: self.domains,
             heads: self.heads,
             roles: self.roles,
+            data_keys: self.data_keys,
         }
     }
 
@@ -316,6 +325,7 @@ impl Label {
                 (self.clones, FEATURE_CLONES),
                 (self.domains, FEATURE_DOMAINS),
                 (self.roles, FEATURE_ROLES),
+                (self.data_keys, FEATURE_DATA_KEYS),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(write).u64(ignored);
@@ -384,6 +394,7 @@ impl Label {
             domains: false,
             heads: false,
             roles: false,
+            data_keys: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -405,10 +416,12 @@ impl Label {
         label.domains = features & FEATURE_DOMAINS != 0;
         label.heads = to_write & FEATURE_HEADS != 0;
         label.roles = features & FEATURE_ROLES != 0;
+        label.data_keys = features & FEATURE_DATA_KEYS != 0;
         if label.roles && (!label.heads || !label.trees || label.leaves || label.domains) {
             return Err(corrupt("the label's features can't be true"));
         }
-        if (label.domains || label.heads) && label.sealed.is_none() {
+        let is_sealed_only = label.domains || label.heads || label.data_keys;
+        if is_sealed_only && label.sealed.is_none() || label.data_keys && label.roles {
             return Err(corrupt("the label's features can't be true"));
         }
         if features & FEATURE_FINGERPRINT != 0 {
@@ -445,7 +458,8 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_CLONES
         | FEATURE_ON_DEMAND
         | FEATURE_DOMAINS
-        | FEATURE_ROLES;
+        | FEATURE_ROLES
+        | FEATURE_DATA_KEYS;
     refuse_unknown(read & !known, "to read it")?;
     let to_write = write & !(FEATURE_GATHERED | FEATURE_COUNTS_IN_PAGES | FEATURE_HEADS);
     Ok((read, write, Newer { to_write, ignored }))
@@ -596,6 +610,7 @@ mod tests {
             domains: false,
             heads: false,
             roles: false,
+            data_keys: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -629,11 +644,11 @@ mod tests {
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
-        bytes[FEATURES_AT + 1] = 1;
+        bytes[FEATURES_AT + 1] = 2;
         let checksum = label(true).identity().checksum(&bytes[..LABEL_BYTES - 8]);
         bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
         let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
-        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 8"));
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 9"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub(crate) mod class;
 pub(crate) mod container;
 mod content;
 pub(crate) mod damage;
+pub(crate) mod data_keys;
 pub(crate) mod domain;
 pub(crate) mod frame;
 pub(crate) mod label;

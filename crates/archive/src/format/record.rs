@@ -8,6 +8,7 @@ use super::{
     care::CareNote,
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
+    data_keys::{Rotation, generation_of},
     domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     parameters::SLOTS_MAX,
 };
@@ -361,6 +362,15 @@ pub enum Record {
         containers: Vec<ContainerId>,
         /// Nothing of it is left.
         all: bool,
+    },
+    /// A domain has another data key.
+    DataKeyRotated(Box<Rotation>),
+    /// The data key before this generation of a domain was erased: nothing is under it any more.
+    DataKeyErased {
+        /// The domain's number.
+        domain: u32,
+        /// The generation.
+        generation: u32,
     },
     /// There is a put key, of which nothing counted before.
     PutKeyAdded {
@@ -861,6 +871,10 @@ impl Record {
                 ids(w.u8(37).u64(*upto), untrue);
                 snapshot_ids(w, snapshots);
             }
+            Record::DataKeyRotated(rotation) => rotation.encode(w.u8(38)),
+            Record::DataKeyErased { domain, generation } => {
+                w.u8(39).u32(*domain).u32(*generation);
+            }
             Record::DomainFreed { number, containers, all } => {
                 ids(w.u8(34).u32(*number).u8(u8::from(*all)), containers);
             }
@@ -969,6 +983,11 @@ impl Record {
                 name: r.text()?,
                 sets: (0..r.count(4, ENTRY_MEMORY)?).map(|_| r.text()).collect::<Result<_>>()?,
             },
+            38 => Record::DataKeyRotated(Box::new(Rotation::decode(r)?)),
+            39 => {
+                let (domain, generation) = generation_of(r)?;
+                Record::DataKeyErased { domain, generation }
+            }
             36 => Record::PutKeyRemoved { number: r.u32()? },
             37 => Record::Proven {
                 upto: r.u64()?,

@@ -23,14 +23,22 @@ use onefold_seal::{
     Secret, Shared, SigningKey, SivKey, TAG_BYTES, Use, digest, is_signed,
 };
 use parking_lot::RwLock;
+use zeroize::Zeroizing;
 
-use super::domain::FIRST_DOMAIN;
+use super::{
+    bytes::corrupt,
+    data_keys::{KEPT_BYTES, Kept, Rotation},
+    domain::FIRST_DOMAIN,
+};
 
 /// Bytes of a salt.
 pub(crate) const SALT_BYTES: usize = 32;
 
 /// Where the header of a sealed container has the number of its domain.
 pub(crate) const DOMAIN_AT: usize = 104;
+
+/// Bytes of the domain's number there, and of the generation of its data key behind it.
+pub(crate) const DOMAIN_SAID_BYTES: usize = 8;
 
 /// The kind of what is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +67,8 @@ pub(crate) enum What {
     CountsDirectory,
     /// The header, which says where that directory lies.
     CountsHeader,
+    /// What stays of an older data key.
+    OlderKey,
 }
 
 impl What {
@@ -76,6 +86,7 @@ impl What {
             What::CountsPage => 10,
             What::CountsDirectory => 11,
             What::CountsHeader => 12,
+            What::OlderKey => 13,
         }
     }
 
@@ -110,6 +121,8 @@ pub(crate) struct Flaws {
     pub(crate) number_unproven: bool,
     /// Manage seals what is its own by the key that all roles have.
     pub(crate) own_by_shared: bool,
+    /// Fingerprints keep the key that the domain had first.
+    pub(crate) older_fingerprints: bool,
 }
 
 /// The role of the key by which a process opened an archive whose keys have roles.
@@ -165,8 +178,6 @@ pub(crate) struct Sealing {
     /// none.
     own: Option<SivKey>,
     roles: Option<Arc<Roles>>,
-    first: Arc<DomainSealing>,
-    /// Of the other domains.
     domains: RwLock<Domains>,
     random: Arc<dyn Random>,
     flaws: Flaws,
@@ -176,33 +187,82 @@ pub(crate) struct Sealing {
     checksums: u64,
 }
 
-/// The domains that this process knows of, but for the first one.
+/// The domains that this process knows of.
 #[derive(Default)]
 struct Domains {
     /// The number of the key area that they come from.
     from: u64,
-    there: BTreeMap<u32, Arc<DomainSealing>>,
+    there: BTreeMap<u32, Versions>,
     /// Those that were erased.
     gone: BTreeSet<u32>,
+    /// What the log says of data keys that took the place of older ones, by domain and generation.
+    changes: BTreeMap<(u32, u32), KeyChange>,
+}
+
+/// The working keys of a domain: by its data key, and by the one before as long as that is there.
+struct Versions {
+    now: Arc<DomainSealing>,
+    older: Option<Arc<DomainSealing>>,
+}
+
+/// A data key that took the place of an older one.
+struct KeyChange {
+    /// The first container under it.
+    from: u64,
+    /// The key of fingerprints of the older one.
+    fingerprints: Secret,
+    /// The seed of its ends of tree nodes.
+    borders: u64,
+    /// The older one was erased.
+    erased: bool,
 }
 
 impl Domains {
-    fn new(keys: &Keys, flaws: Flaws) -> Result<Domains> {
-        let mut there = BTreeMap::new();
-        for number in keys.domains().iter().map(onefold_seal::Domain::number) {
-            if let Some(key) = keys.domain(number).filter(|_| number != FIRST_DOMAIN) {
-                let fingerprints = keys.domain(FIRST_DOMAIN).filter(|_| flaws.one_fingerprint_key);
-                let of = (number, key, fingerprints);
-                there.insert(number, Arc::new(DomainSealing::new(of, None, flaws)?));
+    /// Forgets older data keys of which the log says that they were erased.
+    fn forget_older(&mut self) {
+        let Domains { there, changes, .. } = self;
+        for (number, versions) in there {
+            let change = changes.get(&(*number, versions.now.generation));
+            if change.is_some_and(|change| change.erased) {
+                versions.older = None;
             }
         }
-        Ok(Domains { from: keys.sequence(), there, gone: keys.erased_domains().collect() })
+    }
+
+    fn new(keys: &Keys, flaws: Flaws) -> Result<Domains> {
+        let mut there = BTreeMap::new();
+        for domain in keys.domains() {
+            let (number, generation) = (domain.number(), domain.generation());
+            let Some(key) = keys.domain(number) else { continue };
+            let others = flaws.one_fingerprint_key && number != FIRST_DOMAIN;
+            let fingerprints = keys.domain(FIRST_DOMAIN).filter(|_| others);
+            let made = |generation, key, fingerprints| {
+                let of = (number, generation, key, fingerprints);
+                DomainSealing::new(of, None, flaws).map(Arc::new)
+            };
+            let older = keys.older(number);
+            let first = older.filter(|_| flaws.older_fingerprints);
+            let now = made(generation, key, fingerprints.or(first))?;
+            let before = generation.saturating_sub(1);
+            let older = older.map(|key| made(before, key, fingerprints)).transpose()?;
+            there.insert(number, Versions { now, older });
+        }
+        let gone = keys.erased_domains().filter(|number| *number != FIRST_DOMAIN).collect();
+        Ok(Domains { from: keys.sequence(), there, gone, changes: BTreeMap::new() })
+    }
+
+    /// The generation that the log says is the newest one of a domain.
+    fn newest(&self, number: u32) -> u32 {
+        let of_domain = self.changes.range((number, 0)..=(number, u32::MAX));
+        of_domain.last().map_or(0, |((_, generation), _)| *generation)
     }
 }
 
 /// The working keys of a domain.
 pub(crate) struct DomainSealing {
     number: u32,
+    /// How often the data key was changed before this one.
+    generation: u32,
     metadata: SivKey,
     containers: Secret,
     salts: Secret,
@@ -217,7 +277,7 @@ pub(crate) struct DomainSealing {
 impl Sealing {
     /// By the open keys of the archive.
     pub(crate) fn new(keys: &Keys, random: Arc<dyn Random>, flaws: Flaws) -> Result<Sealing> {
-        let first = keys.domain(FIRST_DOMAIN).ok_or_else(|| {
+        keys.domain(FIRST_DOMAIN).ok_or_else(|| {
             let why = "the domain of the archive was erased: nothing in it can be read any more";
             Error::new(Kind::Denied, why)
         })?;
@@ -225,7 +285,6 @@ impl Sealing {
             archive: SivKey::new(&keys.store_key(Use::ARCHIVE))?,
             own: None,
             roles: None,
-            first: Arc::new(DomainSealing::new((FIRST_DOMAIN, first, None), None, flaws)?),
             domains: RwLock::new(Domains::new(keys, flaws)?),
             random,
             flaws,
@@ -270,13 +329,14 @@ impl Sealing {
         flaws: Flaws,
     ) -> Result<Sealing> {
         let roles = Some(Arc::new(roles));
-        let of = (FIRST_DOMAIN, &shared.domain, None);
+        let of = (FIRST_DOMAIN, 0, &shared.domain, None);
+        let now = Arc::new(DomainSealing::new(of, roles.clone(), flaws)?);
+        let there = BTreeMap::from([(FIRST_DOMAIN, Versions { now, older: None })]);
         Ok(Sealing {
             archive: SivKey::new(&shared.store.derive(Use::ARCHIVE))?,
             own: None,
-            first: Arc::new(DomainSealing::new(of, roles.clone(), flaws)?),
             roles,
-            domains: RwLock::default(),
+            domains: RwLock::new(Domains { there, ..Domains::default() }),
             random,
             flaws,
             keys: AtomicU64::new(0),
@@ -294,22 +354,179 @@ impl Sealing {
         Some(self.roles()?.role)
     }
 
-    /// The working keys of a domain.
+    /// The working keys of a domain, by its newest data key that this process has.
     ///
     /// # Errors
     /// `Denied`: it was erased, or this process does not have its key.
     pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
-        if number == FIRST_DOMAIN {
-            return Ok(self.first.clone());
+        self.versions(number, |versions| Ok(versions.now.clone()))
+    }
+
+    /// The working keys of a domain by its data key of this generation.
+    ///
+    /// # Errors
+    /// `Denied`: as [`domain`](Self::domain), or this data key was erased.
+    pub(crate) fn domain_at(&self, number: u32, generation: u32) -> Result<Arc<DomainSealing>> {
+        self.versions(number, |Versions { now, older }| {
+            let all = std::iter::once(now).chain(older);
+            let found = all.into_iter().find(|one| one.generation == generation).cloned();
+            found.ok_or_else(|| {
+                let why = format!(
+                    "the key area does not have the data key of domain {number} of generation {generation}"
+                );
+                Error::new(Kind::Denied, why)
+            })
+        })
+    }
+
+    /// The working keys by which something new of a domain is sealed.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain), and [`agreed_upon`](Self::agreed_upon).
+    pub(crate) fn domain_to_write(&self, number: u32) -> Result<Arc<DomainSealing>> {
+        let domain = self.domain(number)?;
+        self.agreed_upon(number, self.newest_generation(number))?;
+        Ok(domain)
+    }
+
+    /// Errors when a domain's newest data key in the key area has another generation than the one that the log
+    /// says: nobody could read what would be written by it.
+    ///
+    /// # Errors
+    /// `Denied`: as [`domain`](Self::domain), or one of the two was put back. `Stopped`: a change of the data key
+    /// was cut off, perhaps; whoever opens the archive to write ends it.
+    pub(crate) fn agreed_upon(&self, number: u32, said: u32) -> Result<()> {
+        let generation = self.domain(number)?.generation;
+        let words = |kind, why: &str| {
+            let what = format!(
+                "`keys` has the data key of generation {generation} of domain {number}, and the log says \
+                 generation {said}"
+            );
+            Err(Error::new(kind, format!("{what}: {why}")))
+        };
+        if generation > said {
+            words(
+                Kind::Denied,
+                "the archive is older than its file `keys`; put back the `keys` that it had at that time",
+            )
+        } else if generation.checked_add(1) == Some(said) {
+            words(
+                Kind::Stopped,
+                "a change was cut off, and beginning again ends it; if this stays, `keys` is an older one: \
+                 put back the newest copy of it",
+            )
+        } else if generation < said {
+            words(Kind::Denied, "`keys` is an older one; put back the newest copy of it")
+        } else {
+            Ok(())
         }
+    }
+
+    /// The domains that this process has keys of.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        self.domains.read().there.keys().copied().collect()
+    }
+
+    fn versions<T>(&self, number: u32, of: impl FnOnce(&Versions) -> Result<T>) -> Result<T> {
         let domains = self.domains.read();
         if domains.gone.contains(&number) {
             return Err(erased(number));
         }
-        domains.there.get(&number).cloned().ok_or_else(|| {
+        let found = domains.there.get(&number).ok_or_else(|| {
             let why = format!("the key area has no key of domain {number}");
             Error::new(Kind::Denied, why)
-        })
+        })?;
+        of(found)
+    }
+
+    /// Seals what stays of a domain's newest data key when another one takes its place.
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub(crate) fn keep(&self, number: u32, generation: u32) -> Result<Kept> {
+        let domain = self.domain(number)?;
+        let mut plain = Zeroizing::new([0; KEPT_BYTES]);
+        plain[..32].copy_from_slice(domain.fingerprints.expose());
+        let borders = self.borders(number).or(domain.borders).unwrap_or(0);
+        plain[32..].copy_from_slice(&borders.to_le_bytes());
+        let place = (u64::from(number), u64::from(generation));
+        let tag = self.seal(What::OlderKey, place, &[], &mut plain[..])?;
+        let mut kept = [0; KEPT_BYTES + TAG_BYTES];
+        kept[..KEPT_BYTES].copy_from_slice(&plain[..]);
+        kept[KEPT_BYTES..].copy_from_slice(&tag);
+        Ok(kept)
+    }
+
+    /// Takes over what the log says of data keys, with the generations whose older key was erased: that is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// `Corrupt`: what stays of an older key is not what was sealed.
+    pub(crate) fn follow<'a>(
+        &self,
+        rotations: impl Iterator<Item = (&'a Rotation, bool)>,
+    ) -> Result<()> {
+        for (rotation, erased) in rotations {
+            let key = (rotation.domain, rotation.generation);
+            if self.domains.read().changes.get(&key).is_some_and(|known| known.erased == erased) {
+                continue;
+            }
+            let mut plain = Zeroizing::new([0; KEPT_BYTES]);
+            let (sealed, tag) = rotation.kept.split_at(KEPT_BYTES);
+            plain.copy_from_slice(sealed);
+            let mut whole = [0; TAG_BYTES];
+            whole.copy_from_slice(tag);
+            let place = (u64::from(rotation.domain), u64::from(rotation.generation));
+            if !self.open(What::OlderKey, place, &[], &mut plain[..], &whole) {
+                return Err(corrupt("what stays of an older data key is not what was sealed"));
+            }
+            let (mut fingerprints, mut borders) = ([0; 32], [0; 8]);
+            fingerprints.copy_from_slice(&plain[..32]);
+            borders.copy_from_slice(&plain[32..]);
+            let change = KeyChange {
+                from: rotation.from.0,
+                fingerprints: Secret::take(&mut fingerprints),
+                borders: u64::from_le_bytes(borders),
+                erased,
+            };
+            let mut domains = self.domains.write();
+            domains.changes.insert(key, change);
+            domains.forget_older();
+        }
+        Ok(())
+    }
+
+    /// The generation of the data key that a container of a domain is under, as far as this process knows the
+    /// log.
+    pub(crate) fn generation_of(&self, number: u32, container: u64) -> u32 {
+        let domains = self.domains.read();
+        let changes = domains.changes.range((number, 0)..=(number, u32::MAX)).rev();
+        let mut at_least = changes.filter(|(_, change)| change.from <= container);
+        at_least.next().map_or(0, |((_, generation), _)| *generation)
+    }
+
+    /// The generation of a domain's newest data key, as far as this process knows the log.
+    pub(crate) fn newest_generation(&self, number: u32) -> u32 {
+        self.domains.read().newest(number)
+    }
+
+    /// True when this process has the key of what was written in a domain before its key was changed.
+    pub(crate) fn has_older(&self, number: u32) -> bool {
+        self.domains.read().there.get(&number).is_some_and(|versions| versions.older.is_some())
+    }
+
+    /// The keys of fingerprints of all older data keys of a domain, the newest one first, each given to `each`.
+    pub(crate) fn older_fingerprints(&self, number: u32, each: &mut dyn FnMut(&Secret)) {
+        let domains = self.domains.read();
+        let changes = domains.changes.range((number, 0)..=(number, u32::MAX)).rev();
+        changes.for_each(|(_, change)| each(&change.fingerprints));
+    }
+
+    /// The seed of the checksums by which tree nodes of a domain end that got another data key: it stays.
+    pub(crate) fn borders(&self, number: u32) -> Option<u64> {
+        let domains = self.domains.read();
+        let mut changes = domains.changes.range((number, 0)..=(number, u32::MAX));
+        changes.next().map(|(_, change)| change.borders).filter(|_| number != FIRST_DOMAIN)
     }
 
     /// True when a domain was erased.
@@ -328,7 +545,10 @@ impl Sealing {
         let mut domains = self.domains.write();
         if new.from > domains.from {
             new.gone.extend(&domains.gone);
-            new.there.retain(|number, _| !new.gone.contains(number));
+            let Domains { there, gone, .. } = &mut new;
+            there.retain(|number, _| !gone.contains(number));
+            new.changes = std::mem::take(&mut domains.changes);
+            new.forget_older();
             *domains = new;
         }
         Ok(())
@@ -377,11 +597,15 @@ impl Sealing {
         beside: &[u8],
         bytes: &mut [u8],
     ) -> Result<[u8; TAG_BYTES]> {
+        let place = Place { kind: what.code(), file, number };
+        if what.is_of_domain() {
+            return self.domain_to_write(FIRST_DOMAIN)?.metadata.seal(place, beside, bytes);
+        }
         let key = self.key(what).ok_or_else(|| {
             let why = "only who manages the archive writes this: open it by one of its slots";
             Error::new(Kind::Denied, why)
         })?;
-        key.seal(Place { kind: what.code(), file, number }, beside, bytes)
+        key.seal(place, beside, bytes)
     }
 
     /// Opens bytes that were sealed so; false when they are others, and then of no use.
@@ -394,12 +618,35 @@ impl Sealing {
         tag: &[u8; TAG_BYTES],
     ) -> bool {
         let place = Place { kind: what.code(), file, number };
+        if what.is_of_domain() {
+            return self.open_by_first(place, beside, bytes, tag);
+        }
         self.key(what).is_some_and(|key| key.open(place, beside, bytes, tag))
+    }
+
+    /// Opens bytes by the newest data key of the first domain, or by the one before.
+    fn open_by_first(
+        &self,
+        place: Place,
+        beside: &[u8],
+        bytes: &mut [u8],
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
+        let both =
+            self.versions(FIRST_DOMAIN, |Versions { now, older }| Ok((now.clone(), older.clone())));
+        let Ok((now, older)) = both else { return false };
+        let Some(older) = older else { return now.metadata.open(place, beside, bytes, tag) };
+        // What does not open is of no use afterwards.
+        let copy = bytes.to_vec();
+        if now.metadata.open(place, beside, bytes, tag) {
+            return true;
+        }
+        bytes.copy_from_slice(&copy);
+        older.metadata.open(place, beside, bytes, tag)
     }
 
     fn key(&self, what: What) -> Option<&SivKey> {
         match what {
-            _ if what.is_of_domain() => Some(&self.first.metadata),
             _ if what.is_of_manage() && self.roles.is_some() && !self.flaws.own_by_shared => {
                 self.own.as_ref()
             }
@@ -430,12 +677,13 @@ fn seed(key: &Secret) -> u64 {
 
 impl DomainSealing {
     fn new(
-        (number, key, fingerprints): (u32, &Secret, Option<&Secret>),
+        (number, generation, key, fingerprints): (u32, u32, &Secret, Option<&Secret>),
         roles: Option<Arc<Roles>>,
         flaws: Flaws,
     ) -> Result<DomainSealing> {
         Ok(DomainSealing {
             number,
+            generation,
             metadata: SivKey::new(&key.derive(Use::ARCHIVE_DOMAIN))?,
             containers: key.derive(Use::CONTAINERS),
             salts: key.derive(Use::SALTS),
@@ -450,6 +698,11 @@ impl DomainSealing {
     /// Its number.
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// How often the data key was changed before this one.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// The key of fingerprints.
@@ -539,7 +792,7 @@ impl DomainSealing {
             proof.copy_from_slice(&digest(key, &[b"proof"])[..16]);
         }
         let is_plain = self.flaws.plain_groups;
-        let domain = self.number;
+        let domain = (self.number, self.generation);
         let key = key.map(GcmKey::new).transpose()?;
         Ok(ContainerSeal { key, salt, proof, place, domain, is_plain })
     }
@@ -588,14 +841,20 @@ pub(crate) struct ContainerSeal {
     proof: [u8; 16],
     /// Archive, container, kind, and the number of a domain that is not the first one.
     place: Vec<u8>,
-    domain: u32,
+    /// The number of the domain that the container belongs to, and the generation of its data key.
+    domain: (u32, u32),
     is_plain: bool,
 }
 
 impl ContainerSeal {
     /// The number of the domain that the container belongs to.
     pub(crate) fn domain(&self) -> u32 {
-        self.domain
+        self.domain.0
+    }
+
+    /// The generation of the domain's data key by which it is sealed.
+    pub(crate) fn generation(&self) -> u32 {
+        self.domain.1
     }
 
     pub(crate) fn salt(&self) -> &[u8; SALT_BYTES] {
@@ -692,7 +951,7 @@ mod tests {
     }
 
     /// Metadata of containers are sealed by their domain: see below.
-    const KINDS: [What; 11] = [
+    const KINDS: [What; 12] = [
         What::Label,
         What::Frame,
         What::Snapshot,
@@ -704,6 +963,7 @@ mod tests {
         What::CountsPage,
         What::CountsDirectory,
         What::CountsHeader,
+        What::OlderKey,
     ];
 
     #[test]
@@ -772,7 +1032,7 @@ mod tests {
     fn of_one_key(flaws: Flaws) -> [DomainSealing; 2] {
         let keys = Keys::create([1; 16], &*repeated()).unwrap();
         let key = keys.domain(FIRST_DOMAIN).unwrap();
-        [1, 2].map(|number| DomainSealing::new((number, key, None), None, flaws).unwrap())
+        [1, 2].map(|number| DomainSealing::new((number, 0, key, None), None, flaws).unwrap())
     }
 
     #[test]
@@ -819,6 +1079,56 @@ mod tests {
         let mut bytes = *b"metadata";
         let tag = one.seal_metadata(1, &[0; 112], &mut bytes).unwrap();
         assert!(!other.open_metadata(1, &[0; 112], &mut bytes, &tag));
+    }
+
+    #[test]
+    fn rule_24_a_domain_opens_by_two_data_keys_until_the_log_says_that_one_is_erased() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        let (first, kept) = (sealing.domain(0).unwrap(), sealing.keep(0, 1).unwrap());
+        let mut page = *b"a page of the chunk index";
+        let tag = sealing.seal(What::IndexPage, (1, 2), &[], &mut page).unwrap();
+        let (from, index) = (super::super::ContainerId(9), 3);
+        let rotation = Rotation { domain: 0, generation: 1, from, index, kept };
+        sealing.follow([(&rotation, false)].into_iter()).unwrap();
+        // The log asks for a key that is not there: nothing is sealed by the older one any more.
+        assert_eq!(sealing.domain_to_write(0).err().unwrap().kind(), Kind::Stopped);
+        assert_eq!((sealing.generation_of(0, 8), sealing.generation_of(0, 9)), (0, 1));
+        keys.rotate_domain(0, &*repeated()).unwrap();
+        keys.saw(9);
+        sealing.renew_domains(&keys).unwrap();
+        let second = sealing.domain_to_write(0).unwrap();
+        assert_eq!((first.generation(), second.generation()), (0, 1));
+        for (one, other) in [
+            (&first.containers, &second.containers),
+            (&first.salts, &second.salts),
+            (&first.fingerprints, &second.fingerprints),
+            (&first.cuts, &second.cuts),
+        ] {
+            assert!(!one.equals(other.expose()));
+        }
+        assert!(sealing.domain_at(0, 0).is_ok() && sealing.domain_at(0, 2).is_err());
+        assert!(sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
+        // The fingerprints of the older key stay.
+        let mut stay = 0;
+        sealing.older_fingerprints(0, &mut |key| {
+            stay += usize::from(key.equals(first.fingerprints.expose()));
+        });
+        assert_eq!(stay, 1);
+        sealing.follow([(&rotation, true)].into_iter()).unwrap();
+        assert!(sealing.domain_at(0, 0).is_err() && sealing.domain_at(0, 1).is_ok());
+        assert!(!sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
+        // A key area that has it does not bring it back.
+        keys.saw(10);
+        sealing.renew_domains(&keys).unwrap();
+        assert!(sealing.domain_at(0, 0).is_err());
+        // What stays of a key is that of its domain and generation.
+        for other in [
+            Rotation { domain: 2, ..rotation.clone() },
+            Rotation { generation: 2, ..rotation.clone() },
+        ] {
+            assert!(sealing.follow([(&other, false)].into_iter()).is_err());
+        }
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! One collection, step by step.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+};
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
+use super::reseal::FreeBytes;
 use crate::{
     container::{Pace, Rewriter},
     format::{
         ContainerId,
         care::CareNote,
+        class::Class,
         names::{COLLECTOR, segment_number},
         record::Record,
     },
@@ -87,6 +92,20 @@ pub struct Collected {
     pub encode_bytes: u64,
     /// Bytes of space given back to the file system.
     pub freed_bytes: u64,
+    /// Containers under an older data key that were written again.
+    pub resealed: u64,
+    /// Containers that they became.
+    pub resealed_into: u64,
+    /// Their chunks.
+    pub resealed_chunks: u64,
+    /// Bytes of these containers.
+    pub resealed_bytes: u64,
+    /// Containers that are left under an older data key, where they were to be written again.
+    pub under_older: u64,
+    /// Older data keys that were erased.
+    pub keys_erased: u64,
+    /// It had no room to write more again of what is under an older data key.
+    pub no_room: bool,
     /// Containers that stay because a chunk of theirs is damaged.
     pub damaged: u64,
     /// Containers of put keys that were read, and are what they say.
@@ -120,6 +139,10 @@ const FREED_MAX: usize = 1 << 20;
 /// waited for any longer.
 pub type Patience = Box<dyn FnMut() -> bool + Send>;
 
+/// Containers that are to be written again, with what those have in common that come into one: chunks of
+/// recipes, their class, their domain.
+pub(super) type Older = VecDeque<((bool, Class, u32), ContainerId)>;
+
 /// One collection, step by step.
 pub struct Collection {
     pub(super) archive: Arc<Archive>,
@@ -140,6 +163,14 @@ pub struct Collection {
     looked: bool,
     /// All references are to be counted anew.
     recounts: bool,
+    /// What is under older data keys is to be written again.
+    pub(super) reseals: bool,
+    /// What is left of it, once it was looked for.
+    pub(super) older: Option<Older>,
+    /// Bytes that were written again since the places of what they were copied from were freed.
+    pub(super) resealed_since: u64,
+    /// Free bytes of the file system, where somebody looks.
+    pub(super) free_bytes: Option<FreeBytes>,
     /// Counts that could not be read were made anew.
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
@@ -166,7 +197,9 @@ enum Step {
     Recount,
     Condemn,
     LateEncoding,
+    Reseal,
     Last,
+    EraseKeys,
     Over,
 }
 
@@ -212,6 +245,10 @@ impl Collection {
             has_expired: false,
             looked: false,
             recounts: false,
+            reseals: false,
+            older: None,
+            resealed_since: 0,
+            free_bytes: None,
             counted_anew: false,
             drops_untrue: false,
             whole: Trees::default(),
@@ -269,6 +306,8 @@ impl Collection {
             Step::Condemn => "looking for dead chunks",
             Step::Merge => "merging containers",
             Step::LateEncoding => "encoding what stood replicated",
+            Step::Reseal => "writing again what is under an older data key",
+            Step::EraseKeys => "erasing older data keys",
         }
     }
 
@@ -281,10 +320,10 @@ impl Collection {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
             Step::LateEncoding => Some(tables.sums().replicated().1),
+            Step::Reseal => self.left_to_reseal(),
             Step::Prove => tables.roles.as_ref().map(|roles| roles.unread().count() as u64),
-            Step::Free | Step::Erased | Step::Recount | Step::Condemn | Step::Last | Step::Over => {
-                None
-            }
+            Step::Free | Step::Erased | Step::Recount | Step::Condemn => None,
+            Step::Last | Step::EraseKeys | Step::Over => None,
         }
     }
 
@@ -304,7 +343,7 @@ impl Collection {
     /// The budget is spent: only what can be freed at once is freed yet. What was condemned and not
     /// looked at again is looked at by the next collection.
     pub fn cut_short(&mut self) {
-        if !matches!(self.step, Step::Last | Step::Over) {
+        if !matches!(self.step, Step::Last | Step::EraseKeys | Step::Over) {
             self.done.cut_short = true;
             self.step = Step::Last;
         }
@@ -348,7 +387,7 @@ impl Collection {
                     Step::Merge
                 } else {
                     self.done.waits = true;
-                    Step::Last
+                    self.after_all()
                 }
             }
             Step::Merge => {
@@ -413,7 +452,7 @@ impl Collection {
                 self.looked = true;
                 match (self.condemn()?, self.done.waits) {
                     (true, _) => Step::Recheck,
-                    (false, true) => Step::Last,
+                    (false, true) => self.after_all(),
                     (false, false) => Step::LateEncoding,
                 }
             }
@@ -421,16 +460,32 @@ impl Collection {
                 if self.encode_late()? {
                     Step::LateEncoding
                 } else {
+                    self.after_all()
+                }
+            }
+            Step::Reseal => {
+                if self.reseal_some()? {
+                    Step::Reseal
+                } else {
                     Step::Last
                 }
             }
             Step::Last => {
                 self.last()?;
+                if self.reseals { Step::EraseKeys } else { Step::Over }
+            }
+            Step::EraseKeys => {
+                self.erase_older_keys()?;
                 Step::Over
             }
             Step::Over => return Ok(false),
         };
         Ok(self.step != Step::Over)
+    }
+
+    /// What comes when nothing is left to be collected.
+    fn after_all(&self) -> Step {
+        if self.reseals { Step::Reseal } else { Step::Last }
     }
 
     /// Nothing is condemned any more, until dead chunks are looked for again.
@@ -459,7 +514,7 @@ impl Collection {
     }
 
     /// Frees places that nobody can read any more.
-    fn free(&mut self) -> Result<()> {
+    pub(super) fn free(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
         if tables.waiting_to_be_freed.is_empty() {
             return Ok(());
@@ -489,13 +544,19 @@ impl Collection {
         self.remove_orphans()
     }
 
-    /// Waits for readers of what was merged, frees it, and takes the reserve again.
-    fn last(&mut self) -> Result<()> {
+    /// Advances the epoch if something waits in it, once nobody is in the one before.
+    pub(super) fn advance(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
         let fresh = tables.waiting_to_be_freed.values().any(|epoch| *epoch >= tables.epoch);
         if fresh && self.others_left(tables.epoch)? {
             self.archive.commit(true, |_| Ok(vec![Record::EpochAdvanced]))?;
         }
+        Ok(())
+    }
+
+    /// Waits for readers of what was merged, frees it, and takes the reserve again.
+    fn last(&mut self) -> Result<()> {
+        self.advance()?;
         self.free()?;
         self.rewriter.appender.trim()?;
         self.note()?;

@@ -58,6 +58,8 @@ impl Collection {
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());
+        let reseals = self.reseals && self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
+        found.reseals = reseals;
         while let Some((id, counts)) = counts.next()? {
             found.look(id, &counts)?;
         }
@@ -70,7 +72,8 @@ impl Collection {
             else {
                 continue;
             };
-            if !self.options.spare_unfinished(*at) {
+            let is_lost = reseals && tables.is_under_older(&container);
+            if is_lost || !self.options.spare_unfinished(*at) {
                 let chunks = container.stored.chunks;
                 dead.entry(*id)
                     .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
@@ -82,12 +85,16 @@ impl Collection {
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
             let container = tables.containers.get(&id)?;
-            let live =
-                container.map_or(0, |container| container.stored.chunks.saturating_sub(number));
+            let live = container
+                .as_ref()
+                .map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
+            let is_resealed = self.reseals
+                && container.as_ref().is_some_and(|container| tables.is_under_older(container));
             // A container that is half full or more is left alone: later puts may name its dead
             // chunks again.
-            let leaves = live * 2 < all || (number > 0 && due_for_encoding.contains(&id));
+            let is_due = is_resealed || due_for_encoding.contains(&id);
+            let leaves = live * 2 < all || (number > 0 && is_due);
             if leaves && !tables.condemned.contains_key(&id) {
                 bytes += bits.len() + ID_BYTES;
                 if bytes > self.archive.settings.frame_bytes / 2 {

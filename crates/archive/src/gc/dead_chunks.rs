@@ -16,6 +16,8 @@ use crate::{
 pub(super) struct DeadChunks<'a> {
     tables: &'a Tables,
     options: Options,
+    /// What puts left under an older data key is not spared: no put finds it any more.
+    pub(super) reseals: bool,
     container_reader: ContainerReader,
     chunk_reader: ChunkReader,
     /// How many chunks of a container are dead, and a bit for each. By home: merged containers have
@@ -33,6 +35,7 @@ impl DeadChunks<'_> {
         DeadChunks {
             tables,
             options,
+            reseals: false,
             container_reader: ContainerReader::paced(archive.clone(), pace),
             chunk_reader: ChunkReader::default(),
             dead: BTreeMap::new(),
@@ -48,7 +51,8 @@ impl DeadChunks<'_> {
         for home in self.tables.places(id) {
             let home = home?;
             let at = self.tables.unfinished.get(&home.stored.id);
-            if at.is_some_and(|at| self.options.spare_unfinished(*at)) {
+            let is_lost = self.reseals && self.tables.is_under_older(&home);
+            if !is_lost && at.is_some_and(|at| self.options.spare_unfinished(*at)) {
                 continue;
             }
             let unused = self.unused(&home, id, counts)?;

@@ -9,12 +9,13 @@ use crate::{
     format::{
         ContainerId,
         class::Class,
-        container::{ContainerKind, OpenContainer, Packer},
+        container::{Chunk, ContainerKind, OpenContainer, Packer},
         domain::FIRST_DOMAIN,
         parameters::SLOTS_MAX,
         record::Record,
     },
     rules::Rule,
+    tables::Tables,
 };
 
 impl Collection {
@@ -73,11 +74,37 @@ impl Collection {
                 Err(error) => return Err(error),
             }
         }
+        let condemned = |now: &Tables, id: &ContainerId| Ok(now.condemned.contains_key(id));
+        let kind = (kind.0, kind.1, domain);
+        match self.write_together(&tables, kind, &from, chunks, (true, &condemned))? {
+            Together::NoRoom => return Ok(false),
+            Together::Gone => return Ok(true),
+            Together::Written { copied, freed, .. } => {
+                self.done.merged += from.len() as u64;
+                self.done.merged_bytes += freed;
+                self.done.into += 1;
+                self.done.copied_chunks += copied;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes chunks of some containers into one new container, which takes their place while all of them are
+    /// as they were. It takes from the reserve only if `spends`.
+    pub(super) fn write_together(
+        &mut self,
+        tables: &Tables,
+        (is_recipes, class, domain): (bool, Class, u32),
+        from: &[ContainerId],
+        mut chunks: Vec<(Chunk, Vec<u8>)>,
+        (spends, is_as_it_was): (bool, &dyn Fn(&Tables, &ContainerId) -> Result<bool>),
+    ) -> Result<Together> {
+        let bytes = chunks.iter().map(|(_, bytes)| bytes.len()).sum();
         chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
         let id = self.rewriter.ids.next()?;
         let open = OpenContainer::new(
             id,
-            if kind.0 { ContainerKind::Recipes } else { ContainerKind::Data },
+            if is_recipes { ContainerKind::Recipes } else { ContainerKind::Data },
             bytes,
         );
         let mut open = open.of_domain(domain);
@@ -86,43 +113,59 @@ impl Collection {
             .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
         let packed = pack(&self.archive, open, &mut Packer::new(self.archive.settings.level))?;
         let stored = loop {
-            match self.rewriter.appender.write(&packed, kind.1) {
+            match self.rewriter.appender.write(&packed, class) {
                 Err(error) if error.kind() == Kind::NoSpace => {
-                    if !self.archive.reserve().spend()? {
+                    if !spends || !self.archive.reserve().spend()? {
                         // There is no room to copy; dead containers are freed already.
-                        return Ok(false);
+                        return Ok(Together::NoRoom);
                     }
                 }
                 written => break written?,
             }
         };
         self.rewriter.appender.sync()?;
-        let (merged, copied) = (from.len() as u64, chunks.len() as u64);
+        let copied = chunks.len() as u64;
         let mut taken = 0;
-        for id in &from {
+        for id in from {
             let container = tables.containers.get(id)?;
             taken += container.map_or(0, |container| tables.taken(&container.stored.place));
         }
-        let freed = taken.saturating_sub(u64::from(stored.place.bytes));
+        let written = u64::from(stored.place.bytes);
         let mut gone = false;
-        let committed = self.archive.commit(true, |now| {
+        let committed = self.archive.commit(spends, |now| {
             // A put may have given up containers that it had listed: then the copy is garbage
             // behind the segment's end.
-            gone = from.iter().any(|id| !now.condemned.contains_key(id));
-            Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
+            for id in from {
+                gone |= !is_as_it_was(now, id)?;
+            }
+            let merged = || vec![Record::Merged { from: from.to_vec(), to: stored }];
+            Ok(if gone { Vec::new() } else { merged() })
         });
         match committed {
             // Nor is there for a snapshot, which a log with many merges waits for.
-            Err(error) if error.kind() == Kind::NoSpace => return Ok(false),
+            Err(error) if error.kind() == Kind::NoSpace => return Ok(Together::NoRoom),
             committed => drop(committed?),
         }
-        if gone {
-            return Ok(true);
-        }
-        self.done.merged += merged;
-        self.done.merged_bytes += freed;
-        self.done.into += 1;
-        self.done.copied_chunks += copied;
-        Ok(true)
+        Ok(match gone {
+            true => Together::Gone,
+            false => Together::Written { copied, written, freed: taken.saturating_sub(written) },
+        })
     }
+}
+
+/// What became of chunks that were to be written together.
+pub(super) enum Together {
+    /// There is no room for the copy, or for the frame that names it.
+    NoRoom,
+    /// Some of the containers are not as they were: the copy is garbage behind the segment's end.
+    Gone,
+    /// The new container is in their place.
+    Written {
+        /// Chunks.
+        copied: u64,
+        /// Bytes of the new container.
+        written: u64,
+        /// Bytes that the containers took more.
+        freed: u64,
+    },
 }

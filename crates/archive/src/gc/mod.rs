@@ -18,9 +18,11 @@ mod dead_chunks;
 mod erased_domains;
 mod merge;
 mod proof;
+mod reseal;
 mod survey;
 
 pub use self::{
     collection::{Collected, Collection, Options, Patience},
+    reseal::FreeBytes,
     survey::{Survey, Trash, survey},
 };

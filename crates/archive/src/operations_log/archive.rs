@@ -35,8 +35,9 @@ pub struct Archive {
     reserve: Reserve,
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
-    /// The domain that it began with, and others that were looked at.
-    pub(crate) first: Arc<Domain>,
+    /// The domain that it began with, by the key that it had first.
+    pub(super) first: Arc<Domain>,
+    /// Domains that were looked at.
     pub(super) others: Mutex<BTreeMap<u32, Arc<Domain>>>,
     pub(crate) label: Label,
     pub(super) writes: bool,
@@ -217,7 +218,7 @@ pub fn create_sealed(
 impl From<&Archive> for Cuts {
     /// As the streams of the archive's first domain are cut.
     fn from(archive: &Archive) -> Cuts {
-        Cuts::from(&*archive.first)
+        Cuts::from(&*archive.first_domain())
     }
 }
 
@@ -282,6 +283,7 @@ fn create_in(
         domains: false,
         heads: format.heads && is_sealed,
         roles: format.roles && is_sealed,
+        data_keys: false,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };
@@ -332,6 +334,7 @@ fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Re
             Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
             Ok(archive) if writes => {
                 end_erasures(&archive)?;
+                archive.end_key_changes()?;
                 return Ok(archive);
             }
             opened => return opened,

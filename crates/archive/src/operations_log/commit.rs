@@ -6,7 +6,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    domains::forget_erased,
+    domains::{follow_data_keys, forget_erased},
     frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
     heads::{self, FrameHash},
     label::{make_label_durable, record_synced, recorded_synced},
@@ -97,6 +97,9 @@ impl Archive {
         let is_hostile = !self.keeps(Rule::PutJudgesItself);
         if !is_hostile {
             fit_roles(self, &records)?;
+        }
+        if self.keeps(Rule::DataKeyChangedAlone) {
+            tables.refuse_numbers_of_before(&records)?;
         }
         let notes = match self.role() {
             Some(Role::Put(number)) if !is_hostile => {
@@ -196,6 +199,7 @@ impl Archive {
         position.hashes.extend(hash);
         position.tables = Arc::new(next);
         forget_erased(self, &position.tables);
+        follow_data_keys(self, &position.tables)?;
         heads::saw(&self.settings, &self.label, &position.tables);
         record_synced(self, sequence, position.snapshot)
     }
@@ -223,6 +227,7 @@ impl Archive {
                 replayed => {
                     forget_erased(self, &position.tables);
                     replayed?;
+                    follow_data_keys(self, &position.tables)?;
                     position.has_passed()?;
                     heads::saw(&self.settings, &self.label, &position.tables);
                     return Ok(());

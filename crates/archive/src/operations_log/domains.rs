@@ -17,32 +17,57 @@ use crate::{
     tables::Tables,
 };
 
-/// A domain of an archive. One that another process made since is found, too.
+/// A domain of an archive, by its newest data key. One that another process made since is found, too, and so is
+/// another data key.
 ///
 /// # Errors
 /// `Denied`: it was erased, or its key is not there. Those of reading the key area.
 pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
-    if number == FIRST_DOMAIN {
+    if number == FIRST_DOMAIN && !archive.label.data_keys {
         return Ok(archive.first.clone());
     }
-    let keys = sealing_of(archive)?.domain(number).or_else(|refused| {
-        let sealing = sealing_of(archive)?;
+    let sealing = sealing_of(archive)?;
+    let keys = sealing.domain(number).or_else(|refused| {
         if sealing.is_erased(number) {
             return Err(refused);
         }
         renew(archive, sealing)?;
         sealing.domain(number)
     });
+    // Whoever changed the data key said so in the log first.
+    let keys = match keys {
+        Ok(keys) if keys.generation() < sealing.newest_generation(number) => {
+            renew(archive, sealing)?;
+            sealing.domain(number)
+        }
+        keys => keys,
+    };
     let mut others = archive.others.lock();
     match keys {
         Ok(keys) => {
-            let opened = || Arc::new(Domain::of(&archive.label, &archive.identity, &keys));
-            Ok(others.entry(number).or_insert_with(opened).clone())
+            let mut older = 0;
+            sealing.older_fingerprints(number, &mut |_| older += 1);
+            let known = others.get(&number);
+            if let Some(known) = known.filter(|it| it.versions() == (keys.generation(), older)) {
+                return Ok(known.clone());
+            }
+            let opened = Domain::of(&archive.label, &archive.identity, (sealing, &keys));
+            let opened = Arc::new(opened);
+            others.insert(number, opened.clone());
+            Ok(opened)
         }
         Err(error) => {
             others.remove(&number);
             Err(error)
         }
+    }
+}
+
+impl Archive {
+    /// The first domain, by its newest data key; by the one that the archive was opened with where that can't be
+    /// had, for then nothing is stored.
+    pub(crate) fn first_domain(&self) -> Arc<Domain> {
+        domain_of(self, FIRST_DOMAIN).unwrap_or_else(|_| self.first.clone())
     }
 }
 
@@ -72,6 +97,17 @@ pub(super) fn forget_erased(archive: &Archive, tables: &Tables) {
             sealing.erase(*number);
             archive.others.lock().remove(number);
         }
+    }
+}
+
+/// Takes over what the log says of data keys.
+///
+/// # Errors
+/// `Corrupt`.
+pub(super) fn follow_data_keys(archive: &Archive, tables: &Tables) -> Result<()> {
+    match archive.identity.sealing().filter(|_| archive.label.data_keys) {
+        Some(sealing) => sealing.follow(tables.data_keys.all()),
+        None => Ok(()),
     }
 }
 

@@ -151,6 +151,7 @@ pub(super) fn unlock(
         plain_groups: !settings.keeps(Rule::GroupsSealed),
         one_fingerprint_key: !settings.keeps(Rule::FingerprintsOfDomain),
         number_unproven: !settings.keeps(Rule::DomainNumberProven),
+        older_fingerprints: !settings.keeps(Rule::FingerprintsOfNewestKey),
         own_by_shared: !settings.keeps(Rule::ManageSealsItsOwn),
     };
     if let Some(key) = opener.role(&label.id)? {

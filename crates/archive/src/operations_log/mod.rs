@@ -20,6 +20,7 @@
 //! | [`archive`] | the archive, opened: what all of its users share |
 //! | [`key_area`], [`key_changes`] | the keys of a sealed archive, and how they change |
 //! | [`domain`], [`domains`], [`domain_changes`] | a domain, which ones there are, and how they are made and erased |
+//! | [`data_keys`] | data keys that take the place of older ones, and go when nothing is under them |
 //! | [`label`] | the label made durable, and the record of what is synced |
 //! | [`frames`] | frames replayed over tables |
 //! | [`snapshot`] | snapshots, written and read |
@@ -39,6 +40,7 @@ mod archive;
 mod broken;
 mod checkpoint;
 mod commit;
+mod data_keys;
 mod domain;
 mod domain_changes;
 mod domains;
@@ -65,6 +67,7 @@ pub use self::hostile::{append_records, write_other_tables};
 pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
+    data_keys::erase_older_data_key,
     domains::{domain_of, is_there},
     epochs::await_earlier_epoch,
     key_changes::not_erased,
@@ -73,6 +76,7 @@ pub(crate) use self::{
 };
 pub use self::{
     archive::{Archive, create_sealed},
+    data_keys::{DataKeyListed, allow_data_keys, data_keys, rotate_data_key},
     domain::Domain,
     domain_changes::{allow_domains, create_domain, erase_domain},
     domains::{DomainListed, domain_called, domains, is_erased},

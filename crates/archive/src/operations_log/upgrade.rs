@@ -169,6 +169,7 @@ fn write_tables(
         domains,
         heads,
         late: _,
+        data_keys,
         counts_in_pages: _,
         roles: _,
     } = kinds;
@@ -181,7 +182,8 @@ fn write_tables(
         false => tables.head,
     };
     let tables = Tables { heads, head, ..tables };
-    let mut tables = Tables { trees, leaves, on_demand, clones, has_domains: domains, ..tables };
+    let tables = Tables { has_domains: domains, has_data_keys: data_keys, ..tables };
+    let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
     tables.volumes.write_maps(files, identity, number, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
     for number in [number, number + 1] {
@@ -210,6 +212,7 @@ fn write_labels(
         counts_in_pages,
         domains,
         heads,
+        data_keys,
         late: _,
         roles: _,
     } = kinds;
@@ -227,6 +230,7 @@ fn write_labels(
             counts_in_pages,
             domains,
             heads,
+            data_keys,
             ..label_now(archive)
         };
         file.write_at(label.place(), &label.encode(&archive.identity)?)?;

@@ -215,9 +215,7 @@ impl Restoration<'_> {
             &self.rewriter.container_reader,
             address,
         ) {
-            Ok(bytes) => {
-                Ok((domain.fingerprinter.bytes(bytes) == *fingerprint).then(|| bytes.to_vec()))
-            }
+            Ok(bytes) => Ok(domain.is_of(bytes, fingerprint).then(|| bytes.to_vec())),
             Err(error) if error.kind() == Kind::Corrupt => Ok(None),
             // Perhaps it can be read another time.
             Err(error) => Err(error),

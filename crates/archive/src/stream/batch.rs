@@ -221,6 +221,15 @@ impl Batch {
         self.fingerprints = domain.fingerprinter.chunks(&chunks);
     }
 
+    /// True when a chunk of it has a fingerprint by a data key that was before the one of now: for simulations.
+    #[cfg(feature = "planted-bugs")]
+    #[must_use]
+    pub fn is_by_older(&self, domain: &Domain) -> bool {
+        let mut all = self.chunks().zip(&self.fingerprints);
+        let bytes = self.bytes.bytes();
+        all.any(|(range, fingerprint)| domain.is_of_older(&bytes[range], fingerprint))
+    }
+
     /// Where each chunk is among the bytes.
     pub(super) fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
         let mut at = self.begin;

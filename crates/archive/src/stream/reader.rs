@@ -101,7 +101,7 @@ impl Reader {
 
     /// The domain that was entered last; else the first one.
     pub(crate) fn domain(&self) -> Arc<Domain> {
-        self.domain.clone().unwrap_or_else(|| self.archive.first.clone())
+        self.domain.clone().unwrap_or_else(|| self.archive.first_domain())
     }
 
     /// The domain by which what lies at an address is proven.
@@ -246,7 +246,6 @@ impl Reader {
         each: &mut dyn FnMut(Content<'_>) -> Result<()>,
     ) -> Result<()> {
         let (tables, domain) = (self.guard.tables.clone(), self.domain_at(first)?);
-        let printer = &domain.fingerprinter;
         let (mut expected, mut found) = (fingerprints.iter(), 0);
         let read = self.reader.run(
             &tables,
@@ -255,7 +254,7 @@ impl Reader {
             fingerprints.len(),
             &mut |chunk, bytes| {
                 let whole = expected.next() == Some(&chunk.fingerprint)
-                    && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
+                    && (verify == Verify::Groups || domain.is_of(bytes, &chunk.fingerprint));
                 if !whole {
                     let message = format!(
                         "chunk {} of container {} is not the one that was stored",

@@ -154,7 +154,6 @@ impl Session {
     /// # Errors
     /// `Denied`: the domain was erased, or is not there. Errors of the system.
     pub fn in_domain(ingest: &Arc<Ingest>, domain: u32) -> Result<Session> {
-        let domain = domain_of(&ingest.archive, domain)?;
         let limit = ingest.archive.label().late.and_then(|rad| rad.gathered_bytes());
         let gathered = limit.map(|limit| Gathered::new(&ingest.gathered, limit));
         Session::with(ingest, gathered, domain)
@@ -166,15 +165,13 @@ impl Session {
     /// # Errors
     /// Errors of the system.
     pub(crate) fn of_volumes(ingest: &Arc<Ingest>) -> Result<Session> {
-        Session::with(ingest, None, ingest.archive.first.clone())
+        Session::with(ingest, None, FIRST_DOMAIN)
     }
 
-    fn with(
-        ingest: &Arc<Ingest>,
-        gathered: Option<Gathered>,
-        domain: Arc<Domain>,
-    ) -> Result<Session> {
+    fn with(ingest: &Arc<Ingest>, gathered: Option<Gathered>, domain: u32) -> Result<Session> {
+        // The log is read first: it tells of data keys.
         let guard = EpochGuard::enter(&ingest.archive)?;
+        let domain = domain_of(&ingest.archive, domain)?;
         Ok(Session {
             number: ingest.next_session(),
             failures: ingest.pending.lock().failures,

@@ -183,6 +183,10 @@ impl Tables {
             Record::DomainFreed { number, containers, all } => {
                 free_domain(self, number, containers, all)?
             }
+            Record::DataKeyRotated(rotation) => self.rotate_data_key(*rotation)?,
+            Record::DataKeyErased { domain, generation } => {
+                self.erase_data_key(domain, generation)?
+            }
             of_roles @ (Record::PutKeyAdded { .. }
             | Record::PutKeyRemoved { .. }
             | Record::Proven { .. }) => self.apply_roles(of_roles)?,

@@ -4,6 +4,7 @@ use onefold_core::Result;
 
 use super::{
     container::Container,
+    data_keys::DataKeys,
     leaf_entries::{MERGED_MEMORY, STREAM_BYTES, STREAM_MEMORY, decode_stream, encode_stream},
     leaves::{InLeaves, Source, decode_directory, encode_directory},
     roles::Roles,
@@ -87,6 +88,9 @@ impl Tables {
             for (number, is_free) in &self.domains.erased {
                 w.u32(*number).u8(u8::from(*is_free));
             }
+        }
+        if self.has_data_keys {
+            self.data_keys.encode(&mut w);
         }
         if let Some(roles) = &self.roles {
             roles.encode(&mut w);
@@ -189,6 +193,9 @@ impl Tables {
             for _ in 0..r.count(5, ID_MEMORY)? {
                 tables.domains.erased.insert(other_domain(r.u32()?)?, r.u8()? != 0);
             }
+        }
+        if tables.has_data_keys {
+            tables.data_keys = DataKeys::decode(r)?;
         }
         if kinds.roles {
             tables.roles = Some(Roles::decode(r)?);

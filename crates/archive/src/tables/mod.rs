@@ -27,6 +27,8 @@ mod care;
 mod container;
 mod containers;
 mod damage;
+mod data_key_records;
+mod data_keys;
 mod encoding;
 mod late_encoding;
 mod leaf_entries;

@@ -9,6 +9,7 @@ use onefold_core::{Error, Kind, Result};
 use super::{
     care::Care,
     containers::{Containers, Found},
+    data_keys::DataKeys,
     moved_numbers::MovedNumbers,
     not_imported::{Listed, NotImported},
     persistent::{List, Map},
@@ -40,6 +41,13 @@ pub struct IndexState {
     pub files: Vec<IndexFile>,
     /// All containers up to this sequence number are in it.
     pub upto: u64,
+}
+
+impl IndexState {
+    /// The highest number of its files; each file that is made later has a higher one.
+    pub(crate) fn named_upto(&self) -> u64 {
+        self.files.iter().map(|file| file.number).max().unwrap_or(0)
+    }
 }
 
 /// A file of usage counts, as a frame names it.
@@ -137,6 +145,10 @@ pub struct Tables {
     pub has_domains: bool,
     /// The domains that were erased, and the highest number of any domain.
     pub domains: DomainsKnown,
+    /// Data keys may have taken the place of older ones.
+    pub has_data_keys: bool,
+    /// The data keys that took the place of older ones, by domain and generation.
+    pub data_keys: DataKeys,
     /// Who may change the archive beside manage, where keys have roles.
     pub roles: Option<Roles>,
     /// The snapshots of directories.
@@ -198,6 +210,7 @@ impl Tables {
             domains,
             heads,
             roles,
+            data_keys,
             counts_in_pages: _,
         } = kinds;
         let (align, has_domains) = (PLACE_ALIGN * u64::from(data), domains);
@@ -210,6 +223,7 @@ impl Tables {
             on_demand,
             clones,
             has_domains,
+            has_data_keys: data_keys,
             heads,
             roles: roles.then(Roles::default),
             ..Tables::default()
@@ -253,6 +267,7 @@ impl Tables {
             self.has_domains,
             self.heads,
             self.roles.is_some(),
+            self.has_data_keys,
         ];
         all.into_iter().rev().fold(0, |bits, is| bits << 1 | u64::from(is))
     }

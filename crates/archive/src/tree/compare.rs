@@ -5,13 +5,18 @@
 //! does not matter where this version cuts, nor which zeroes are holes by now, and what was stored is
 //! not read.
 
-use onefold_core::{Fingerprint, Fingerprinter, Result};
+use std::sync::Arc;
+
+use onefold_core::{Fingerprint, Result};
 
 use super::reader::{Pages, TreeReader};
-use crate::format::{
-    damage::is_damage,
-    recipe::Part,
-    tree_node::{FileMap, TreeNode},
+use crate::{
+    format::{
+        damage::is_damage,
+        recipe::Part,
+        tree_node::{FileMap, TreeNode},
+    },
+    operations_log::Domain,
 };
 
 /// Zeroes that are compared at once.
@@ -36,7 +41,8 @@ enum Verdict {
 
 /// Compares a file with what is stored of it, while somebody reads it.
 pub(super) struct Comparison {
-    fingerprinter: Fingerprinter,
+    /// Of what is stored: its fingerprints may be by an older data key.
+    domain: Arc<Domain>,
     pages: Pages,
     parts: std::vec::IntoIter<Part>,
     chunks: std::vec::IntoIter<(Fingerprint, u32)>,
@@ -48,13 +54,13 @@ pub(super) struct Comparison {
 
 impl Comparison {
     /// Begins with the first byte of a file that has this content.
-    pub(super) fn new(fingerprinter: Fingerprinter, map: &FileMap) -> Comparison {
+    pub(super) fn new(domain: Arc<Domain>, map: &FileMap) -> Comparison {
         let (pages, parts) = match map {
             FileMap::Inline(parts) => (Pages::default(), parts.clone()),
             FileMap::Pages(top) => (Pages::new(Some(*top)), Vec::new()),
         };
         Comparison {
-            fingerprinter,
+            domain,
             pages,
             parts: parts.into_iter(),
             chunks: Vec::new().into_iter(),
@@ -131,12 +137,12 @@ impl Comparison {
                         self.held.extend_from_slice(&bytes[..n]);
                         (n, true, false)
                     } else if self.held.is_empty() {
-                        (n, self.fingerprinter.bytes(&bytes[..n]) == *fingerprint, true)
+                        (n, self.domain.is_of(&bytes[..n], fingerprint), true)
                     } else {
                         self.held.extend_from_slice(&bytes[..n]);
-                        let found = self.fingerprinter.bytes(&self.held);
+                        let is_equal = self.domain.is_of(&self.held, fingerprint);
                         self.held.clear();
-                        (n, found == *fingerprint, true)
+                        (n, is_equal, true)
                     }
                 }
                 Some(Next::End) | None => (bytes.len(), false, false),

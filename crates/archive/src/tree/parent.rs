@@ -145,9 +145,9 @@ impl Parents {
         all.into_iter().find_map(|(n, (parent, found))| {
             let (entry, stat) = (found.entry.as_ref()?, found.stat.as_ref()?);
             let TreeWhat::File(_, map) = &entry.what else { return None };
-            let fingerprinter = parent.reader.domain().fingerprinter.clone();
+            let domain = parent.reader.domain();
             let is_same = !entry.is_in_part && is(entry, stat);
-            is_same.then(|| (n, Comparison::new(fingerprinter, map)))
+            is_same.then(|| (n, Comparison::new(domain, map)))
         })
     }
 

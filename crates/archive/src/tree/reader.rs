@@ -63,7 +63,7 @@ impl TreeReader {
     pub fn node(&mut self, node: &TreeNodeRef) -> Result<TreeNode> {
         let domain = self.reader.domain_at(node.address)?;
         let bytes = self.reader.piece(node.address)?;
-        if domain.fingerprinter.bytes(bytes) != node.fingerprint {
+        if !domain.is_of(bytes, &node.fingerprint) {
             let (slot, container) = (node.address.slot, node.address.container);
             return Err(corrupt(format!(
                 "node {slot} of container {container} is not the one that was stored"

@@ -86,7 +86,7 @@ impl TreeSource for Strict<'_> {
         self.is_there(at.address, &at.fingerprint, ContainerKind::Recipes)?;
         let domain = domain_of(self.archive, FIRST_DOMAIN)?;
         let bytes = self.reader.chunk(self.tables, self.containers, at.address)?;
-        if domain.fingerprinter.bytes(bytes) != at.fingerprint {
+        if !domain.is_of(bytes, &at.fingerprint) {
             return Err(missing(at.address));
         }
         Ok(Some((TreeNode::decode(bytes)?, true)))

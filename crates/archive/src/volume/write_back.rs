@@ -225,10 +225,11 @@ impl Volumes {
         let mut placing = Placing::default();
         if frozen.iter().map(|(_, layer)| layer.memory()).sum::<u64>() < THREADS_FROM {
             let mut pack_and_write = |open| writer.pack_and_write(open);
+            let domain = session.domain().clone();
             let one_by_one = |emit: &mut Emit<'_>| {
                 cut(&mut |mut item: Item| {
                     if let Some(batch) = item.batch() {
-                        batch.fingerprint(&self.archive.first);
+                        batch.fingerprint(&domain);
                     }
                     emit(item)
                 })

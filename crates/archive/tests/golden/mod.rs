@@ -14,8 +14,9 @@ use std::{
 use onefold_archive::{
     Archive, ArchiveExports, BackupRequest, Collection, CollectionOptions, Content, Event, FileMap,
     Format, Gauge, Ingest, KeySource, Kinds, Known, Nodes, PutRequest, Rad, Settings, Shape,
-    SnapshotId, Spread, Stat, TreeReader, TreeWhat, Verify, Volumes, allow_domains, backup, check,
-    create_domain, create_sealed, domains, erase_domain,
+    SnapshotId, Spread, Stat, TreeReader, TreeWhat, Verify, Volumes, allow_data_keys,
+    allow_domains, backup, check, create_domain, create_sealed, data_keys, domains, erase_domain,
+    rotate_data_key,
 };
 use onefold_backend::Directory;
 use onefold_core::{
@@ -79,6 +80,8 @@ pub(crate) fn forms() -> Vec<Form> {
     all.push(Form { sealed: true, ..plain(counts) });
     all.push(Form { sealed: true, ..plain(Kinds { domains: true, ..counts }) });
     all.push(Form { sealed: true, ..plain(Kinds { heads: true, ..counts }) });
+    let newest = Kinds { domains: true, heads: true, data_keys: true, ..counts };
+    all.push(Form { sealed: true, ..plain(newest) });
     all
 }
 
@@ -95,6 +98,7 @@ impl Form {
             domains,
             heads,
             roles: _,
+            data_keys,
         } = self.kinds;
         let words = [
             (trees, "trees"),
@@ -109,6 +113,7 @@ impl Form {
             (self.sealed, "sealed"),
             (domains, "domains"),
             (heads, "heads"),
+            (data_keys, "keys"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -126,8 +131,9 @@ impl Form {
             domains,
             heads,
             roles: _,
+            data_keys,
         } = self.kinds;
-        let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains];
+        let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains, false, data_keys];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write =
             u64::from(self.gathers) | u64::from(counts_in_pages) << 1 | u64::from(heads) << 2;
@@ -157,6 +163,7 @@ impl Form {
             domains,
             heads,
             roles: _,
+            data_keys,
         } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
@@ -181,6 +188,9 @@ impl Form {
             drop(files);
             if domains {
                 assert!(allow_domains(&self.open(at, 2000)).unwrap());
+            }
+            if data_keys {
+                assert!(allow_data_keys(&self.open(at, 2000)).unwrap());
             }
             return;
         }
@@ -261,6 +271,17 @@ impl Form {
         for _ in 0..3 {
             collect(&archive);
         }
+        if self.kinds.data_keys {
+            // The first domain has its third key and the second one, of which something is left.
+            rotate_data_key(&archive, 0).unwrap();
+            put(&archive, "between", &text(1)).unwrap();
+            let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
+            collection.reseal();
+            assert_eq!(collection.run(&mut |_| {}).unwrap().keys_erased, 1);
+            for (domain, generation) in [(0, 2), (1, 1)] {
+                assert_eq!(rotate_data_key(&archive, domain).unwrap(), generation);
+            }
+        }
         drop(archive);
         let archive = self.open(at, u64::MAX);
         archive.rename(&stream(1), "renamed").unwrap();
@@ -291,6 +312,14 @@ impl Form {
         }
         if self.kinds.domains {
             DOMAINS.for_each(|number| domain_is_whole(archive, number));
+        }
+        if self.kinds.data_keys {
+            assert!(get(archive, "between").unwrap() == text(1), "{name}");
+            let of = |domain, generation| (domain, generation, true);
+            let found: Vec<_> = data_keys(&tables).unwrap();
+            let found: Vec<_> =
+                found.iter().map(|one| (one.domain, one.generation, one.has_older)).collect();
+            assert_eq!(found, [of(0, 2), of(1, 1)], "{name}");
         }
         let report = check(archive, true, &mut |_, _, _| {}).unwrap();
         assert!(report.is_well(), "{name}: {:?}", report.problems);

@@ -10,7 +10,10 @@ use std::{
 };
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
+use onefold_archive::{
+    Archive, DataKeyListed, READER_BYTES, Settings, allow_data_keys, change_keys, data_keys,
+    domain_called, erase_keys, key_area, rotate_data_key,
+};
 use onefold_backend::{
     rados::TIMEOUT,
     secrets::{GivenWords, SystemRandom, machine_memory},
@@ -21,6 +24,7 @@ use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind};
 use serde_json::{Value, json};
 
 use self::roles::Granted;
+use super::archive_at;
 use crate::key::{KeyFrom, New, new_secret};
 use onefold::parts::{
     Found,
@@ -32,7 +36,7 @@ use onefold::parts::{
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
-    size::counted,
+    size::{Size, counted},
 };
 
 /// Shows and changes the keys of an encrypted store
@@ -110,17 +114,36 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Renews the root key, and keeps only the slot that --key opens
+    /// Renews the root key, and keeps only the slot that --key opens; with --data, changes the data key
     ///
-    /// For when a secret, or a copy of the keys, is in wrong hands. The keys of the data stay the
-    /// same: whoever opened the store before can still read copies of it.
-    #[command(after_help = "Examples:\n  onefold key rotate backups --drop-others")]
+    /// For when a secret, or a copy of the keys, is in wrong hands. Without --data the keys of the data stay
+    /// the same: whoever opened the store before can still read copies of it, and what comes to it.
+    ///
+    /// With --data an archive, or a domain of it, gets another data key beside the one that it has, and
+    /// slots stay. All that is stored from then on is under the new key, and shares nothing with what was
+    /// stored before: equal content takes space twice as long as the older one is kept. `onefold gc --reseal`
+    /// writes the rest again, and erases the older key when nothing is left under it. So whoever had a slot
+    /// and a copy of the keys is locked out by both: first `key rotate`, then `key rotate --data` and `gc
+    /// --reseal`. Names of sets, streams and snapshots stay under the store key. Nobody may store, serve or
+    /// collect at that moment. The first change upgrades the archive, which older programs refuse then.
+    /// Copies of the file `keys` from before lack the new key, and after `gc --reseal` open no content: make
+    /// new ones. Block and cluster stores can't change their data keys yet.
+    #[command(after_help = "Examples:\n  \
+                      onefold key rotate backups --drop-others\n  \
+                      onefold key rotate backups --data --key vault.key\n  \
+                      onefold key rotate backups --data --domain customer-7 --key vault.key")]
     Rotate {
         /// The store
         store: PathBuf,
         /// Drops all other slots; needed when there are some
-        #[arg(long)]
+        #[arg(long, conflicts_with = "data")]
         drop_others: bool,
+        /// Changes the data key of an archive in place of the root key
+        #[arg(long)]
+        data: bool,
+        /// The domain whose data key is changed; the one that the archive began with when it is not given
+        #[arg(long, value_name = "NAME", requires = "data")]
+        domain: Option<String>,
         #[command(flatten)]
         answer: Answer,
     },
@@ -229,7 +252,10 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
             answer.tell(&report, words)
         }
         Verb::Change { store, slot, new, answer } => exchange(store, *slot, new, answer),
-        Verb::Rotate { store, drop_others, answer } => rotate(store, *drop_others, answer),
+        Verb::Rotate { store, data: true, domain, answer, .. } => {
+            rotate_data(store, domain.as_deref(), answer)
+        }
+        Verb::Rotate { store, drop_others, answer, .. } => rotate(store, *drop_others, answer),
         Verb::Grant { store, role, to, name, sets, answer } => {
             roles::grant(store, *role, to, (name, sets), answer)
         }
@@ -342,8 +368,12 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     }
     // The name of a credential has it.
     let id = hex_digits(area.id());
+    let older = if proven { older_data_keys(store)? } else { Vec::new() };
     let report = json!({
         "store": shown(store), "id": id, "keys": area.sequence(), "proven": proven, "slots": rows,
+        "older_data_keys": older.iter().map(|one| json!({
+            "domain": one.domain, "generation": one.generation, "containers": one.containers, "bytes": one.bytes,
+        })).collect::<Vec<_>>(),
     });
     let said = match (proven, is_served) {
         (false, _) => "\nnot proven: with --key it is",
@@ -351,7 +381,27 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
         (true, false) => "",
     };
     let words = words.join("\n");
-    answer.tell(&report, format_args!("id {id}\nslot  kind        made\n{words}{said}"))
+    let older: Vec<String> = older.iter().map(|one| format!("\n{}", older_words(one))).collect();
+    let older = older.concat();
+    answer.tell(&report, format_args!("id {id}\nslot  kind        made\n{words}{older}{said}"))
+}
+
+/// The domains of an archive that have two data keys, with what is left under the older one.
+fn older_data_keys(store: &Path) -> std::result::Result<Vec<DataKeyListed>, Failure> {
+    let Store::Archive(directory) = at(store)? else { return Ok(Vec::new()) };
+    let archive = directory.open_to_read(READER_BYTES)?;
+    let all = data_keys(&archive.tables()).map_err(|error| error.context(store.display()))?;
+    Ok(all.into_iter().filter(|one| one.has_older).collect())
+}
+
+/// What is left under an older data key.
+pub(in crate::verbs) fn older_words(one: &DataKeyListed) -> String {
+    format!(
+        "domain {} has two data keys: {} with {} left under the older one; gc --reseal writes them again",
+        one.domain,
+        counted(one.containers, "container"),
+        Size(one.bytes)
+    )
 }
 
 /// Fails unless the key opens all of the store, and not only a slot: an older key area opens nothing.
@@ -514,6 +564,41 @@ fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Resu
         dropped(store, &kinds)
     );
     answer.tell(&json!({ "store": shown(store), "slot": slot, "dropped": others }), words)
+}
+
+/// Gives a domain another data key.
+fn rotate_data(
+    store: &Path,
+    domain: Option<&str>,
+    answer: &Answer,
+) -> std::result::Result<(), Failure> {
+    let directory = archive_at(store, "its data key can't be changed yet")?;
+    let in_store = |error: Error| error.context(store.display());
+    let mut archive: Arc<Archive> = directory.open(Settings::default())?;
+    let number = |archive: &Archive| match domain {
+        Some(name) => domain_called(archive, name),
+        None => Ok(0),
+    };
+    // A name that is not there changes nothing.
+    number(&archive).map_err(in_store)?;
+    if allow_data_keys(&archive).map_err(in_store)? {
+        drop(archive);
+        archive = directory.open(Settings::default())?;
+    }
+    let number = number(&archive).map_err(in_store)?;
+    let generation = rotate_data_key(&archive, number).map_err(in_store)?;
+    let which =
+        domain.map_or_else(String::new, |name| format!("domain '{}' of ", name.escape_debug()));
+    let words = format_args!(
+        "{which}{} has a new data key; `onefold gc {} --reseal` writes what is under the older one again. Copies of \
+         `keys` from before do not have it: make new ones",
+        store.display(),
+        store.display()
+    );
+    let report = json!({
+        "store": shown(store), "domain": number, "name": domain, "generation": generation,
+    });
+    answer.tell(&report, words)
 }
 
 /// The slots that were dropped, by their kinds. A recovery key is on paper in another house, where nobody

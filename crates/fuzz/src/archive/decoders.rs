@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use onefold_archive::{
     Address, Attributes, Class, Completeness, ContainerId, ContainerKind, Event, FileMap,
     FoundLabel as Found, IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order,
-    Owner, Packer, Part, Pieces, Place, Record, Root, Shape, Snapshot, SnapshotId, Stat, Stored,
-    Stream, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat, decode_frame,
+    Owner, Packer, Part, Pieces, Place, Record, Root, Rotation, Shape, Snapshot, SnapshotId, Stat,
+    Stored, Stream, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat, decode_frame,
     decode_leaf, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
@@ -35,6 +35,7 @@ const LATE: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -46,6 +47,7 @@ const TREES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -57,6 +59,7 @@ const CLONES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -70,6 +73,7 @@ const LEAVES: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables of an archive that has domains.
@@ -83,10 +87,14 @@ const DOMAINS: Kinds = Kinds {
     domains: true,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// Tables of an archive whose keys have roles.
 const ROLES: Kinds = Kinds { domains: false, heads: true, roles: true, ..DOMAINS };
+
+/// Tables of an archive whose data keys change.
+const DATA_KEYS: Kinds = Kinds { data_keys: true, ..DOMAINS };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
@@ -170,6 +178,28 @@ fn of_roles() -> Vec<Record> {
         Record::Proven { upto: 9, untrue, snapshots: vec![SnapshotId([5; 16])] },
         Record::PutKeyRemoved { number: 1 },
     ]
+}
+
+/// Records about data keys: each change but the last one came to its end.
+fn of_data_keys() -> Vec<Record> {
+    let rotated = |domain, generation| {
+        let (from, kept) = (ContainerId(1), [domain as u8 + 3; 56]);
+        Record::DataKeyRotated(Box::new(Rotation { domain, generation, from, index: 4, kept }))
+    };
+    vec![
+        rotated(7, 1),
+        Record::DataKeyErased { domain: 7, generation: 1 },
+        rotated(0, 1),
+        rotated(7, 2),
+    ]
+}
+
+/// Tables of an archive whose data keys changed.
+fn with_data_keys() -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], DATA_KEYS) };
+    assert!(tables.apply(1, of_data_keys()).is_ok(), "good records are refused");
+    tables
 }
 
 /// Tables that have a put key.
@@ -395,12 +425,14 @@ fn records_of(payload: &[u8]) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Applying any records gives tables, which can be written and read, or an error.
-        for kinds in [TREES, DOMAINS, ROLES] {
+        for kinds in [TREES, DOMAINS, DATA_KEYS, ROLES] {
             let mut tables =
                 Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
             if reach::noted(tables.apply(1, records.clone())).is_some() && kinds.domains {
                 let again = Tables::decode(&tables.encode(), [1, 1, 0], kinds);
-                let same = again.is_ok_and(|again| again.domains == tables.domains);
+                let same = again.is_ok_and(|again| {
+                    again.domains == tables.domains && again.data_keys == tables.data_keys
+                });
                 assert!(same, "tables that records made lose their domains");
             }
         }
@@ -431,6 +463,7 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     examples.push([&[23, 1, 0, 0, 0][..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat());
     examples.push(Record::encode_all(&of_snapshots()));
     examples.extend([false, true].map(|is_freed| Record::encode_all(&of_domains(is_freed))));
+    examples.push(Record::encode_all(&of_data_keys()));
     examples.push(Record::encode_all(&of_roles()));
     examples
 }
@@ -447,13 +480,16 @@ pub fn snapshot(data: &[u8]) {
         (one, LEAVES),
         (one, Kinds { on_demand: true, ..LEAVES }),
         (one, DOMAINS),
+        (one, DATA_KEYS),
         (one, ROLES),
     ] {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
             assert!(
                 again.is_ok_and(|again| {
-                    again.domains == tables.domains && again.roles == tables.roles
+                    again.domains == tables.domains
+                        && again.data_keys == tables.data_keys
+                        && again.roles == tables.roles
                 }),
                 "tables that were read can't be written"
             );
@@ -470,7 +506,7 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
             .encode()])
         .chain([with_snapshots().encode()])
         .chain([false, true].map(|is_freed| with_domains(is_freed).encode()))
-        .chain([with_roles().encode()])
+        .chain([with_data_keys().encode(), with_roles().encode()])
         .chain([LEAVES, Kinds { on_demand: true, ..LEAVES }].map(|kinds| {
             Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) }
                 .encode()

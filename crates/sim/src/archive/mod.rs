@@ -19,10 +19,11 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 113] = [
+const MARKS: [&str; 118] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
+    "a change of a data key was refused beside others",
     "a change of a read-only volume was refused",
     "a checkpoint of a backup",
     "a checkpoint was read after a crash",
@@ -31,6 +32,7 @@ const MARKS: [&str; 113] = [
     "a copy of a leaf was written again",
     "a damaged archive was looked at",
     "a damaged container stayed",
+    "a data key was changed",
     "a domain was erased",
     "a drain lost a damaged block",
     "a forged key area was refused",
@@ -62,6 +64,7 @@ const MARKS: [&str; 113] = [
     "a snapshot of the tables was written anew",
     "a snapshot was undeleted",
     "a stream of an erased domain was removed",
+    "a third data key was refused",
     "a volume was cloned",
     "all references were counted anew",
     "all unflushed writes were there",
@@ -70,6 +73,7 @@ const MARKS: [&str; 113] = [
     "an erasure of a domain that was cut off was ended",
     "an old key area was refused",
     "an older archive was refused",
+    "an older data key was erased",
     "an older disk of the index",
     "an open process was told of an upgrade",
     "an upgrade met a full disk",
@@ -130,6 +134,7 @@ const MARKS: [&str; 113] = [
     "volumes flushed",
     "volumes met a full disk",
     "what was on its way into an erased domain was refused",
+    "what was under an older data key was written again",
     "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",

@@ -86,6 +86,9 @@ const NEWER_THAN_DOMAINS: &str = "# The seeds below draw domains.";
 /// The line behind the kept seeds that are older than heads.
 const NEWER_THAN_HEADS: &str = "# The seeds below draw heads.";
 
+/// The line behind the kept seeds that are older than changes of data keys.
+const NEWER_THAN_DATA_KEYS: &str = "# The seeds below draw changes of data keys.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -193,6 +196,8 @@ pub struct Params {
     pub heads: bool,
     /// Domains of a sealed archive beside the first one; drawn from a source of its own.
     pub domains: u8,
+    /// Data keys of a sealed archive change; drawn from a source of its own.
+    pub data_keys: bool,
     /// Whoever holds the files of a sealed archive puts older ones back; drawn from a source of its own.
     pub puts_back: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
@@ -315,6 +320,16 @@ impl Params {
         if is_drawn && is_plain && is_new && self.sealed { count } else { 0 }
     }
 
+    /// Nine sealed archives of ten change data keys, where nothing rots and no disk is full; none of the kept
+    /// seeds that are older than that, nor of those that found a planted bug which has nothing to do with it.
+    fn data_keys(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6461_7461_5f6b_3f3f);
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
+        let is_new = !is_older(self.seed, NEWER_THAN_DATA_KEYS)
+            && !found_another_bug(self.seed, &DATA_KEY_BUGS);
+        rng.percent(90) && is_plain && is_new && self.sealed && self.older.is_none()
+    }
+
     /// Four sealed archives of five keep heads; none of the kept seeds that are older than that, nor of those
     /// that found a planted bug which has nothing to do with it.
     fn heads(&self) -> bool {
@@ -396,6 +411,7 @@ impl Params {
             domains: false,
             heads: self.heads,
             roles: false,
+            data_keys: false,
         });
         Kinds { late: self.late.is_some(), ..kinds }
     }
@@ -436,10 +452,14 @@ impl Params {
             all.push(with(&|params| {
                 (params.sealed, params.heads) = (false, false);
                 (params.puts_back, params.domains) = (false, 0);
+                params.data_keys = false;
             }));
         }
         if self.heads {
             all.push(with(&|params| params.heads = false));
+        }
+        if self.data_keys {
+            all.push(with(&|params| params.data_keys = false));
         }
         if self.domains > 0 {
             all.push(with(&|params| params.domains -= 1));
@@ -533,6 +553,7 @@ impl Params {
             sealed: Params::sealed(seed),
             heads: false,
             domains: 0,
+            data_keys: false,
             puts_back: false,
         };
         if many_snapshots {
@@ -564,6 +585,7 @@ impl Params {
         params.heads = params.heads();
         params.puts_back = params.puts_back();
         params.domains = params.domains();
+        params.data_keys = params.data_keys();
         params.late_counts = params.late_counts() && !params.puts_back;
         params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
@@ -610,7 +632,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 15] = [
+const SEALED_BUGS: [&str; 18] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -626,7 +648,14 @@ const SEALED_BUGS: [&str; 15] = [
     "head-not-compared",
     "head-noted-early",
     "hashes-unwritten",
+    "data-key-changed-beside-others",
+    "fingerprints-of-older-key",
+    "data-key-change-unended",
 ];
+
+/// Planted bugs that only archives meet whose data keys change.
+const DATA_KEY_BUGS: [&str; 3] =
+    ["data-key-changed-beside-others", "fingerprints-of-older-key", "data-key-change-unended"];
 
 /// Planted bugs that only archives with heads meet.
 const HEAD_BUGS: [&str; 3] = ["head-not-compared", "head-noted-early", "hashes-unwritten"];

@@ -14,6 +14,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
     actors::{
+        data_keys::DataKeys,
         domains::Places,
         heads::Heads,
         index_disk::IndexDisk,
@@ -133,6 +134,8 @@ pub(super) struct Sim {
     pub(super) sealed: Option<Sealed>,
     /// The domains beside the first one of a sealed archive.
     pub(super) places: Option<Places>,
+    /// Changes of the data keys of a sealed archive.
+    pub(super) data_keys: Option<DataKeys>,
     /// The clients of a sealed archive that remember its head, where nothing rots.
     pub(super) heads: Option<Heads>,
     /// What whoever holds its files took, to put it back later.
@@ -141,6 +144,8 @@ pub(super) struct Sim {
     pub(super) faults: Rng,
     /// The disk of the chunk index, when it has one of its own.
     pub(super) index_disk: Option<IndexDisk>,
+    /// A new chunk had a fingerprint by a data key that was before the newest one.
+    pub(super) by_older: bool,
     /// A process was told that a sync failed.
     pub(super) sync_failed: bool,
     /// A power failure left one place of the label cut off, and the medium damaged the label before it
@@ -171,6 +176,7 @@ impl Sim {
         let upgraded = Upgraded::of(params.kinds());
         let sealed = params.sealed.then(|| Sealed::new(params.seed));
         let places = (params.domains > 0).then(|| Places::new(params.seed, params.domains));
+        let data_keys = params.data_keys.then(|| DataKeys::new(params.seed));
         let heads = (params.sealed && params.keeps_all()).then(|| Heads::new(params.seed));
         let taken = params.puts_back.then(|| Taken::new(params.seed));
         if params.sealed {
@@ -204,6 +210,7 @@ impl Sim {
             upgraded,
             sealed,
             places,
+            data_keys,
             heads,
             taken,
             changes: 0,
@@ -223,6 +230,7 @@ impl Sim {
             aside,
             faults,
             index_disk,
+            by_older: false,
             sync_failed: false,
             refused: false,
             numbers: None,
@@ -417,7 +425,7 @@ impl Sim {
             }
         };
         created.map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;
-        match self.make_domains() {
+        match self.make_domains().and_then(|()| self.allow_data_keys()) {
             Err(Stop::Failed(failure)) => return Err(failure),
             Err(Stop::Down) => return Err(Failure::new(Checker::Progress, "no domain is made")),
             Ok(()) => {}
@@ -546,6 +554,7 @@ impl Sim {
             self.index_disk_move();
             let upgraded = self.upgrade_move(n == 0);
             let moved = upgraded.and_then(|()| self.key_move()).and_then(|()| self.domain_move());
+            let moved = moved.and_then(|()| self.data_key_move());
             match moved.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
@@ -554,6 +563,10 @@ impl Sim {
             }
             self.look_at_syncs()?;
             self.look_at_numbers()?;
+            if self.by_older {
+                let message = "a new chunk has a fingerprint by an older data key";
+                return Err(Failure::new(Checker::Secrecy, message).into());
+            }
         }
         self.files.set_capacity(None);
         Ok(())
@@ -687,6 +700,7 @@ impl Sim {
         self.actors = Actors::default();
         self.look()?;
         self.encode_all()?;
+        self.reseal_all()?;
         for name in self.disks.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;

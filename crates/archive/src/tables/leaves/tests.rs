@@ -35,6 +35,7 @@ const KINDS: Kinds = Kinds {
     domains: false,
     heads: false,
     roles: false,
+    data_keys: false,
 };
 
 /// An archive's files, and the snapshot that was written last.

@@ -101,8 +101,10 @@ impl Comparing {
                 there.extend(bytes.filter(|_| at <= read));
             }
             let found = domain.fingerprinter.chunks(&there);
-            let equal = now.iter().zip(&found).map(|(range, found)| {
-                range.fingerprint == *found || !archive.keeps(Rule::KeptByFingerprint)
+            let equal = now.iter().zip(found.iter().zip(&there)).map(|(range, (found, bytes))| {
+                range.fingerprint == *found
+                    || domain.is_of_older(bytes, &range.fingerprint)
+                    || !archive.keeps(Rule::KeptByFingerprint)
             });
             self.equal.extend(equal);
             self.equal.extend(now.iter().skip(found.len()).map(|_| false));

@@ -217,8 +217,12 @@ impl Spread<'_> {
         }
         let fingerprints = self.domain.fingerprinter.chunks(&chunks);
         for ((range, group), number) in ranges.iter().zip(found).zip(numbers) {
-            let of = number.checked_sub(1).and_then(|n| fingerprints.get(n));
-            if group.is_some() && of != Some(&range.fingerprint) {
+            let of =
+                number.checked_sub(1).and_then(|n| Some((fingerprints.get(n)?, chunks.get(n)?)));
+            let is_whole = of.is_some_and(|(found, bytes)| {
+                *found == range.fingerprint || self.domain.is_of_older(bytes, &range.fingerprint)
+            });
+            if group.is_some() && !is_whole {
                 let container = self.group(range).container;
                 let what =
                     format!("a chunk of container {container} is not the one that was stored");

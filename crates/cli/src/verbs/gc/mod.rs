@@ -39,6 +39,7 @@ use onefold_console::{
     after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --dry-run\n  onefold gc backups --for 10m --write 50G\n  \
                   onefold gc backups --keep-partial 0 --no-wait\n  \
                   onefold gc backups --wait 2h\n  \
+                  onefold gc backups --reseal --write 50G --key vault.key\n  \
                   onefold gc backups --recount"
 )]
 pub(crate) struct Options {
@@ -65,7 +66,7 @@ pub(crate) struct Options {
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
 
-    /// Ends when merging and encoding have written so much; the next gc goes on
+    /// Ends when merging, encoding and resealing have written so much; the next gc goes on
     #[arg(long, value_name = "SIZE")]
     write: Option<Size>,
 
@@ -80,11 +81,19 @@ pub(crate) struct Options {
     #[arg(long)]
     drop_untrue: bool,
 
+    /// In an encrypted archive that got another data key: writes again what is left under the older one, and
+    /// erases that key when nothing is left. A gc that ends earlier leaves the rest to the next one with this
+    /// option; --for and --write bound it. It frees what it wrote
+    /// again in steps, while nobody reads that began before, and ends when less than the reserve and 16
+    /// containers are free. Copies of the file `keys` from before open no content afterwards: make new ones
+    #[arg(long)]
+    reseal: bool,
+
     /// Says what would be freed, and what stays and why, and changes nothing
     #[arg(
         short = 'n',
         long,
-        conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount", "drop_untrue"]
+        conflicts_with_all = ["time", "write", "encode", "no_wait", "wait", "recount", "drop_untrue", "reseal"]
     )]
     dry_run: bool,
 
@@ -144,6 +153,16 @@ struct Done {
     encoded_chunks: u64,
     encoded_chunk_bytes: u64,
     encode_written_bytes: u64,
+    /// Containers under an older data key that were written again, with --reseal; those that are left; and the
+    /// older keys that were erased.
+    resealed_containers: u64,
+    resealed_into_containers: u64,
+    resealed_chunks: u64,
+    resealed_bytes: u64,
+    under_older_key_containers: u64,
+    /// There was no room to write more again.
+    reseal_without_room: bool,
+    erased_data_keys: u64,
     /// Bytes that stand replicated now, with their copies.
     replicated_bytes: u64,
     freed_bytes: u64,
@@ -273,6 +292,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.drop_untrue {
         collection.drop_untrue();
     }
+    if options.reseal {
+        collection.reseal();
+        let looked_at = directory.clone();
+        collection.watch_room(Box::new(move || looked_at.free_bytes()));
+    }
     let over = options.time.map(|time| begun + time);
     let mut others = Others {
         directory: directory.clone(),
@@ -316,6 +340,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         encoded_chunks: done.encoded_chunks,
         encoded_chunk_bytes: done.encoded_chunk_bytes,
         encode_written_bytes: done.encode_bytes,
+        resealed_containers: done.resealed,
+        resealed_into_containers: done.resealed_into,
+        resealed_chunks: done.resealed_chunks,
+        resealed_bytes: done.resealed_bytes,
+        under_older_key_containers: done.under_older,
+        reseal_without_room: done.no_room,
+        erased_data_keys: done.keys_erased,
         replicated_bytes: archive.refresh()?.sums().replicated().0,
         freed_bytes: done.freed_bytes,
         dropped_bytes: done.dropped_bytes,
@@ -434,6 +465,46 @@ fn plan(
 }
 
 impl Done {
+    /// What --reseal did, and left.
+    fn tell_resealed(&self) {
+        let containers = |n| counted(n, "container");
+        if self.resealed_containers > 0 {
+            output::line(format_args!(
+                "sealed {} with {} by the newest data key: wrote {}",
+                containers(self.resealed_containers),
+                counted(self.resealed_chunks, "chunk"),
+                Size(self.resealed_bytes)
+            ));
+        }
+        match (self.erased_data_keys, self.under_older_key_containers) {
+            (0, 0) if self.resealed_containers == 0 && !self.held_back => {
+                output::line("nothing is under an older data key")
+            }
+            (0, 0) => output::line(
+                "nothing is left under the older data key, which is erased by the next gc --reseal, when \
+                 nobody reads any more what was",
+            ),
+            (0, left) => {
+                let left = containers(left);
+                let why = if self.reseal_without_room {
+                    "there is no room to write more again without the reserve; when more is free, another gc \
+                     --reseal goes on"
+                } else if self.damaged_containers > 0 {
+                    "those with a damaged chunk stay until they are repaired; `onefold scrub` names them, and \
+                     another gc --reseal goes on"
+                } else {
+                    "another gc --reseal goes on"
+                };
+                output::line(format_args!("{left} left under the older data key: {why}"))
+            }
+            (erased, _) => output::line(format_args!(
+                "erased {}: nothing was under it any more. Copies of `keys` from before open nothing of the \
+                 archive's content: make new ones",
+                counted(erased, "older data key")
+            )),
+        }
+    }
+
     fn tell(&self, options: &Options, late: bool, path: &Path) {
         let done = self;
         let dropped = counted(done.dropped_containers, "container");
@@ -475,6 +546,9 @@ impl Done {
             let (chunks, written) =
                 (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
             output::line(format_args!("merging encoded {chunks} again, and wrote {written}"));
+        }
+        if options.reseal {
+            self.tell_resealed();
         }
         if late {
             output::line(format_args!(

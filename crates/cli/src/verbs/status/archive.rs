@@ -7,8 +7,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, EpochGuard, Format, Nodes, Tables, Totals, WriteCost,
-    head_of, lost_index_files, replay_due,
+    Archive, Care, Class, Completeness, DataKeyListed, EpochGuard, Format, Nodes, Tables, Totals,
+    WriteCost, data_keys, head_of, lost_index_files, replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::{Kind, Result, clock::age};
@@ -32,6 +32,22 @@ use onefold_console::{
     size::{Size, counted, duration, grouped},
 };
 
+/// A domain that has two data keys.
+#[derive(Debug, Serialize)]
+struct OlderKey {
+    domain: u32,
+    /// What is left under the older one.
+    containers: u64,
+    bytes: u64,
+}
+
+impl OlderKey {
+    fn of(listed: DataKeyListed) -> OlderKey {
+        let DataKeyListed { domain, containers, bytes, .. } = listed;
+        OlderKey { domain, containers, bytes }
+    }
+}
+
 /// The figures.
 #[derive(Debug, Serialize)]
 pub(in crate::verbs) struct Stats {
@@ -44,6 +60,8 @@ pub(in crate::verbs) struct Stats {
     encrypted: bool,
     /// Of an encrypted one, where its history has come to: two who see the same head see the same archive.
     head: Option<String>,
+    /// Domains of an encrypted archive that have two data keys, and what is left under the older one.
+    older_data_keys: Vec<OlderKey>,
     fingerprint: String,
     streams: u64,
     /// Content of all streams.
@@ -279,6 +297,11 @@ impl Stats {
             compression: archive.label().compression.to_string(),
             encrypted: archive.label().sealed.is_some(),
             head: archive.label().sealed.map(|_| head_of(&archive.tables()).to_string()),
+            older_data_keys: data_keys(tables)?
+                .into_iter()
+                .filter(|one| one.has_older)
+                .map(OlderKey::of)
+                .collect(),
             fingerprint: archive.label().fingerprint.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
@@ -579,6 +602,13 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     row("encryption", encryption.to_owned());
     if let Some(head) = &stats.head {
         row("head", head.clone());
+    }
+    for OlderKey { domain, containers, bytes } in &stats.older_data_keys {
+        let left = format!("{} with {}", counted(*containers, "container"), Size(*bytes));
+        row(
+            "data keys",
+            format!("domain {domain} has two: {left} left under the older one, for gc --reseal"),
+        );
     }
     if stats.nodes > 1 {
         let [n, k] = stats.code;

@@ -29,6 +29,7 @@ impl Sim {
                         if self.actors.recounts {
                             collection.recount();
                         }
+                        self.collects_older(&mut collection);
                         (archive, Box::new(collection))
                     }
                     Err(error) => return Err(self.judge("gc", &error)),
@@ -67,7 +68,7 @@ impl Sim {
                         self.reach.hit(what);
                     }
                 }
-                Ok(())
+                self.look_at_resealed(&collection)
             }
             // Counts are written anew beside those that are there, and nothing is freed before that. A
             // full disk has no room for it, and loses nothing.

@@ -89,6 +89,12 @@ impl Sim {
         Ok(())
     }
 
+    /// The domains that there are.
+    pub(crate) fn domains_now(&self) -> Vec<u32> {
+        let others = self.places.iter().flat_map(|places| places.domains.iter().copied().flatten());
+        std::iter::once(0).chain(others).collect()
+    }
+
     /// The domain that a stream of this name goes to: that of the one before, or of the name's place.
     pub(crate) fn domain_of(&self, tables: &Tables, name: &str) -> u32 {
         let Some(places) = &self.places else { return 0 };

@@ -1,6 +1,7 @@
 //! The processes of a run: each verb is a move of one of them.
 
 mod collector;
+pub(crate) mod data_keys;
 pub(crate) mod domains;
 pub(super) mod heads;
 pub(super) mod index_disk;

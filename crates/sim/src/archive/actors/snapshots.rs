@@ -328,7 +328,10 @@ impl Sim {
         let simple = matches!(self.params.profile, Profile::Crashes)
             && !self.params.medium.damages()
             && self.params.spread.is_none();
-        let unchanged = simple && same.is_some_and(|kept| *kept.tree == self.tree);
+        // Pages under an older data key are written again.
+        let has_changed = session.tables().data_keys.all().next().is_some();
+        let is_same = same.is_some_and(|kept| *kept.tree == self.tree);
+        let unchanged = simple && is_same && !has_changed;
         let parents: Vec<&Snapshot> = checkpoint.iter().chain(&parent).collect();
         let mut beside = match Parents::new(&archive, &parents) {
             Err(error) => return Err(self.judge("put", &error)),

@@ -195,7 +195,9 @@ impl Sim {
         let domain = session.domain().number();
         let is_of_it =
             |name: &String| tables.streams.get(name).is_some_and(|known| known.domain == domain);
-        let known = known.filter(is_of_it);
+        // Nothing is shared between two data keys.
+        let has_changed = tables.data_keys.all().next().is_some();
+        let known = known.filter(is_of_it).filter(|_| !has_changed);
         let writer = StreamWriter::new(&session, self.now);
         let cutting = Cutting::new(&**session.domain());
         self.actors.putting = Some(Box::new(Putting {
@@ -225,6 +227,7 @@ impl Sim {
             rest = &rest[part..];
             if let Some(mut batch) = cutting.advance(part) {
                 batch.fingerprint(session.domain());
+                self.by_older |= batch.is_by_older(session.domain());
                 session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
             }
         }
@@ -232,6 +235,7 @@ impl Sim {
         if self.rng.percent(30) {
             let mut batch = cutting.some();
             batch.fingerprint(session.domain());
+            self.by_older |= batch.is_by_older(session.domain());
             session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
         }
         if writer.must_import() {
@@ -245,6 +249,7 @@ impl Sim {
         let Putting { session, writer, cutting, writing, name, content, .. } = putting;
         let mut batch = cutting.end();
         batch.fingerprint(session.domain());
+        self.by_older |= batch.is_by_older(session.domain());
         session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
         let data =
             session.end_recipe(std::mem::take(writing), &mut |open| writer.pack_and_write(open))?;

@@ -1,0 +1,770 @@
+//! A domain gets another data key: what is new shares nothing with what was there, all of it stays readable, and
+//! when what is under the older key was written again, that key opens nothing any more.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use onefold_archive::{
+    Archive, Collected, Collection, Compression, Cutting, Format, Gauge, Ingest, KeySource,
+    PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter, Tables,
+    Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed, data_keys,
+    erase_domain, forget, rotate_data_key, undelete,
+};
+use onefold_backend::Directory;
+use onefold_core::{Error, Files, Kind, Result};
+use onefold_seal::{AREA_BYTES, Argon, KeyArea, Keys, SlotKind};
+use support::{
+    By, Call, Counter, Watch, Watched, get, noise, options, put, restored, secret, store,
+};
+
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    /// A sealed archive whose data keys can't be changed before an upgrade.
+    fn plain() -> Desk {
+        let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let format = Format {
+            reserve_bytes: 4096,
+            segment_bytes: 16 << 20,
+            compression: Compression::None,
+            ..Format::new([7; 16], [8; 32], [9; 16]).with_features()
+        };
+        let random = Arc::new(Counter(AtomicU64::new(1 << 32)));
+        let mut keys = Keys::create(format.id, &*random).unwrap();
+        keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
+        let files = Directory::create(&desk.at()).unwrap();
+        create_sealed(&files, &format, &mut keys, random).unwrap();
+        desk
+    }
+
+    fn new() -> Desk {
+        let desk = Desk::plain();
+        assert!(allow_data_keys(&desk.open()).unwrap());
+        desk
+    }
+
+    fn at(&self) -> PathBuf {
+        self.0.path().join("a")
+    }
+
+    fn open_over(&self, files: Arc<dyn Files>, by: By, writes: bool) -> Result<Arc<Archive>> {
+        let settings = Settings {
+            log_ahead_bytes: 4096,
+            ahead_bytes: 1 << 20,
+            container_bytes: 256 << 10,
+            list_bytes: 1 << 20,
+            sync_bytes: 1 << 20,
+            opener: KeySource::new(Arc::new(by)),
+            ..Settings::default()
+        };
+        Archive::open(files, writes, settings).map(Arc::new)
+    }
+
+    fn open_by(&self, by: By, writes: bool) -> Result<Arc<Archive>> {
+        self.open_over(Arc::new(Directory::open(&self.at(), writes).unwrap()), by, writes)
+    }
+
+    fn open(&self) -> Arc<Archive> {
+        self.open_by(By(1, false), true).unwrap()
+    }
+
+    fn keys(&self) -> Vec<u8> {
+        fs::read(self.at().join("keys")).unwrap()
+    }
+
+    /// Collects, and writes again what is under older data keys.
+    fn reseal(&self) -> Collected {
+        self.reseal_at(2_000_000)
+    }
+
+    fn reseal_at(&self, now: u64) -> Collected {
+        let mut collection = Collection::begin(&self.open(), options(now)).unwrap();
+        collection.reseal();
+        collection.run(&mut |_| {}).unwrap()
+    }
+
+    /// The keys in each copy of the key area.
+    fn both(&self) -> Vec<Keys> {
+        self.keys().chunks(AREA_BYTES).map(opened).collect()
+    }
+}
+
+/// The keys of a copy of the key area.
+fn opened(copy: &[u8]) -> Keys {
+    let area = KeyArea::decode(copy).unwrap();
+    let (_, root) = area.root(&secret(1), 0).unwrap().unwrap();
+    area.keys(&root).unwrap().unwrap()
+}
+
+fn put_in(archive: &Arc<Archive>, domain: u32, name: &str, bytes: &[u8]) -> Result<PutReport> {
+    let (name, domain) = (name.into(), Some(domain));
+    let request = PutRequest { name, shape: Shape::Bytes, domain, now: 1_000, wait: false };
+    onefold_archive::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
+}
+
+fn is_well(archive: &Arc<Archive>) {
+    let report = check(archive, true, &mut |_, _, _| {}).unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+/// Containers under the older data key of any domain.
+fn under_older(tables: &Tables) -> usize {
+    tables.containers.iter().filter(|one| tables.is_under_older(one.as_ref().unwrap())).count()
+}
+
+#[test]
+fn rule_24_all_that_is_new_is_under_the_new_data_key_and_shares_nothing() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    let content = noise(5, 1_500_000);
+    put(&archive, "before", &content).unwrap();
+    assert_eq!(put(&archive, "again", &content).unwrap().new_bytes, 0);
+    assert_eq!(rotate_data_key(&archive, 0).unwrap(), 1);
+    // In the process that changed it, and in another one.
+    for archive in [archive, desk.open()] {
+        let name = format!("after-{}", archive.refresh().unwrap().streams.len());
+        let expected = if name == "after-2" { 1_500_000 } else { 0 };
+        assert_eq!(put(&archive, &name, &content).unwrap().new_bytes, expected, "{name}");
+        assert_eq!(get(&archive, "before").unwrap(), content);
+        assert_eq!(get(&archive, &name).unwrap(), content);
+        is_well(&archive);
+    }
+    let tables = desk.open().tables();
+    let listed = data_keys(&tables).unwrap();
+    assert_eq!((listed.len(), listed[0].generation, listed[0].has_older), (1, 1, true));
+    assert_eq!(listed[0].containers as usize, under_older(&tables));
+    assert!(listed[0].bytes >= 1_500_000);
+    // Streams are cut elsewhere, too.
+    let cuts = |name: &str| tables.streams.get(&name.to_owned()).unwrap().chunks;
+    assert_ne!(cuts("before"), cuts("after-2"));
+}
+
+#[test]
+fn rule_24_what_is_left_is_written_again_and_then_the_older_key_goes_from_both_copies() {
+    let desk = Desk::new();
+    let content = noise(5, 1_500_000);
+    put(&desk.open(), "before", &content).unwrap();
+    store(&desk.open(), "set", 1, &content[..400_000]).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let older = desk.keys();
+    put(&desk.open(), "after", &content).unwrap();
+    assert!(desk.both().iter().all(|keys| keys.older(0).is_some()));
+    let done = desk.reseal();
+    assert!(done.resealed > 0 && done.resealed_chunks > 0 && done.keys_erased == 1, "{done:?}");
+    assert!(
+        desk.both().iter().all(|keys| keys.older(0).is_none() && keys.generation(0) == Some(1))
+    );
+    let archive = desk.open();
+    assert_eq!(under_older(&archive.tables()), 0);
+    for name in ["before", "after"] {
+        assert_eq!(get(&archive, name).unwrap(), content, "{name}");
+    }
+    assert_eq!(restored(&archive, 1).unwrap(), content[..400_000]);
+    is_well(&archive);
+    // What came since the change is found again: the chunk index was made anew.
+    assert_eq!(put(&archive, "again", &content).unwrap().new_bytes, 0);
+    // A second change goes the same way, and fingerprints of both older keys are still proven.
+    assert_eq!(rotate_data_key(&archive, 0).unwrap(), 2);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    let archive = desk.open();
+    is_well(&archive);
+    assert_eq!(get(&archive, "before").unwrap(), content);
+    assert_eq!(get(&archive, "again").unwrap(), content);
+    assert_eq!(restored(&archive, 1).unwrap(), content[..400_000]);
+    // The older keys come back by nobody's word.
+    drop(archive);
+    fs::write(desk.at().join("keys"), &older).unwrap();
+    let refused = desk.open_by(By(1, false), false).err().unwrap();
+    assert_eq!(refused.kind(), Kind::Denied, "{refused}");
+    let accepted = desk.open_by(By(1, true), false).unwrap();
+    for name in ["before", "after", "again"] {
+        assert!(get(&accepted, name).is_err(), "{name} opens by an older key");
+    }
+}
+
+#[test]
+fn rule_24_no_container_on_the_medium_opens_by_the_older_key_in_the_end() {
+    let desk = Desk::new();
+    put(&desk.open(), "before", &noise(5, 900_000)).unwrap();
+    let headers = |desk: &Desk| -> Vec<u32> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(desk.at()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.file_name().unwrap().to_str().unwrap().starts_with("segment-") {
+                for block in fs::read(&path).unwrap().chunks(4096) {
+                    if block.starts_with(b"ONEFCONT") {
+                        found.push(u32::from_le_bytes(block[108..112].try_into().unwrap()));
+                    }
+                }
+            }
+        }
+        found
+    };
+    assert!(headers(&desk).iter().all(|generation| *generation == 0));
+    rotate_data_key(&desk.open(), 0).unwrap();
+    put(&desk.open(), "after", &noise(6, 900_000)).unwrap();
+    assert!(headers(&desk).contains(&0) && headers(&desk).contains(&1));
+    assert_eq!(desk.reseal().keys_erased, 1);
+    let found = headers(&desk);
+    assert!(!found.is_empty() && found.iter().all(|generation| *generation == 1), "{found:?}");
+}
+
+#[test]
+fn rule_24_a_reseal_that_was_cut_off_is_gone_on_with_by_the_next_one() {
+    let desk = Desk::new();
+    let content = noise(5, 3_000_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let mut left = under_older(&desk.open().tables());
+    assert!(left > 8);
+    let mut rounds = 0;
+    while left > 0 {
+        let mut collection = Collection::begin(&desk.open(), options(2_000_000)).unwrap();
+        collection.reseal();
+        while collection.done.resealed < 3 && collection.step().unwrap() {}
+        if rounds % 2 == 1 {
+            // A budget ended; else the process was killed.
+            collection.cut_short();
+            while collection.step().unwrap() {}
+            assert!(collection.done.cut_short);
+        }
+        drop(collection);
+        let now = under_older(&desk.open().tables());
+        assert!(now < left, "{now} of {left}");
+        if now > 0 {
+            assert!(desk.both().iter().all(|keys| keys.older(0).is_some()));
+        }
+        assert_eq!(get(&desk.open(), "before").unwrap(), content);
+        (left, rounds) = (now, rounds + 1);
+    }
+    desk.reseal();
+    assert!(desk.both().iter().all(|keys| keys.older(0).is_none()));
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_what_is_in_the_trash_is_written_again_too() {
+    let desk = Desk::new();
+    let content = noise(5, 700_000);
+    let archive = desk.open();
+    store(&archive, "set", 1, &content).unwrap();
+    store(&archive, "set", 2, &content[..100_000]).unwrap();
+    forget(&archive, &[SnapshotId([1; 16])], 1_000).unwrap();
+    rotate_data_key(&archive, 0).unwrap();
+    drop(archive);
+    let mut kept = options(2_000_000);
+    kept.trash = 1 << 40;
+    let mut collection = Collection::begin(&desk.open(), kept).unwrap();
+    collection.reseal();
+    assert_eq!(collection.run(&mut |_| {}).unwrap().keys_erased, 1);
+    let archive = desk.open();
+    undelete(&archive, &[SnapshotId([1; 16])]).unwrap();
+    assert_eq!(restored(&archive, 1).unwrap(), content);
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_the_older_key_stays_for_who_reads_and_began_before() {
+    let desk = Desk::new();
+    let content = noise(5, 900_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let reading = desk.open_by(By(1, false), false).unwrap();
+    let mut reader = Reader::new(&reading).unwrap();
+    let done = desk.reseal();
+    assert!(done.resealed > 0 && done.keys_erased == 0 && done.held_back > 0, "{done:?}");
+    assert!(desk.both().iter().all(|keys| keys.older(0).is_some()));
+    let stream = reader.stream("before").unwrap();
+    let mut bytes = 0;
+    let mut count = |part: onefold_archive::Content<'_>| {
+        if let onefold_archive::Content::Bytes(part) = part {
+            bytes += part.len();
+        }
+        Ok(())
+    };
+    reader.read(&stream.recipe, onefold_archive::Verify::Chunks, &mut count).unwrap();
+    assert_eq!(bytes, 900_000);
+    drop((reader, reading));
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+}
+
+#[test]
+fn rule_24_what_a_killed_put_left_under_the_older_key_is_not_kept_for_a_repeated_one() {
+    let desk = Desk::new();
+    put(&desk.open(), "other", &noise(7, 300_000)).unwrap();
+    let archive = desk.open();
+    let ingest = Ingest::begin(&archive, false, false).unwrap();
+    let mut session = Session::in_domain(&ingest, 0).unwrap();
+    let mut writer = StreamWriter::new(&session, 1_999_999);
+    let (mut cutting, mut writing) = (Cutting::new(&**session.domain()), Writing::default());
+    for part in noise(5, 12_000_000).chunks(50_000) {
+        cutting.room()[..part.len()].copy_from_slice(part);
+        let full = cutting.advance(part.len());
+        for mut batch in full.into_iter().chain([cutting.some()]) {
+            batch.fingerprint(session.domain());
+            let mut sink = |open| writer.pack_and_write(open);
+            session.add(&batch, &mut writing, &mut sink).unwrap();
+        }
+    }
+    // Killed: nothing is said in the log any more.
+    drop((writer, session, ingest, archive));
+    assert!(!desk.open().tables().unfinished.is_empty());
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let mut spares = options(2_000_000);
+    spares.keep_partial = 1 << 30;
+    for _ in 0..2 {
+        let mut collection = Collection::begin(&desk.open(), spares).unwrap();
+        collection.reseal();
+        collection.run(&mut |_| {}).unwrap();
+    }
+    assert!(desk.both().iter().all(|keys| keys.older(0).is_none()));
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_a_data_key_is_changed_while_nobody_stores_or_collects_and_not_twice() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    put(&archive, "before", &noise(5, 300_000)).unwrap();
+    let other = desk.open();
+    let ingest = Ingest::begin(&other, false, false).unwrap();
+    let session = Session::in_domain(&ingest, 0).unwrap();
+    let refused = rotate_data_key(&archive, 0).unwrap_err();
+    assert!(refused.kind() == Kind::Busy && refused.to_string().contains("a put"), "{refused}");
+    drop((session, ingest, other));
+    let collection = Collection::begin(&desk.open(), options(1_000_000)).unwrap();
+    assert_eq!(rotate_data_key(&archive, 0).unwrap_err().kind(), Kind::Busy);
+    drop(collection);
+    assert!(archive.refresh().unwrap().data_keys.all().next().is_none());
+    rotate_data_key(&archive, 0).unwrap();
+    let refused = rotate_data_key(&archive, 0).unwrap_err();
+    assert!(
+        refused.kind() == Kind::InvalidInput && refused.to_string().contains("gc --reseal"),
+        "{refused}"
+    );
+    assert_eq!(rotate_data_key(&archive, 3).unwrap_err().kind(), Kind::Denied);
+}
+
+#[test]
+fn rule_24_an_archive_of_before_is_upgraded_and_says_nothing_of_it_earlier() {
+    let desk = Desk::plain();
+    let archive = desk.open();
+    put(&archive, "before", &noise(5, 300_000)).unwrap();
+    let refused = rotate_data_key(&archive, 0).unwrap_err();
+    assert_eq!(refused.kind(), Kind::InvalidInput);
+    assert!(!archive.label().data_keys);
+    assert!(allow_data_keys(&archive).unwrap());
+    drop(archive);
+    let archive = desk.open();
+    assert!(archive.label().data_keys && !allow_data_keys(&archive).unwrap());
+    // An older program finds a bit that it needs to know.
+    let label = fs::read(desk.at().join("label")).unwrap();
+    assert_eq!(label[137] & 1, 1);
+    // Archives without keys have none to change.
+    let plain = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let at = plain.path().join("p");
+    let files = Directory::create(&at).unwrap();
+    Archive::create(&files, &Format::new([1; 16], [2; 32], [3; 16])).unwrap();
+    let files = Arc::new(Directory::open(&at, true).unwrap());
+    let open = Archive::open(files, true, Settings::default()).unwrap();
+    assert_eq!(allow_data_keys(&open).unwrap_err().kind(), Kind::InvalidInput);
+}
+
+#[test]
+fn rule_24_each_domain_has_data_keys_of_its_own() {
+    let desk = Desk::plain();
+    assert!(allow_domains(&desk.open()).unwrap());
+    assert!(allow_data_keys(&desk.open()).unwrap());
+    let archive = desk.open();
+    let (one, other) =
+        (create_domain(&archive, "one").unwrap(), create_domain(&archive, "other").unwrap());
+    let content = noise(5, 600_000);
+    for (domain, name) in [(0, "a"), (one, "b"), (other, "c")] {
+        put_in(&archive, domain, name, &content).unwrap();
+    }
+    rotate_data_key(&archive, one).unwrap();
+    rotate_data_key(&archive, other).unwrap();
+    for (domain, name, new) in [(0, "aa", 0), (one, "bb", 600_000), (other, "cc", 600_000)] {
+        assert_eq!(put_in(&archive, domain, name, &content).unwrap().new_bytes, new, "{name}");
+    }
+    // One of them goes with both keys.
+    erase_domain(&archive, other).unwrap();
+    drop(archive);
+    let done = desk.reseal();
+    assert_eq!(done.keys_erased, 1, "{done:?}");
+    for keys in desk.both() {
+        assert!(keys.older(one).is_none() && keys.domain(other).is_none());
+        assert_eq!((keys.generation(0), keys.generation(one)), (Some(0), Some(1)));
+    }
+    let archive = desk.open();
+    for name in ["a", "aa", "b", "bb"] {
+        assert_eq!(get(&archive, name).unwrap(), content, "{name}");
+    }
+    assert!(get(&archive, "c").is_err() && get(&archive, "cc").is_err());
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_a_process_that_was_open_before_goes_on_with_the_new_key() {
+    let desk = Desk::new();
+    let (idle, reading) = (desk.open(), desk.open_by(By(1, false), false).unwrap());
+    let content = noise(5, 500_000);
+    put(&idle, "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    assert_eq!(put(&idle, "after", &content).unwrap().new_bytes, 500_000);
+    assert_eq!(get(&reading, "after").unwrap(), content);
+    assert_eq!(get(&reading, "before").unwrap(), content);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&reading, "before").unwrap(), content);
+    assert_eq!(put(&idle, "again", &content).unwrap().new_bytes, 0);
+    is_well(&idle);
+}
+
+/// Files of which each change fails once so many were made: the process was killed.
+fn dies_after(desk: &Desk, changes: u64) -> (Arc<dyn Files>, Arc<AtomicU64>) {
+    let made = Arc::new(AtomicU64::new(u64::MAX));
+    let counted = made.clone();
+    let watch: Watch =
+        Arc::new(move |_: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            if matches!(call, Call::Change) && counted.load(Relaxed) != u64::MAX {
+                if counted.load(Relaxed) >= changes {
+                    return Err(Error::new(Kind::Stopped, "the process was killed"));
+                }
+                counted.fetch_add(1, Relaxed);
+            }
+            does()
+        });
+    let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+    (Arc::new(Watched { files, watch }), made)
+}
+
+/// Does something to a copy of a desk by a process that is killed after each of its changes, and gives each copy
+/// to `looks`.
+fn killed_everywhere(
+    make: impl Fn() -> Desk,
+    does: impl Fn(&Arc<Archive>) -> Result<()>,
+    looks: impl Fn(&Desk, bool, u64),
+) {
+    for changes in 0.. {
+        let desk = make();
+        let (files, made) = dies_after(&desk, changes);
+        let archive = desk.open_over(files, By(1, false), true).unwrap();
+        made.store(0, Relaxed);
+        let done = does(&archive);
+        drop(archive);
+        looks(&desk, done.is_ok(), changes);
+        if done.is_ok() {
+            assert!(changes > 4, "{changes} changes");
+            break;
+        }
+    }
+}
+
+#[test]
+fn rule_24_a_change_that_was_cut_off_anywhere_is_ended_by_whoever_opens_it_to_write() {
+    let content = noise(5, 300_000);
+    let make = || {
+        let desk = Desk::new();
+        put(&desk.open(), "before", &content).unwrap();
+        desk
+    };
+    killed_everywhere(
+        make,
+        |archive| rotate_data_key(archive, 0).map(drop),
+        |desk, is_done, at| {
+            // Who only reads goes on.
+            let reading = desk.open_by(By(1, false), false).unwrap();
+            assert_eq!(get(&reading, "before").unwrap(), content, "after {at} changes");
+            drop(reading);
+            let archive = desk.open();
+            let tables = archive.tables();
+            let is_changed = tables.domain_has_older(0);
+            assert!(is_changed || !is_done, "after {at} changes");
+            for keys in desk.both() {
+                assert_eq!(keys.older(0).is_some(), is_changed, "after {at} changes");
+            }
+            let new = put(&archive, "after", &content).unwrap().new_bytes;
+            assert_eq!(new > 0, is_changed, "after {at} changes");
+            assert_eq!(get(&archive, "before").unwrap(), content);
+            assert_eq!(get(&archive, "after").unwrap(), content);
+            is_well(&archive);
+        },
+    );
+}
+
+#[test]
+fn rule_24_an_erasure_of_the_older_key_that_was_cut_off_is_ended_by_whoever_opens_it_to_write() {
+    let content = noise(5, 300_000);
+    let make = || {
+        let desk = Desk::new();
+        put(&desk.open(), "before", &content).unwrap();
+        rotate_data_key(&desk.open(), 0).unwrap();
+        desk
+    };
+    killed_everywhere(
+        make,
+        |archive| {
+            let mut collection = Collection::begin(archive, options(2_000_000))?;
+            collection.reseal();
+            let done = collection.run(&mut |_| {})?;
+            assert_eq!(done.keys_erased, 1);
+            Ok(())
+        },
+        |desk, is_done, at| {
+            let archive = desk.open();
+            let has_older = archive.tables().domain_has_older(0);
+            assert!(!(has_older && is_done), "after {at} changes");
+            for keys in desk.both() {
+                assert_eq!(keys.older(0).is_some(), has_older, "after {at} changes");
+            }
+            assert_eq!(get(&archive, "before").unwrap(), content, "after {at} changes");
+            drop(archive);
+            desk.reseal();
+            assert!(desk.both().iter().all(|keys| keys.older(0).is_none()), "after {at} changes");
+            let archive = desk.open();
+            assert_eq!(get(&archive, "before").unwrap(), content, "after {at} changes");
+            is_well(&archive);
+        },
+    );
+}
+
+#[test]
+fn rule_24_a_container_is_read_by_the_data_key_that_the_log_says() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let archive = desk.open();
+    let tables = archive.tables();
+    let container = tables.containers.iter().next().unwrap().unwrap().stored;
+    drop(archive);
+    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
+    let file = fs::File::options().read(true).write(true).open(segment).unwrap();
+    for said in [1u32, 2, 1 << 31] {
+        file.write_all_at(&said.to_le_bytes(), container.place.at + 108).unwrap();
+        let found = get(&desk.open(), "before").unwrap_err();
+        assert!(found.kind() == Kind::Corrupt && found.to_string().contains("data key"), "{found}");
+    }
+    file.write_all_at(&[0; 4], container.place.at + 108).unwrap();
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+}
+
+#[test]
+fn rule_24_a_container_with_a_damaged_chunk_keeps_the_older_key() {
+    let desk = Desk::new();
+    let content = noise(5, 1_200_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let archive = desk.open();
+    let tables = archive.tables();
+    let container = tables.containers.iter().next().unwrap().unwrap().stored;
+    drop(archive);
+    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
+    let file = fs::File::options().read(true).write(true).open(segment).unwrap();
+    let at = container.place.at + u64::from(container.place.meta_bytes) + 5_000;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    let done = desk.reseal();
+    assert_eq!((done.keys_erased, done.under_older), (0, 1), "{done:?}");
+    assert!(desk.both().iter().all(|keys| keys.older(0).is_some()));
+    // Whole again, it is written again.
+    file.write_all_at(&byte, at).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+}
+
+#[test]
+fn rule_24_backups_go_on_from_their_parents() {
+    let desk = Desk::plain();
+    assert!(allow_domains(&desk.open()).unwrap());
+    assert!(allow_data_keys(&desk.open()).unwrap());
+    let content = noise(5, 800_000);
+    store(&desk.open(), "set", 1, &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    store(&desk.open(), "set", 2, &content).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    store(&desk.open(), "set", 3, &content).unwrap();
+    for number in 1..=3 {
+        assert_eq!(restored(&desk.open(), number).unwrap(), content, "snapshot {number}");
+    }
+    is_well(&desk.open());
+}
+
+/// The files of an archive's directory, but for its locks.
+fn files_of(desk: &Desk) -> Vec<(String, Vec<u8>)> {
+    let all = fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap());
+    let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
+    let all = all.filter(|entry| !name(entry).starts_with("lock-"));
+    all.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect()
+}
+
+#[test]
+fn rule_24_nothing_is_stored_where_the_keys_are_newer_than_the_archive() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    let before = files_of(&desk);
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let keys = desk.keys();
+    // An older copy of all is put back, but for the keys.
+    for (name, bytes) in before.iter().filter(|(name, _)| name != "keys") {
+        fs::write(desk.at().join(name), bytes).unwrap();
+    }
+    for name in fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap().file_name()) {
+        let name = name.into_string().unwrap();
+        if !name.starts_with("lock-") && !before.iter().any(|(known, _)| *known == name) {
+            fs::remove_file(desk.at().join(name)).unwrap();
+        }
+    }
+    for accepts in [false, true] {
+        let refused = desk.open_by(By(1, accepts), true).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("older than its file"), "{said}");
+    }
+    assert_eq!(desk.keys(), keys, "nothing is written");
+    // With the keys of then it goes on.
+    let (_, keys) = before.iter().find(|(name, _)| name == "keys").unwrap();
+    fs::write(desk.at().join("keys"), keys).unwrap();
+    let archive = desk.open_by(By(1, true), true).unwrap();
+    put(&archive, "after", &content).unwrap();
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_no_key_is_made_where_the_keys_are_older_by_two_changes() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    let first = desk.keys();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let newest = desk.keys();
+    fs::write(desk.at().join("keys"), &first).unwrap();
+    for _ in 0..2 {
+        let refused = desk.open_by(By(1, true), true).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("put back the newest"), "{said}");
+        assert_eq!(desk.keys(), first, "no key is made");
+    }
+    fs::write(desk.at().join("keys"), &newest).unwrap();
+    assert_eq!(desk.reseal().keys_erased, 1);
+    let archive = desk.open();
+    assert_eq!(get(&archive, "before").unwrap(), content);
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_a_put_whose_locks_failed_lists_nothing_by_numbers_of_before() {
+    let desk = Desk::new();
+    put(&desk.open(), "before", &noise(5, 300_000)).unwrap();
+    let archive = desk.open();
+    let request = PutRequest {
+        name: "torn".into(),
+        shape: Shape::Bytes,
+        domain: None,
+        now: 1_000,
+        wait: false,
+    };
+    let stored = onefold_archive::put(&archive, request, &Gauge::default(), |feeder| {
+        feeder.bytes(&noise(6, 6_000_000))?;
+        // The others see none of its locks.
+        fs::remove_file(desk.at().join("lock-writer")).unwrap();
+        fs::write(desk.at().join("lock-writer"), b"").unwrap();
+        rotate_data_key(&desk.open(), 0)?;
+        feeder.bytes(&noise(7, 6_000_000))
+    });
+    assert_eq!(stored.unwrap_err().kind(), Kind::Stopped);
+    drop(archive);
+    assert!(!desk.open().tables().streams.contains_key(&"torn".to_owned()));
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_what_was_written_again_is_freed_in_steps_while_nobody_reads() {
+    let desk = Desk::new();
+    let content = noise(5, 13_000_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    // Who reads what was there is not waited for, and goes on.
+    for reads in [true, false] {
+        let reading = desk.open_by(By(1, false), false).unwrap();
+        let reader = reads.then(|| Reader::new(&reading).unwrap());
+        let mut waits = options(2_000_000);
+        waits.wait = true;
+        let mut collection = Collection::begin(&desk.open(), waits).unwrap();
+        collection.reseal();
+        let begin = collection.done.freed_bytes;
+        let (mut most, bytes) = (0, if reads { 6_000_000 } else { u64::MAX });
+        while collection.step().unwrap() && collection.done.resealed_bytes < bytes {
+            let freed = collection.done.freed_bytes - begin;
+            let held = collection.done.resealed_bytes.saturating_sub(freed);
+            most = most.max(held);
+            if collection.doing().starts_with("freeing") {
+                break;
+            }
+        }
+        assert!(reads || most < 6_000_000, "{most}");
+        drop((collection, reader));
+    }
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_writing_again_ends_before_it_takes_the_reserve() {
+    let desk = Desk::new();
+    let content = noise(5, 6_000_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let left = under_older(&desk.open().tables());
+    let reserve = || fs::metadata(desk.at().join("reserve")).unwrap().len();
+    // Less is free than must stay.
+    let mut collection = Collection::begin(&desk.open(), options(2_000_000)).unwrap();
+    collection.reseal();
+    collection.watch_room(Box::new(|| Ok(1 << 20)));
+    let done = collection.run(&mut |_| {}).unwrap();
+    assert!(done.no_room && done.resealed == 0 && done.keys_erased == 0, "{done:?}");
+    // The disk is full at once.
+    let kept = reserve();
+    let is_full = Arc::new(AtomicU64::new(0));
+    let full = is_full.clone();
+    let watch: Watch =
+        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            let grows = matches!(call, Call::Change) && name.starts_with("segment-");
+            if grows && full.load(Relaxed) == 1 {
+                return Err(Error::new(Kind::NoSpace, "the disk is full"));
+            }
+            if name == "reserve" && matches!(call, Call::Change) && full.load(Relaxed) == 1 {
+                full.store(2, Relaxed);
+            }
+            does()
+        });
+    let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+    let archive = desk.open_over(Arc::new(Watched { files, watch }), By(1, false), true).unwrap();
+    let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
+    collection.reseal();
+    is_full.store(1, Relaxed);
+    while !collection.done.no_room && collection.step().unwrap() {}
+    assert!(collection.done.no_room && collection.done.resealed == 0, "{:?}", collection.done);
+    assert_eq!((is_full.load(Relaxed), reserve()), (1, kept), "the reserve stays");
+    is_full.store(0, Relaxed);
+    drop((collection, archive));
+    assert_eq!(under_older(&desk.open().tables()), left);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+}
