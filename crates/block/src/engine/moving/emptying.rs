@@ -42,10 +42,10 @@ const FREE_SHARE: u64 = 10;
 const REST_SHARE: u64 = 64;
 
 /// So many pages of maps that share them may be written for each block or page that leaves its zone.
-const WRITTEN_FOR_ONE: u64 = 4;
+const WRITTEN_FOR_ONE: u64 = 8;
 
 /// This share of a zone may be written for a leaf, however little of it lives in the zones.
-const WRITTEN_SHARE: u64 = 16;
+const WRITTEN_SHARE: u64 = 4;
 
 /// Zones that one step looks at: their bitmaps are in eight pages.
 const ZONES_A_STEP: u64 = 8 * 31;
