@@ -13,8 +13,12 @@ use std::{
 };
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Acts, Asked, Engine, Format, Idleness, Settings, Tidying, check::check};
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId};
+use onefold_block::{
+    Acts, Asked, Engine, Format, Idleness, Settings, Tidying, check::check, format::page::Table,
+};
+use onefold_core::{
+    Block, BlockRead, BlockRef, Class, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId,
+};
 
 const ZONES: u64 = 1024;
 const BLOCKS: u64 = 1_500;
@@ -274,16 +278,10 @@ impl Disk for Counted {
     }
 }
 
-/// Blocks that are read from the disk while a volume is moved, after a reader went through it.
-fn read_while_moving(in_order: bool) -> (u64, u64) {
-    let (world, volume) = World::scattered();
-    let World { disk, engine, .. } = world;
-    engine.close().unwrap();
-    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
-    let engine =
-        Engine::open(counted.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap();
-    for first in (0..BLOCKS).step_by(100) {
-        let mut blocks = Block::zeroed_vec(100.min(BLOCKS - first) as usize);
+/// Reads the first blocks of a volume, in order or not.
+fn read_through(engine: &Engine, volume: VolumeId, end: u64, in_order: bool) {
+    for first in (0..end).step_by(100) {
+        let mut blocks = Block::zeroed_vec(100.min(end - first) as usize);
         let mut reads = [BlockRead { first: Lba(first), into: &mut blocks, result: Ok(()) }];
         if in_order {
             engine.read_in_order(volume, &mut reads);
@@ -293,6 +291,17 @@ fn read_while_moving(in_order: bool) -> (u64, u64) {
         let [BlockRead { result, .. }] = reads;
         result.unwrap();
     }
+}
+
+/// Blocks that are read from the disk while a volume is moved, after a reader went through it.
+fn read_while_moving(in_order: bool) -> (u64, u64) {
+    let (world, volume) = World::scattered();
+    let World { disk, engine, .. } = world;
+    engine.close().unwrap();
+    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let engine =
+        Engine::open(counted.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap();
+    read_through(&engine, volume, BLOCKS, in_order);
     let before = counted.read.load(Relaxed);
     while engine.idle_step(Idleness::Share).unwrap() {}
     let read = counted.read.load(Relaxed) - before;
@@ -306,4 +315,61 @@ fn rule_23_what_a_reader_in_order_found_scattered_is_moved_without_another_read(
     let (moved_alone, read_alone) = read_while_moving(false);
     assert!(moved > BLOCKS / 2 && moved_alone > BLOCKS / 2, "{moved}, {moved_alone} moved");
     assert!(read + moved / 2 < read_alone, "{read} read, and {read_alone} without a reader");
+}
+
+/// Idle steps until nothing is left to do, which are not many.
+fn idle_steps(engine: &Engine, idleness: Idleness) {
+    let more = (0..10_000).all(|_| engine.idle_step(idleness).unwrap());
+    assert!(!more, "idle work does not end");
+}
+
+/// Flips a bit in every leaf of references.
+fn damage_references(disk: &MemoryDisk) {
+    let mut hit = 0;
+    for at in (0..ZONES * 16).map(Pba) {
+        let mut blocks = Block::zeroed_vec(1);
+        disk.read(&mut [Read::new(at, &mut blocks)]);
+        if blocks[0].0.starts_with(&[b'O', b'F', b'p', b'1', Table::References as u8, 0]) {
+            blocks[0].0[700] ^= 1;
+            let block = BlockRef { block: &blocks[0], class: Class::Data };
+            disk.write(&[Run { at, blocks: &[block] }]).unwrap();
+            hit += 1;
+        }
+    }
+    assert!(hit > 0, "nothing was hit");
+}
+
+#[test]
+fn rule_23_a_damaged_page_of_references_does_not_keep_idle_work_busy_for_ever() {
+    let (world, volume) = World::scattered();
+    let World { disk, engine, .. } = world;
+    engine.close().unwrap();
+    damage_references(&disk);
+    let engine = open(&disk);
+    read_through(&engine, volume, BLOCKS, true);
+    idle_steps(&engine, Idleness::Share);
+    assert_eq!(engine.counts().neighbour_blocks, 0, "nobody knows who else names them");
+}
+
+#[test]
+fn rule_23_a_leaf_that_does_not_come_together_is_not_moved_each_time_it_is_read() {
+    let (world, volume) = World::scattered();
+    // Two of five blocks stay: another volume names them, too.
+    let (other, _) = persevere(&world.engine, || world.engine.create_volume("two", BLOCKS));
+    for lba in (0..BLOCKS).filter(|lba| lba % 5 == 1 || lba % 5 == 3) {
+        let block = content(world.maps[&volume][lba as usize]);
+        persevere(&world.engine, || world.engine.write(other, (lba * 7 % BLOCKS) * 4096, &block));
+    }
+    world.settle();
+    let stored = world.engine.status().live_blocks;
+    assert_eq!(stored, BLOCKS, "the other volume shares its blocks");
+    world.idle();
+    for pass in 0..2 {
+        let before = world.moved();
+        read_through(&world.engine, volume, BLOCKS, true);
+        idle_steps(&world.engine, Idleness::Share);
+        world.settle();
+        let moved = world.moved() - before;
+        assert!(pass == 0 || moved == 0, "{moved} moved again");
+    }
 }

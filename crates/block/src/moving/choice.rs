@@ -1,5 +1,7 @@
 //! Which blocks of a leaf are moved.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{Lba, Pba};
 
 use crate::format::page::{MapEntry, Page, Table};
@@ -10,28 +12,66 @@ pub(crate) type Found = Vec<(Lba, MapEntry)>;
 /// The blocks of a leaf that should lie next to each other: none unless it lies in more runs than
 /// one for each `blocks_a_run` blocks. What lies in long runs stays.
 pub(crate) fn scattered(leaf: u64, page: &Page, blocks_a_run: usize) -> Found {
-    let per_leaf = Table::Map.per_leaf();
-    let mut runs: Vec<Vec<(Lba, MapEntry, Pba)>> = Vec::new();
-    for slot in 0..per_leaf {
-        let Some(entry @ MapEntry::Block { pba, .. }) = MapEntry::get(page, slot) else { continue };
-        let lba = Lba(leaf * per_leaf + slot);
-        match runs.last_mut() {
-            Some(run)
-                if run
-                    .last()
-                    .is_some_and(|&(before, _, at)| lba == before.plus(1) && pba == at.plus(1)) =>
-            {
-                run.push((lba, entry, pba));
-            }
-            _ => runs.push(vec![(lba, entry, pba)]),
-        }
-    }
+    let runs = runs_of(leaf, page);
     let mapped: usize = runs.iter().map(Vec::len).sum();
     if runs.len() * blocks_a_run <= mapped || mapped < blocks_a_run {
         return Vec::new();
     }
     let short = runs.into_iter().filter(|run| run.len() < blocks_a_run);
     short.flatten().map(|(lba, entry, _)| (lba, entry)).collect()
+}
+
+/// True when a part of a leaf, from the address `first` to the address `last`, lies in fewer runs once these
+/// blocks of it are neighbours: in no more than one for each `blocks_a_run` blocks, or in a quarter fewer.
+///
+/// Where it is not true, moving them would find the same leaf scattered again, and so for ever.
+pub(crate) fn comes_together(
+    (leaf, page): (u64, &Page),
+    (first, last): (Lba, Lba),
+    moved: &Found,
+    blocks_a_run: usize,
+) -> bool {
+    let within = |lba: &Lba| (first..=last).contains(lba);
+    let places: Vec<(Lba, Pba)> =
+        blocks(leaf, page).map(|(lba, _, pba)| (lba, pba)).filter(|(lba, _)| within(lba)).collect();
+    // Copies lie from the first place on that no entry can name.
+    let copies: BTreeMap<Lba, Pba> =
+        moved.iter().zip(1 << 40..).map(|(&(lba, _), at)| (lba, Pba(at))).collect();
+    let moved_to = |&(lba, pba): &(Lba, Pba)| (lba, copies.get(&lba).copied().unwrap_or(pba));
+    let after: Vec<(Lba, Pba)> = places.iter().map(moved_to).collect();
+    let count = |places: &[(Lba, Pba)]| places.chunk_by(|&one, &next| is_next(one, next)).count();
+    let (before, runs) = (count(&places), count(&after));
+    runs < before && (runs * blocks_a_run <= after.len() || runs * 4 <= before * 3)
+}
+
+/// The blocks that a leaf names: their addresses, the entries and where they lie.
+fn blocks(leaf: u64, page: &Page) -> impl Iterator<Item = (Lba, MapEntry, Pba)> {
+    let first = leaf * Table::Map.per_leaf();
+    (0..Table::Map.per_leaf()).filter_map(move |slot| match MapEntry::get(page, slot)? {
+        entry @ MapEntry::Block { pba, .. } => Some((Lba(first + slot), entry, pba)),
+        _ => None,
+    })
+}
+
+/// True for two blocks of a volume, each with its place, that are neighbours on the disk as well.
+fn is_next((lba, pba): (Lba, Pba), (next, at): (Lba, Pba)) -> bool {
+    next == lba.plus(1) && at == pba.plus(1)
+}
+
+/// The runs in which the blocks of a leaf lie.
+fn runs_of(leaf: u64, page: &Page) -> Vec<Vec<(Lba, MapEntry, Pba)>> {
+    let mut runs: Vec<Vec<(Lba, MapEntry, Pba)>> = Vec::new();
+    for (lba, entry, pba) in blocks(leaf, page) {
+        match runs.last_mut() {
+            Some(run)
+                if run.last().is_some_and(|&(before, _, at)| is_next((before, at), (lba, pba))) =>
+            {
+                run.push((lba, entry, pba));
+            }
+            _ => runs.push(vec![(lba, entry, pba)]),
+        }
+    }
+    runs
 }
 
 #[cfg(test)]
@@ -57,5 +97,28 @@ mod tests {
         assert_eq!(found.len(), 64);
         assert_eq!(found[0].0, Lba(2 * 288 + 64));
         assert!(scattered(2, &leaf([5, 9, 1].into_iter()), 16).is_empty(), "too few to matter");
+    }
+
+    #[test]
+    fn a_leaf_comes_together_when_most_of_its_runs_go() {
+        let page = leaf((0..288).map(|n| 3 * n));
+        let all = scattered(2, &page, 16);
+        let whole = (all[0].0, all[287].0);
+        let without = |every: usize, stay: usize| -> Found {
+            let stays = |n: &usize| n % every < stay;
+            (0..288).filter(|n| !stays(n)).map(|n| all[n]).collect()
+        };
+        assert!(comes_together((2, &page), whole, &all, 16));
+        // One of twelve stays: 48 runs are left.
+        assert!(comes_together((2, &page), whole, &without(12, 1), 16));
+        // Each third one stays, and two of three runs are left.
+        assert!(comes_together((2, &page), whole, &without(3, 1), 16));
+        // Of three in five neighbours two are next to each other, and four of five runs are left.
+        let pairs = |n: &usize| [0, 1, 3].contains(&(n % 5));
+        let some: Found = (0..288).filter(pairs).map(|n| all[n]).collect();
+        assert!(!comes_together((2, &page), whole, &some, 16));
+        // A part of the leaf counts alone.
+        assert!(comes_together((2, &page), (all[0].0, all[39].0), &all[..40].to_vec(), 16));
+        assert!(!comes_together((2, &page), whole, &all[..40].to_vec(), 16));
     }
 }

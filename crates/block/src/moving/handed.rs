@@ -23,6 +23,11 @@ pub(crate) struct HandedLeaf {
 }
 
 impl HandedLeaf {
+    /// The leaf, whose blocks are being moved.
+    pub(crate) fn planned(self) -> HandedLeaf {
+        HandedLeaf { is_planned: true, ..self }
+    }
+
     /// What was read at an address.
     pub(crate) fn take(&mut self, lba: Lba) -> Option<Block> {
         self.blocks.remove(&lba).map(|block| *block)

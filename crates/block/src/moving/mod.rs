@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
 
 pub(crate) use self::{
-    choice::{Found, scattered},
+    choice::{Found, comes_together, scattered},
     handed::{Handed, HandedLeaf},
 };
 use crate::format::page::{MapEntry, Table};

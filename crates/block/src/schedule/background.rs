@@ -95,11 +95,14 @@ impl Background {
         }
     }
 
-    /// Tells the schedule that a step of idle work ended now, and how long it took; `more` when there may be
-    /// more to do.
-    pub fn idle_worked(&mut self, now: Duration, took: Duration, more: bool) {
-        let least = if more { Duration::ZERO } else { PAUSE_AFTER };
-        self.share_from = now + (took * SHARE_WAITS).max(least);
+    /// Tells the schedule that a step of idle work for this idleness ended now, and how long it took; `more`
+    /// when there may be more to do.
+    pub fn idle_worked(&mut self, now: Duration, took: Duration, idleness: Idleness, more: bool) {
+        // A step that may not move anything takes nothing of the share.
+        if idleness >= Idleness::Share {
+            let least = if more { Duration::ZERO } else { PAUSE_AFTER };
+            self.share_from = self.share_from.max(now + (took * SHARE_WAITS).max(least));
+        }
     }
 
     fn checkpoint_made(&mut self, now: Duration, step: CheckpointStep) {
@@ -258,11 +261,11 @@ mod tests {
             background.happened(now, Event::Elapsed);
             while let Next::Run(Step::Idle(idleness)) = background.next(now, &facts) {
                 let shares = idleness == Idleness::Share;
-                if shares {
-                    now += step;
-                    worked += step;
-                    background.idle_worked(now, step, true);
-                }
+                // A step that moves nothing is short.
+                let took = if shares { step } else { Duration::from_micros(2) };
+                now += took;
+                worked += if shares { step } else { Duration::ZERO };
+                background.idle_worked(now, took, idleness, shares);
                 background.happened(now, Event::Idle(idleness, shares));
             }
             now += MS;
@@ -282,7 +285,7 @@ mod tests {
         let less = Facts { may_share: true, ..full };
         assert_eq!(background.next(MS * 110, &less), Next::Run(Step::Idle(Idleness::Share)));
         // With nothing to move it looks again as seldom as the thread itself.
-        background.idle_worked(MS * 110, Duration::ZERO, false);
+        background.idle_worked(MS * 110, Duration::ZERO, Idleness::Share, false);
         background.happened(MS * 110, Event::Idle(Idleness::None, false));
         assert_eq!(background.next(MS * 111, &less), Next::WaitUntil(MS * 150));
     }

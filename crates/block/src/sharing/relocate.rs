@@ -18,15 +18,15 @@ use std::collections::BTreeMap;
 use onefold_core::{Block, Pba, Result};
 
 use super::{
-    MapStore, Sharing, counts, entry,
+    MapStore, Sharing, counts,
     survey::{Place, Survey, Surveyed, Top},
 };
 use crate::{
     format::{
-        page::{self, FANOUT, PageId, Pointer, Table},
+        page::{self, FANOUT, MapEntry, PageId, Pointer, Table},
         share::Share,
     },
-    moving::FamilyMoves,
+    moving::{FamilyMoves, Put},
     rules::Rule,
 };
 
@@ -64,43 +64,26 @@ impl<S: MapStore> Sharing<'_, S> {
         let id = PageId { table: Table::Map, volume: family, level: 0, index: 0 };
         for leaf in leaves {
             let Some(place) = survey.leaf(self.store, leaf, usize::MAX)? else { continue };
-            self.count_puts(&place, leaf, moves, &mut done)?;
+            // What counts there is not known, and nothing of it is written anew.
+            let Some(puts) = puts_of(&place, leaf, moves) else { continue };
+            for (put, counts) in puts {
+                done.entries += 1;
+                if counts {
+                    self.store.lower(put.from);
+                    self.store.raise(put.to);
+                }
+            }
             self.renew(PageId { index: leaf, ..id }, &place, &mut done, |_, at, page| {
-                Ok(moves.has_page(at) | put_into(page, leaf, moves)?)
+                put_into(page, leaf, moves) || moves.has_page(at)
             })?;
             done.leaves.push(leaf);
         }
         for (&(level, index), place) in survey.inner() {
             self.renew(PageId { level, index, ..id }, place, &mut done, |done, at, page| {
-                Ok(put_below(page, &done.pages) || moves.has_page(at))
+                put_below(page, &done.pages) || moves.has_page(at)
             })?;
         }
         Ok(done)
-    }
-
-    /// Counts the copies that come into the leaves of a place, in the place of the blocks.
-    fn count_puts(
-        &mut self,
-        place: &Place,
-        leaf: u64,
-        moves: &FamilyMoves,
-        done: &mut Relocated,
-    ) -> Result<()> {
-        for seen in place.values() {
-            let lender = seen.share.lender.and_then(|lender| place.get(&lender.address));
-            for (slot, put) in moves.of_leaf(leaf) {
-                let lent = lender.map(|lender| entry(&lender.content, slot)).transpose()?;
-                if entry(&seen.content, slot)? != put.from {
-                    continue;
-                }
-                done.entries += 1;
-                if counts(put.from, lent) {
-                    self.store.lower(put.from);
-                    self.store.raise(put.to);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Writes those pages of a place anew that `change` changes.
@@ -109,12 +92,12 @@ impl<S: MapStore> Sharing<'_, S> {
         id: PageId,
         place: &Place,
         done: &mut Relocated,
-        mut change: impl FnMut(&mut Relocated, Pba, &mut Block) -> Result<bool>,
+        mut change: impl FnMut(&mut Relocated, Pba, &mut Block) -> bool,
     ) -> Result<()> {
         let mut new: BTreeMap<Pba, Pointer> = BTreeMap::new();
         for (&at, seen) in place {
             let mut page = Box::new(Block(*seen.content));
-            if change(done, at, &mut page)? {
+            if change(done, at, &mut page) {
                 let birth =
                     Some(seen.page.birth).filter(|_| self.store.keeps(Rule::MovedPagesKeepBirth));
                 new.insert(at, self.store.write_of(id, page, birth)?);
@@ -137,16 +120,37 @@ impl<S: MapStore> Sharing<'_, S> {
     }
 }
 
+/// The copies that come into the leaves of a place, and for each whether its entry counts. `None` when a
+/// damaged entry of a lender hides that.
+fn puts_of(place: &Place, leaf: u64, moves: &FamilyMoves) -> Option<Vec<(Put, bool)>> {
+    let mut puts = Vec::new();
+    for seen in place.values() {
+        let lender = seen.share.lender.and_then(|lender| place.get(&lender.address));
+        for (slot, put) in moves.of_leaf(leaf) {
+            // A damaged entry is none that was copied.
+            if MapEntry::get(&seen.content, slot) != Some(put.from) {
+                continue;
+            }
+            let lent = match lender {
+                Some(lender) => Some(MapEntry::get(&lender.content, slot)?),
+                None => None,
+            };
+            puts.push((put, counts(put.from, lent)));
+        }
+    }
+    Some(puts)
+}
+
 /// Puts copies into a leaf, where it names what was copied. Returns whether it did.
-fn put_into(page: &mut Block, leaf: u64, moves: &FamilyMoves) -> Result<bool> {
+fn put_into(page: &mut Block, leaf: u64, moves: &FamilyMoves) -> bool {
     let mut changed = false;
     for (slot, put) in moves.of_leaf(leaf) {
-        if entry(&page.0, slot)? == put.from {
+        if MapEntry::get(&page.0, slot) == Some(put.from) {
             put.to.set(page, slot);
             changed = true;
         }
     }
-    Ok(changed)
+    changed
 }
 
 /// Puts new pages below an inner page. Returns whether it named one of the old ones.

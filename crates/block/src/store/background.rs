@@ -84,8 +84,8 @@ impl Store {
                     let event = self.run(step)?;
                     let after = self.clock.now();
                     self.time_checkpoint(&mut stopwatch, step, now, after);
-                    if let Event::Idle(_, more) = event {
-                        schedule.idle_worked(after, after.saturating_sub(now), more);
+                    if let Event::Idle(idleness, more) = event {
+                        schedule.idle_worked(after, after.saturating_sub(now), idleness, more);
                     }
                     schedule.happened(after, event);
                     continue;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use onefold_core::{Lba, Result, VolumeId, ZoneId};
+use onefold_core::{Lba, Pba, Result, VolumeId, ZoneId};
 
 use super::{
     looking::{Look, has_room, is_alone, movable, next_movable, part_of, want_checkpoint},
@@ -20,7 +20,7 @@ use crate::{
     moving::{Found, Home, Moves, Why},
     overlay::Tables,
     scheme::verbs::Scheme,
-    sharing::{Orphan, Place},
+    sharing::Orphan,
     space::ZoneSource,
 };
 
@@ -40,6 +40,12 @@ const FREE_SHARE: u64 = 10;
 
 /// After a walk that came to little, clients write this share of the store before the next one.
 const REST_SHARE: u64 = 64;
+
+/// So many pages of maps that share them may be written for each block or page that leaves its zone.
+const WRITTEN_FOR_ONE: u64 = 8;
+
+/// This share of a zone may be written for a leaf, however little of it lives in the zones.
+const WRITTEN_SHARE: u64 = 4;
 
 /// Zones that one step looks at: their bitmaps are in eight pages.
 const ZONES_A_STEP: u64 = 8 * 31;
@@ -275,21 +281,13 @@ fn look_at_maps(
             .collect();
         let lives_there =
             emptying.has(kernel, &pointer) && !moves.has_shared_page(family, pointer.address);
-        if part_of(mover, id, &mut found) {
-            emptying.stage = Stage::Maps(id, leaf);
-        }
+        let goes_on = part_of(mover.goes_on, id, &mut found);
         if found.is_empty() && !lives_there {
             continue;
         }
         // This may read a page of references for each block, so a step does it once.
-        let (mut blocks, shared) = if is_alone(kernel, tables, volume, leaf)? {
-            if lives_there {
-                note_page((kernel, scheme), moves, Home::Map(id), leaf);
-            }
-            if found.is_empty() {
-                continue;
-            }
-            (movable(kernel, tables, volume, found, moves)?, None)
+        let sharers = if is_alone(kernel, tables, volume, leaf)? {
+            None
         } else {
             match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
                 OfLeaf::More => {
@@ -297,12 +295,37 @@ fn look_at_maps(
                     return Ok(Look::More);
                 }
                 OfLeaf::Stays => continue,
-                OfLeaf::Found(place, shared) => {
-                    note_shared_pages((kernel, scheme), emptying, (&place, &shared, leaf), moves);
-                    let mine = (volume, pointer.address, Why::Emptying);
-                    let blocks = sharers::movable(kernel, tables, mine, found, (&place, moves))?;
-                    (blocks, Some(shared))
+                OfLeaf::Found(place, shared) => Some((place, shared)),
+            }
+        };
+        mover.goes_on = goes_on;
+        if goes_on.is_some() {
+            emptying.stage = Stage::Maps(id, leaf);
+        }
+        let (mut blocks, shared) = match sharers {
+            None => {
+                if lives_there {
+                    note_page((kernel, scheme), moves, Home::Map(id), leaf);
                 }
+                if found.is_empty() {
+                    continue;
+                }
+                (movable(kernel, tables, volume, found, moves)?, None)
+            }
+            Some((place, shared)) => {
+                let mine = (volume, pointer.address, Why::Emptying);
+                let blocks = sharers::movable(kernel, tables, mine, found, (&place, moves))?;
+                let pages: Vec<Pba> = place
+                    .values()
+                    .filter(|seen| emptying.has(kernel, &seen.page))
+                    .map(|seen| seen.page.address)
+                    .collect();
+                let written = moves.uncounted(shared.family, &shared.places);
+                if !is_worth_pages(kernel, blocks.len() + pages.len(), written) {
+                    return Ok(Look::More);
+                }
+                note_shared_pages((kernel, scheme), pages, (&shared, leaf), moves);
+                (blocks, Some(shared))
             }
         };
         if blocks.is_empty() {
@@ -315,15 +338,20 @@ fn look_at_maps(
     Ok(Look::More)
 }
 
-/// Notes the leaves of a family that live in the zones, if there is room for them.
+/// True when pages that must be written anew are few beside the blocks and pages that leave their zones, or
+/// beside what a zone holds.
+fn is_worth_pages(kernel: &Kernel, leaving: usize, written: u64) -> bool {
+    let few = kernel.geometry().zone_blocks / WRITTEN_SHARE;
+    written <= few.max(WRITTEN_FOR_ONE * leaving as u64)
+}
+
+/// Notes these leaves of a family, which live in the zones, if there is room for them.
 fn note_shared_pages(
     (kernel, scheme): (&Kernel, &dyn Scheme),
-    emptying: &Emptying,
-    (place, shared, leaf): (&Place, &SharedPlan, u64),
+    pages: Vec<Pba>,
+    (shared, leaf): (&SharedPlan, u64),
     moves: &mut Moves,
 ) {
-    let there = place.values().filter(|seen| emptying.has(kernel, &seen.page));
-    let pages: Vec<_> = there.map(|seen| seen.page.address).collect();
     if pages.is_empty() || !has_shared_room(kernel, scheme, moves, pages.len(), shared) {
         return;
     }

@@ -11,7 +11,7 @@ use crate::{
         page::{FANOUT, MapEntry, ReferenceEntry, Table},
         share::Share,
     },
-    kernel::{Kernel, Mover, Plan, State, Where},
+    kernel::{Kernel, Plan, State, Where},
     moving::{Found, Moves},
     overlay::Tables,
     scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
@@ -59,12 +59,16 @@ pub(super) fn want_checkpoint(kernel: &Kernel, beside_requests: bool, moves: &Mo
     kernel.state.lock().checkpoint_wanted |= !beside_requests && !moves.is_empty();
 }
 
-/// Takes the blocks of a leaf that one step looks at: from where the step before came to, as far as
-/// their counts lie in [`COUNTS_A_STEP`] pages. Returns whether some are left for the next step.
-pub(super) fn part_of(mover: &mut Mover, volume: VolumeId, blocks: &mut Found) -> bool {
+/// Takes the blocks of a leaf that one step looks at: from where the step before came to, which is
+/// `goes_on`, as far as their counts lie in [`COUNTS_A_STEP`] pages. Returns where the next step goes on,
+/// if some are left for it.
+pub(super) fn part_of(
+    goes_on: Option<(VolumeId, Lba)>,
+    volume: VolumeId,
+    blocks: &mut Found,
+) -> Option<(VolumeId, Lba)> {
     let leaf = |lba: Lba| lba.0 / Table::Map.per_leaf();
-    let Some(&(first, _)) = blocks.first() else { return false };
-    let goes_on = mover.goes_on.take();
+    let &(first, _) = blocks.first()?;
     if let Some((_, from)) = goes_on.filter(|&(of, from)| (of, leaf(from)) == (volume, leaf(first)))
     {
         blocks.retain(|&(lba, _)| lba >= from);
@@ -76,12 +80,10 @@ pub(super) fn part_of(mover: &mut Mover, volume: VolumeId, blocks: &mut Found) -
             pages.len() > COUNTS_A_STEP
         }
         _ => false,
-    });
-    if let Some(end) = end {
-        mover.goes_on = Some((volume, blocks[end].0));
-        blocks.truncate(end);
-    }
-    end.is_some()
+    })?;
+    let next = blocks[end].0;
+    blocks.truncate(end);
+    Some((volume, next))
 }
 
 /// Picks those blocks of a leaf that may be moved: only this entry names them, and no change waits for
@@ -179,13 +181,13 @@ mod tests {
         let per_page = Table::References.per_leaf();
         let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), carried: false, prefix: n };
         let leaf: Found = (0..288).map(|n| (Lba(288 + n), at(n * 5 % 288))).collect();
-        let (mut mover, mut seen) = (Mover::default(), Vec::new());
+        let (mut goes_on, mut seen) = (None, Vec::new());
         loop {
             let mut part = leaf.clone();
-            let more = part_of(&mut mover, VolumeId(4), &mut part);
+            goes_on = part_of(goes_on, VolumeId(4), &mut part);
             assert!(part.len() <= COUNTS_A_STEP);
             seen.extend(part);
-            if !more {
+            if goes_on.is_none() {
                 break;
             }
         }
@@ -194,6 +196,6 @@ mod tests {
         let mut near: Found = (0..288)
             .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), carried: false, prefix: n }))
             .collect();
-        assert!(!part_of(&mut mover, VolumeId(4), &mut near) && near.len() == 288);
+        assert!(part_of(None, VolumeId(4), &mut near).is_none() && near.len() == 288);
     }
 }

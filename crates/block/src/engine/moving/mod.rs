@@ -82,12 +82,17 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     }
     let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
     let some = mover.plan.blocks.len().min(most);
-    let has_room = match &mover.plan.shared {
+    let fits = match &mover.plan.shared {
         Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
         None => has_room(kernel, scheme, moves, some, 0),
     };
-    if !has_room {
+    if !fits {
         kernel.coverage.hit(Mark::MovesFull);
+        if moves.is_empty() && has_room(kernel, scheme, moves, 1, 0) {
+            // There will be none for this one. The leaf stays until it changes, and others have their turn.
+            mover.plan.blocks.clear();
+            return Ok(true);
+        }
         want_checkpoint(kernel, mover.beside_requests, moves);
         let room_may_come = kernel.state.lock().can_reclaim();
         if !room_may_come {

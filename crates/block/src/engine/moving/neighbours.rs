@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     format::page::Table,
-    kernel::{Kernel, Mover, Plan},
-    moving::{HandedLeaf, Moves, Why, scattered},
+    kernel::{Kernel, Mover, Plan, SharedPlan},
+    moving::{HandedLeaf, Moves, Why, comes_together, scattered},
     overlay::Tables,
     sharing::Orphan,
 };
@@ -38,26 +38,23 @@ pub(super) fn look(
             Next::EndOfMap => continue,
             Next::Nothing => return Look::Nothing,
         };
+        // It comes back only when there is something to be done with it.
+        let handed = mover.handed.take();
         // A page that can't be read is left to `check`.
         let at = (volume, leaf);
         let Ok(planned) = plan(kernel, tables, at, (&mut *mover, orphans), moves) else {
             return Look::More;
         };
         let plan = match planned {
-            Planned::Stays => {
-                mover.handed.take_if(|handed| (handed.volume, handed.leaf) == at);
-                continue;
-            }
+            Planned::Stays => continue,
             Planned::Later => {
                 mover.changed.insert(at, Duration::ZERO);
+                mover.handed = handed;
                 return Look::More;
             }
             Planned::These(plan) => plan,
         };
-        let handed = mover.handed.as_mut();
-        handed.filter(|handed| (handed.volume, handed.leaf) == at).into_iter().for_each(|handed| {
-            handed.is_planned = true;
-        });
+        mover.handed = handed.map(HandedLeaf::planned);
         if plan.blocks.is_empty() {
             return Look::More;
         }
@@ -80,7 +77,7 @@ enum Next {
     Nothing,
 }
 
-/// The next leaf to look at.
+/// The next leaf to look at. What a reader handed over is kept only if it is of this leaf.
 fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     let now = kernel.clock.now();
     let settled = kernel.settings.settled_after;
@@ -146,33 +143,47 @@ fn plan(
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
     let Some((pointer, page)) = found else { return Ok(Planned::Stays) };
     let mut short = scattered(leaf, &page, kernel.settings.blocks_a_run);
-    let goes_on = part_of(mover, id, &mut short);
-    if short.is_empty() {
+    let goes_on = part_of(mover.goes_on, id, &mut short);
+    let (Some(&(first, _)), Some(&(last, _))) = (short.first(), short.last()) else {
         return Ok(Planned::Stays);
-    }
-    if goes_on {
+    };
+    let sharers = if is_alone(kernel, tables, volume, leaf)? {
+        None
+    } else {
+        match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
+            OfLeaf::More => return Ok(Planned::Later),
+            OfLeaf::Stays => return Ok(Planned::Stays),
+            OfLeaf::Found(place, shared) => Some((place, shared)),
+        }
+    };
+    mover.goes_on = goes_on;
+    if goes_on.is_some() {
         mover.changed.insert((id, leaf), Duration::ZERO);
     }
     let why = Why::Neighbours;
-    let (all, mut written) = (short.len(), 0);
-    let (mut blocks, shared) = if is_alone(kernel, tables, volume, leaf)? {
-        (movable(kernel, tables, volume, short, moves)?, None)
-    } else {
-        match sharers::of_leaf(kernel, tables, (mover, orphans), volume, leaf)? {
-            OfLeaf::More => return Ok(Planned::Later),
-            OfLeaf::Stays => return Ok(Planned::Stays),
-            OfLeaf::Found(place, shared) => {
-                written = place.len();
-                let mine = (volume, pointer.address, why);
-                (sharers::movable(kernel, tables, mine, short, (&place, moves))?, Some(shared))
-            }
+    let all = short.len();
+    let mut blocks = match &sharers {
+        None => movable(kernel, tables, volume, short, moves)?,
+        Some((place, _)) => {
+            let mine = (volume, pointer.address, why);
+            sharers::movable(kernel, tables, mine, short, (place, moves))?
         }
     };
-    // Not worth it when most of them stay, nor when more leaves are written than blocks.
-    if blocks.len() * 2 <= all || blocks.len() < written {
+    let is_worth_it = blocks.len() * 2 > all
+        && sharers.as_ref().is_none_or(|(place, shared)| {
+            blocks.len() >= place.len() && is_worth_pages(blocks.len(), moves, shared)
+        })
+        && comes_together((leaf, &page), (first, last), &blocks, kernel.settings.blocks_a_run);
+    if !is_worth_it {
         blocks.clear();
     }
+    let shared = sharers.map(|(_, shared)| shared);
     blocks.reverse();
     let sequence = tables.state.sequence;
     Ok(Planned::These(Plan { volume: id, sequence, why, blocks, shared }))
+}
+
+/// True when no more than two pages of maps are written for each block.
+fn is_worth_pages(blocks: usize, moves: &Moves, shared: &SharedPlan) -> bool {
+    moves.uncounted(shared.family, &shared.places) <= 2 * blocks as u64
 }

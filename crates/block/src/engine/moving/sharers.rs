@@ -81,8 +81,13 @@ pub(super) fn of_leaf(
                 let above = sharers.survey.inner().iter();
                 let above = above.map(|(&at, place)| (at, place.len() as u64));
                 let places = std::iter::once(((0, leaf), place.len() as u64)).chain(above);
-                let places = places.collect();
-                OfLeaf::Found(place, SharedPlan { family, places })
+                let places: Vec<_> = places.collect();
+                // For more there is never room.
+                if places.iter().map(|(_, pages)| pages).sum::<u64>() > SHARED_PAGES_MAX {
+                    OfLeaf::Stays
+                } else {
+                    OfLeaf::Found(place, SharedPlan { family, places })
+                }
             }
         },
     };

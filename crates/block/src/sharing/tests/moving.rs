@@ -1,12 +1,12 @@
 //! Histories in which blocks and pages move, beside all else that happens to maps that share them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{Fingerprint, Lba, Pba, Result, VolumeId};
 
 use super::{FAMILY, HISTORIES, LEAVES, Memory, World, sharing_accounts};
 use crate::{
-    format::page::{MapEntry, Pointer, Table},
+    format::page::{MapEntry, Pointer, Table, body_mut},
     moving::Moves,
     rules::Rule,
     sharing::{Place, Sharing, Survey, Surveyed, Top, counts, relocate::Relocated},
@@ -106,6 +106,60 @@ fn renew(page: &mut Pointer, done: &Relocated) {
     if let Some(new) = done.pages.get(&page.address) {
         *page = *new;
     }
+}
+
+/// Damages an entry of a page.
+fn damage(world: &mut World, page: Pba, slot: u64) {
+    let (_, content) = world.memory.pages.get_mut(&page).expect("a page");
+    let entry = slot as usize * MapEntry::BYTES;
+    body_mut(Arc::make_mut(content))[entry] = 0xff;
+}
+
+/// Moves the first block of a leaf of which some page has a damaged entry in its place: of a lender, or of
+/// another page. Returns the entries that have a copy; `None` when there are no such pages.
+fn move_beside_damage(seed: u64, of_lender: bool) -> Option<usize> {
+    let mut world = World::new(seed);
+    for _ in 0..20 {
+        world.checkpoint().expect("a checkpoint");
+    }
+    for leaf in LEAVES {
+        let Some(place) = world.place(leaf).expect("pages") else { continue };
+        let lent: BTreeSet<Pba> =
+            place.values().filter_map(|seen| Some(seen.share.lender?.address)).collect();
+        let entry_of = |page: &Pba| MapEntry::get(&place[page].content, 0).expect("an entry");
+        let is_block = |page: &Pba| matches!(entry_of(page), MapEntry::Block { .. });
+        let mut pairs = place.iter().flat_map(|(page, seen)| {
+            let lender = seen.share.lender.map(|lender| lender.address);
+            place.keys().map(move |other| (*page, *other, lender))
+        });
+        let found = pairs.find(|(page, other, lender)| {
+            let lends = if of_lender { *lender == Some(*other) } else { !lent.contains(other) };
+            page != other && is_block(page) && lends
+        });
+        let Some((page, other, _)) = found else { continue };
+        let from = entry_of(&page);
+        damage(&mut world, other, 0);
+        let mut moves = Moves::default();
+        let lba = Lba(leaf * Table::Map.per_leaf());
+        moves.note_shared(FAMILY, lba, from, (Pba(COPIES), Fingerprint([7; 16])));
+        let (tops, before) = (world.tops(), world.memory.pages.len());
+        let mut sharing = Sharing::new(&mut world.memory);
+        let (_, moves) = moves.families().next().expect("a move");
+        let done = sharing.relocate(FAMILY, tops, moves).expect("damage stops no checkpoint");
+        let written = world.memory.pages.len() - before;
+        assert_eq!(written > 0, done.entries > 0, "nothing is written in vain");
+        return Some(done.entries);
+    }
+    None
+}
+
+#[test]
+fn a_damaged_entry_of_a_shared_leaf_stops_no_checkpoint() {
+    let beside: Vec<usize> = (0..HISTORIES).filter_map(|n| move_beside_damage(n, false)).collect();
+    assert!(beside.len() > 10 && beside.iter().all(|&entries| entries > 0), "{beside:?}");
+    // Whether an entry counts is not known without that of its lender.
+    let lent: Vec<usize> = (0..HISTORIES).filter_map(|n| move_beside_damage(n, true)).collect();
+    assert!(lent.len() > 10 && lent.iter().all(|&entries| entries == 0), "{lent:?}");
 }
 
 /// What a history with moves came to.
