@@ -117,7 +117,7 @@ pub use crate::{
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
         Roles, Snapshots, Sums, Tables, Totals, Unproven, Volume, VolumeTable, WriteCost,
-        decode_leaf, valid_name,
+        decode_leaf, domain_has_older, is_under_older, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

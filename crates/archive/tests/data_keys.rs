@@ -18,7 +18,7 @@ use onefold_archive::{
     Archive, Collected, Collection, Compression, Cutting, Format, Gauge, Ingest, KeySource,
     PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter, Tables,
     Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed, data_keys,
-    erase_domain, forget, rotate_data_key, undelete,
+    domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -89,7 +89,7 @@ impl Desk {
 
     fn reseal_at(&self, now: u64) -> Collected {
         let mut collection = Collection::begin(&self.open(), options(now)).unwrap();
-        collection.reseal();
+        collection.reseal(None);
         collection.run(&mut |_| {}).unwrap()
     }
 
@@ -119,7 +119,7 @@ fn is_well(archive: &Arc<Archive>) {
 
 /// Containers under the older data key of any domain.
 fn under_older(tables: &Tables) -> usize {
-    tables.containers.iter().filter(|one| tables.is_under_older(one.as_ref().unwrap())).count()
+    tables.containers.iter().filter(|one| is_under_older(&tables, one.as_ref().unwrap())).count()
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn rule_24_a_reseal_that_was_cut_off_is_gone_on_with_by_the_next_one() {
     let mut rounds = 0;
     while left > 0 {
         let mut collection = Collection::begin(&desk.open(), options(2_000_000)).unwrap();
-        collection.reseal();
+        collection.reseal(None);
         while collection.done.resealed < 3 && collection.step().unwrap() {}
         if rounds % 2 == 1 {
             // A budget ended; else the process was killed.
@@ -266,7 +266,7 @@ fn rule_24_what_is_in_the_trash_is_written_again_too() {
     let mut kept = options(2_000_000);
     kept.trash = 1 << 40;
     let mut collection = Collection::begin(&desk.open(), kept).unwrap();
-    collection.reseal();
+    collection.reseal(None);
     assert_eq!(collection.run(&mut |_| {}).unwrap().keys_erased, 1);
     let archive = desk.open();
     undelete(&archive, &[SnapshotId([1; 16])]).unwrap();
@@ -326,7 +326,7 @@ fn rule_24_what_a_killed_put_left_under_the_older_key_is_not_kept_for_a_repeated
     spares.keep_partial = 1 << 30;
     for _ in 0..2 {
         let mut collection = Collection::begin(&desk.open(), spares).unwrap();
-        collection.reseal();
+        collection.reseal(None);
         collection.run(&mut |_| {}).unwrap();
     }
     assert!(desk.both().iter().all(|keys| keys.older(0).is_none()));
@@ -490,7 +490,7 @@ fn rule_24_a_change_that_was_cut_off_anywhere_is_ended_by_whoever_opens_it_to_wr
             drop(reading);
             let archive = desk.open();
             let tables = archive.tables();
-            let is_changed = tables.domain_has_older(0);
+            let is_changed = domain_has_older(&tables, 0);
             assert!(is_changed || !is_done, "after {at} changes");
             for keys in desk.both() {
                 assert_eq!(keys.older(0).is_some(), is_changed, "after {at} changes");
@@ -517,14 +517,14 @@ fn rule_24_an_erasure_of_the_older_key_that_was_cut_off_is_ended_by_whoever_open
         make,
         |archive| {
             let mut collection = Collection::begin(archive, options(2_000_000))?;
-            collection.reseal();
+            collection.reseal(None);
             let done = collection.run(&mut |_| {})?;
             assert_eq!(done.keys_erased, 1);
             Ok(())
         },
         |desk, is_done, at| {
             let archive = desk.open();
-            let has_older = archive.tables().domain_has_older(0);
+            let has_older = domain_has_older(&archive.tables(), 0);
             assert!(!(has_older && is_done), "after {at} changes");
             for keys in desk.both() {
                 assert_eq!(keys.older(0).is_some(), has_older, "after {at} changes");
@@ -706,7 +706,7 @@ fn rule_24_what_was_written_again_is_freed_in_steps_while_nobody_reads() {
         let mut waits = options(2_000_000);
         waits.wait = true;
         let mut collection = Collection::begin(&desk.open(), waits).unwrap();
-        collection.reseal();
+        collection.reseal(None);
         let begin = collection.done.freed_bytes;
         let (mut most, bytes) = (0, if reads { 6_000_000 } else { u64::MAX });
         while collection.step().unwrap() && collection.done.resealed_bytes < bytes {
@@ -735,8 +735,7 @@ fn rule_24_writing_again_ends_before_it_takes_the_reserve() {
     let reserve = || fs::metadata(desk.at().join("reserve")).unwrap().len();
     // Less is free than must stay.
     let mut collection = Collection::begin(&desk.open(), options(2_000_000)).unwrap();
-    collection.reseal();
-    collection.watch_room(Box::new(|| Ok(1 << 20)));
+    collection.reseal(Some(Box::new(|| Ok(1 << 20))));
     let done = collection.run(&mut |_| {}).unwrap();
     assert!(done.no_room && done.resealed == 0 && done.keys_erased == 0, "{done:?}");
     // The disk is full at once.
@@ -757,7 +756,7 @@ fn rule_24_writing_again_ends_before_it_takes_the_reserve() {
     let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
     let archive = desk.open_over(Arc::new(Watched { files, watch }), By(1, false), true).unwrap();
     let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
-    collection.reseal();
+    collection.reseal(None);
     is_full.store(1, Relaxed);
     while !collection.done.no_room && collection.step().unwrap() {}
     assert!(collection.done.no_room && collection.done.resealed == 0, "{:?}", collection.done);

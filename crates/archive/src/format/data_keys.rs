@@ -13,8 +13,8 @@ use onefold_core::Result;
 use onefold_seal::TAG_BYTES;
 
 use super::{
-    ContainerId,
     bytes::{Reader, Writer, corrupt},
+    container_id::ContainerId,
     domain::DOMAINS_END,
 };
 

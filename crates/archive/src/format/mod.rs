@@ -8,6 +8,7 @@ pub(crate) mod bytes;
 pub(crate) mod care;
 pub(crate) mod class;
 pub(crate) mod container;
+mod container_id;
 mod content;
 pub(crate) mod damage;
 pub(crate) mod data_keys;
@@ -28,31 +29,11 @@ use std::{fmt, sync::Arc};
 use onefold_core::Result;
 use onefold_seal::TAG_BYTES;
 
+pub use container_id::ContainerId;
 use sealing::{Sealing, What};
 
 /// Bytes of a tag behind what is sealed; the others stand where a plain archive has the checksum.
 const TAIL_BYTES: usize = TAG_BYTES / 2;
-
-/// Number of a container, 40 bits; never given twice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct ContainerId(pub u64);
-
-impl ContainerId {
-    /// Numbers end here: 40 bits.
-    pub const END: u64 = 1 << 40;
-}
-
-impl fmt::Display for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ContainerId({})", self.0)
-    }
-}
 
 /// Where a chunk was first stored. Valid for ever: the container table says where that container
 /// lies now.

@@ -1,19 +1,15 @@
 //! One collection, step by step.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
-use super::reseal::FreeBytes;
+use super::reseal::{FreeBytes, Resealing};
 use crate::{
     container::{Pace, Rewriter},
     format::{
         ContainerId,
         care::CareNote,
-        class::Class,
         names::{COLLECTOR, segment_number},
         record::Record,
     },
@@ -139,10 +135,6 @@ const FREED_MAX: usize = 1 << 20;
 /// waited for any longer.
 pub type Patience = Box<dyn FnMut() -> bool + Send>;
 
-/// Containers that are to be written again, with what those have in common that come into one: chunks of
-/// recipes, their class, their domain.
-pub(super) type Older = VecDeque<((bool, Class, u32), ContainerId)>;
-
 /// One collection, step by step.
 pub struct Collection {
     pub(super) archive: Arc<Archive>,
@@ -163,14 +155,8 @@ pub struct Collection {
     looked: bool,
     /// All references are to be counted anew.
     recounts: bool,
-    /// What is under older data keys is to be written again.
-    pub(super) reseals: bool,
-    /// What is left of it, once it was looked for.
-    pub(super) older: Option<Older>,
-    /// Bytes that were written again since the places of what they were copied from were freed.
-    pub(super) resealed_since: u64,
-    /// Free bytes of the file system, where somebody looks.
-    pub(super) free_bytes: Option<FreeBytes>,
+    /// What is under older data keys, and is to be written again.
+    pub(super) resealing: Resealing,
     /// Counts that could not be read were made anew.
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
@@ -245,10 +231,7 @@ impl Collection {
             has_expired: false,
             looked: false,
             recounts: false,
-            reseals: false,
-            older: None,
-            resealed_since: 0,
-            free_bytes: None,
+            resealing: Resealing::none(archive),
             counted_anew: false,
             drops_untrue: false,
             whole: Trees::default(),
@@ -320,11 +303,20 @@ impl Collection {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
             Step::LateEncoding => Some(tables.sums().replicated().1),
-            Step::Reseal => self.left_to_reseal(),
+            Step::Reseal => self.resealing.left(),
             Step::Prove => tables.roles.as_ref().map(|roles| roles.unread().count() as u64),
             Step::Free | Step::Erased | Step::Recount | Step::Condemn => None,
             Step::Last | Step::EraseKeys | Step::Over => None,
         }
+    }
+
+    /// What is under an older data key is written again under the newest one of its domain, when all else is
+    /// done. An older key under which nothing is left is erased then. Dead chunks in such containers are
+    /// collected however few they are, and so is what killed puts left there: no put finds it any more.
+    /// It ends when `free_bytes` tells of fewer than the reserve has, and 16 full containers.
+    pub fn reseal(&mut self, free_bytes: Option<FreeBytes>) {
+        self.resealing.wanted = self.archive.label().data_keys;
+        self.resealing.free_bytes = free_bytes;
     }
 
     /// The time goes on: seconds since 1970. Forgotten snapshots stay from the step that sees them.
@@ -472,7 +464,7 @@ impl Collection {
             }
             Step::Last => {
                 self.last()?;
-                if self.reseals { Step::EraseKeys } else { Step::Over }
+                if self.resealing.wanted { Step::EraseKeys } else { Step::Over }
             }
             Step::EraseKeys => {
                 self.erase_older_keys()?;
@@ -485,7 +477,7 @@ impl Collection {
 
     /// What comes when nothing is left to be collected.
     fn after_all(&self) -> Step {
-        if self.reseals { Step::Reseal } else { Step::Last }
+        if self.resealing.wanted { Step::Reseal } else { Step::Last }
     }
 
     /// Nothing is condemned any more, until dead chunks are looked for again.

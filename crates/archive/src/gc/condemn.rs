@@ -15,7 +15,7 @@ use crate::{
     },
     operations_log::await_earlier_epoch,
     rules::Rule,
-    tables::{Difference, List, Tables},
+    tables::{Difference, List, Tables, is_under_older},
     tree::Trees,
     usage_counts::{CountsReader, InMemory, is_gone},
 };
@@ -58,7 +58,7 @@ impl Collection {
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());
-        let reseals = self.reseals && self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
+        let reseals = self.resealing.wanted && self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
         found.reseals = reseals;
         while let Some((id, counts)) = counts.next()? {
             found.look(id, &counts)?;
@@ -72,7 +72,7 @@ impl Collection {
             else {
                 continue;
             };
-            let is_lost = reseals && tables.is_under_older(&container);
+            let is_lost = reseals && is_under_older(&tables, &container);
             if is_lost || !self.options.spare_unfinished(*at) {
                 let chunks = container.stored.chunks;
                 dead.entry(*id)
@@ -89,8 +89,8 @@ impl Collection {
                 .as_ref()
                 .map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
-            let is_resealed = self.reseals
-                && container.as_ref().is_some_and(|container| tables.is_under_older(container));
+            let is_resealed = self.resealing.wanted
+                && container.as_ref().is_some_and(|container| is_under_older(&tables, container));
             // A container that is half full or more is left alone: later puts may name its dead
             // chunks again.
             let is_due = is_resealed || due_for_encoding.contains(&id);

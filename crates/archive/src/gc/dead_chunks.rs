@@ -9,7 +9,7 @@ use crate::{
     container::{ChunkReader, ContainerReader, Pace},
     format::ContainerId,
     operations_log::Archive,
-    tables::{Container, Tables},
+    tables::{Container, Tables, is_under_older},
 };
 
 /// Dead chunks, as counts go by.
@@ -51,7 +51,7 @@ impl DeadChunks<'_> {
         for home in self.tables.places(id) {
             let home = home?;
             let at = self.tables.unfinished.get(&home.stored.id);
-            let is_lost = self.reseals && self.tables.is_under_older(&home);
+            let is_lost = self.reseals && is_under_older(&self.tables, &home);
             if !is_lost && at.is_some_and(|at| self.options.spare_unfinished(*at)) {
                 continue;
             }

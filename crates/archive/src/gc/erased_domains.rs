@@ -5,12 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use onefold_core::Result;
+use onefold_core::{Kind, Result};
 
 use super::collection::Collection;
 use crate::{
-    format::{ContainerId, damage::is_damage, record::Record},
-    tables::Tables,
+    chunk_index::make_anew_paced,
+    format::{ContainerId, damage::is_damage, domain::FIRST_DOMAIN, record::Record},
+    operations_log::erase_older_data_key,
+    rules::Rule,
+    tables::{Tables, with_older},
 };
 
 /// Bytes of a container in a frame that frees it.
@@ -47,6 +50,37 @@ impl Collection {
                 self.done.erased += gone;
                 self.done.erased_bytes += bytes;
             }
+        }
+        Ok(())
+    }
+
+    /// Erases the older data keys under which nothing is any more, when nobody can read where it was.
+    pub(super) fn erase_older_keys(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        let two: Vec<_> = with_older(&tables).cloned().collect();
+        for rotation in two {
+            let left = self.resealing.left_under(&tables, rotation.domain)?;
+            self.done.under_older += left;
+            let waits = !tables.waiting_to_be_freed.is_empty();
+            if left > 0 || (waits && self.archive.keeps(Rule::OlderKeyAsLongAsNeeded)) {
+                continue;
+            }
+            // Pages of the index are under the key of the first domain.
+            let pages = |tables: &Tables| {
+                tables.index.files.iter().any(|file| file.number <= rotation.index)
+            };
+            if rotation.domain == FIRST_DOMAIN && pages(&tables) {
+                match make_anew_paced(&self.archive, &self.rewriter.pace) {
+                    Err(error) if error.kind() == Kind::NoSpace => continue,
+                    made => drop(made?),
+                }
+                if pages(&*self.archive.refresh()?) {
+                    // Somebody else writes it just now.
+                    continue;
+                }
+            }
+            erase_older_data_key(&self.archive, rotation.domain, rotation.generation)?;
+            self.done.keys_erased += 1;
         }
         Ok(())
     }

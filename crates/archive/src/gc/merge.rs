@@ -151,6 +151,95 @@ impl Collection {
             false => Together::Written { copied, written, freed: taken.saturating_sub(written) },
         })
     }
+
+    /// Writes some containers again; false when there are no more.
+    pub(super) fn reseal_some(&mut self) -> Result<bool> {
+        if self.resealing.is_due_to_free() {
+            self.free_resealed()?;
+        }
+        if !self.resealing.has_room(self.options.reserve_bytes)? {
+            self.free_resealed()?;
+            if !self.resealing.has_room(self.options.reserve_bytes)? {
+                self.done.no_room |= !self.resealing.look(&*self.archive.refresh()?)?.is_empty();
+                return Ok(false);
+            }
+        }
+        let tables = self.archive.refresh()?;
+        let mut older = match self.resealing.older.take() {
+            Some(older) => older,
+            None => self.resealing.look(&tables)?,
+        };
+        let (mut from, mut chunks, mut bytes, mut of) = (Vec::new(), Vec::new(), 0, None);
+        while let Some(&(kind, id)) = older.front() {
+            if of.is_some_and(|of| of != kind) {
+                break;
+            }
+            let container = tables.containers.get(&id)?;
+            // It went meanwhile, or is to go.
+            let Some(container) = container.filter(|_| !tables.condemned.contains_key(&id)) else {
+                older.pop_front();
+                continue;
+            };
+            match self.rewriter.live_chunks(&tables, &container) {
+                Ok(live) => {
+                    let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
+                    let full = bytes + more > self.archive.settings.container_bytes
+                        || chunks.len() + live.len() > SLOTS_MAX;
+                    if !from.is_empty() && full {
+                        break;
+                    }
+                    bytes += more;
+                    chunks.extend(live);
+                    from.push(id);
+                    of = Some(kind);
+                }
+                Err(error) if error.kind() == Kind::Corrupt => self.done.damaged += 1,
+                Err(error) => {
+                    self.resealing.older = Some(older);
+                    return Err(error);
+                }
+            }
+            older.pop_front();
+        }
+        self.resealing.older = Some(older);
+        let Some(kind) = of else { return Ok(false) };
+        let is_there = |now: &Tables, id: &ContainerId| {
+            Ok(now.containers.contains_key(id)? && !now.condemned.contains_key(id))
+        };
+        let written = match self.write_together(&tables, kind, &from, chunks, (false, &is_there)) {
+            Err(error) if error.kind() == Kind::NoSpace => Together::NoRoom,
+            written => written?,
+        };
+        match written {
+            // What is left is for the next one.
+            Together::NoRoom => {
+                self.done.no_room = true;
+                return Ok(false);
+            }
+            Together::Gone => {}
+            Together::Written { copied, written, .. } => {
+                self.done.resealed += from.len() as u64;
+                self.done.resealed_into += 1;
+                self.done.resealed_chunks += copied;
+                self.done.resealed_bytes += written;
+                self.resealing.since += written;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Frees what was written again, as far as nobody has to be waited for.
+    fn free_resealed(&mut self) -> Result<()> {
+        self.resealing.since = 0;
+        let waits = std::mem::replace(&mut self.options.wait, false);
+        let freed = self.advance().and_then(|()| self.free());
+        self.options.wait = waits;
+        match freed {
+            // The frame that says so may find no room: what it would free waits.
+            Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+            freed => freed,
+        }
+    }
 }
 
 /// What became of chunks that were to be written together.

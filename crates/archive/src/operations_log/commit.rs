@@ -6,7 +6,9 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    domains::{follow_data_keys, forget_erased},
+    data_keys::end_changes,
+    domain::Domain,
+    domains::{domain_of, follow_data_keys, forget_erased},
     frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
     heads::{self, FrameHash},
     label::{make_label_durable, record_synced, recorded_synced},
@@ -18,6 +20,7 @@ use super::{
 use crate::{
     erasure::Redundancy,
     format::{
+        domain::FIRST_DOMAIN,
         frame,
         frame::FRAME_SEALED_MAX,
         label::{Label, look_for_proven},
@@ -28,10 +31,21 @@ use crate::{
     },
     memory::Drawn,
     rules::Rule,
-    tables::{MANAGE, Tables, refused},
+    tables::{MANAGE, Tables, refuse_numbers_of_before, refused},
 };
 
 impl Archive {
+    /// The first domain, by its newest data key; by the one that the archive was opened with where that can't be
+    /// had, for then nothing is stored.
+    pub(crate) fn first_domain(&self) -> Arc<Domain> {
+        domain_of(self, FIRST_DOMAIN).unwrap_or_else(|_| self.first.clone())
+    }
+
+    /// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.
+    pub(super) fn end_key_changes(&self) -> Result<()> {
+        end_changes(self)
+    }
+
     /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on
     /// return. `may_use_reserve` changes free space, and may use the reserve.
     ///
@@ -99,7 +113,7 @@ impl Archive {
             fit_roles(self, &records)?;
         }
         if self.keeps(Rule::DataKeyChangedAlone) {
-            tables.refuse_numbers_of_before(&records)?;
+            refuse_numbers_of_before(&tables, &records)?;
         }
         let notes = match self.role() {
             Some(Role::Put(number)) if !is_hostile => {
@@ -291,6 +305,25 @@ impl Archive {
         }
         Ok(())
     }
+
+    /// Does something while nobody else changes the archive, and appends a frame with these records, or with
+    /// none.
+    pub(super) fn append_behind(
+        &self,
+        records: Vec<Record>,
+        does: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let (mut position, _lock) = self.locked()?;
+        if let Some(reason) = &position.stopped {
+            return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
+        }
+        self.replay_new_frames(&mut position)?;
+        does()?;
+        // An erasure gives space back.
+        let may_use_reserve = !records.is_empty();
+        self.begin_anew_if_left_full(&mut position, may_use_reserve)?;
+        self.append(&mut position, records, may_use_reserve)
+    }
 }
 
 /// A put key begins no new log.
@@ -301,25 +334,6 @@ fn needs_manage(bytes: u64) -> Error {
         bytes >> 20
     );
     Error::new(Kind::Denied, why)
-}
-
-/// Does something while nobody else changes the archive, and appends a frame with these records, or with
-/// none.
-pub(super) fn append_behind(
-    archive: &Archive,
-    records: Vec<Record>,
-    does: impl FnOnce() -> Result<()>,
-) -> Result<()> {
-    let (mut position, _lock) = archive.locked()?;
-    if let Some(reason) = &position.stopped {
-        return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
-    }
-    archive.replay_new_frames(&mut position)?;
-    does()?;
-    // An erasure gives space back.
-    let may_use_reserve = !records.is_empty();
-    archive.begin_anew_if_left_full(&mut position, may_use_reserve)?;
-    archive.append(&mut position, records, may_use_reserve)
 }
 
 /// Fails unless the log has these bytes at its end. A copy that lacks them is left out.

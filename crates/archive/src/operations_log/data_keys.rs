@@ -27,7 +27,7 @@ use super::{
 use crate::{
     format::{ContainerId, damage::is_damage, data_keys::Rotation, label::Kinds, record::Record},
     rules::Rule,
-    tables::Tables,
+    tables::{Tables, domain_has_older, is_under_older, with_older},
 };
 
 /// Lets the data keys of an archive be changed, and gives it all features that an upgrade gives: programs from
@@ -127,7 +127,7 @@ fn make_keys(archive: &Archive) -> Result<()> {
 fn lacking(archive: &Archive, tables: &Tables) -> Result<Vec<(u32, u32)>> {
     let sealing = sealing_of(archive)?;
     let mut lacking = Vec::new();
-    for rotation in tables.with_older() {
+    for rotation in with_older(&tables) {
         let Ok(known) = sealing.domain(rotation.domain) else { continue };
         if known.generation() + 1 == rotation.generation && !is_used(tables, rotation)? {
             lacking.push((rotation.domain, rotation.generation));
@@ -174,16 +174,10 @@ fn are_of_one_time(archive: &Archive) -> Result<()> {
     differ(&*archive.refresh()?)
 }
 
-impl Archive {
-    /// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.
-    pub(super) fn end_key_changes(&self) -> Result<()> {
-        end_changes(self)
-    }
-}
-
-fn end_changes(archive: &Archive) -> Result<()> {
+/// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.
+pub(super) fn end_changes(archive: &Archive) -> Result<()> {
     are_of_one_time(archive)?;
-    if !archive.label.data_keys || archive.tables().with_older().next().is_none() {
+    if !archive.label.data_keys || with_older(&archive.tables()).next().is_none() {
         return Ok(());
     }
     renew(archive, sealing_of(archive)?)?;
@@ -197,7 +191,7 @@ fn end_changes(archive: &Archive) -> Result<()> {
             known.is_ok_and(|known| known.generation() == rotation.generation)
                 && !sealing.has_older(rotation.domain)
         };
-        let unsaid = tables.with_older().filter(erased);
+        let unsaid = with_older(&tables).filter(erased);
         let erases = |Rotation { domain, generation, .. }: &Rotation| Record::DataKeyErased {
             domain: *domain,
             generation: *generation,
@@ -260,14 +254,14 @@ pub fn data_keys(tables: &Tables) -> Result<Vec<DataKeyListed>> {
         let Rotation { domain, generation, .. } = *rotation;
         all.retain(|listed| listed.domain != domain);
         if !tables.domains.erased.contains_key(&domain) {
-            let has_older = tables.domain_has_older(domain);
+            let has_older = domain_has_older(&tables, domain);
             all.push(DataKeyListed { domain, generation, has_older, containers: 0, bytes: 0 });
         }
     }
     if all.iter().any(|listed| listed.has_older) {
         for container in &tables.containers {
             let container = container?;
-            if tables.is_under_older(&container) {
+            if is_under_older(&tables, &container) {
                 let stored = &container.stored;
                 let of = all.iter_mut().find(|listed| listed.domain == stored.domain);
                 if let Some(of) = of {

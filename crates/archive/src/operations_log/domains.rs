@@ -63,14 +63,6 @@ pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
     }
 }
 
-impl Archive {
-    /// The first domain, by its newest data key; by the one that the archive was opened with where that can't be
-    /// had, for then nothing is stored.
-    pub(crate) fn first_domain(&self) -> Arc<Domain> {
-        domain_of(self, FIRST_DOMAIN).unwrap_or_else(|_| self.first.clone())
-    }
-}
-
 pub(super) fn sealing_of(archive: &Archive) -> Result<&Sealing> {
     let none = || Error::new(Kind::Denied, "an archive without encryption has one domain");
     archive.identity.sealing().map(|sealing| &**sealing).ok_or_else(none)

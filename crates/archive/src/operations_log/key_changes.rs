@@ -5,7 +5,6 @@ use onefold_seal::{Keys, Random};
 
 use super::{
     archive::Archive,
-    commit::append_behind,
     key_area::{judged, key_area, no_key, open_file, overwrite, write_copies},
     upgrade::without_writers,
 };
@@ -87,7 +86,7 @@ pub(super) fn change_and_append(
             "the archive is not encrypted, and an archive can't become so: make another one",
         );
     };
-    append_behind(archive, records, || {
+    archive.append_behind(records, || {
         let opener = archive.settings.opener.of().ok_or_else(no_key)?;
         let file = open_file(&*archive.files)?;
         let mut keys = judged(&*file, &archive.label, true, &archive.settings, opener)?.keys;

@@ -6,6 +6,7 @@ use onefold_core::Result;
 
 use super::{
     container::Container,
+    data_key_records::rotate_data_key,
     persistent::List,
     segments::Segment,
     snapshots::roots,
@@ -183,9 +184,9 @@ impl Tables {
             Record::DomainFreed { number, containers, all } => {
                 free_domain(self, number, containers, all)?
             }
-            Record::DataKeyRotated(rotation) => self.rotate_data_key(*rotation)?,
+            Record::DataKeyRotated(rotation) => rotate_data_key(self, *rotation)?,
             Record::DataKeyErased { domain, generation } => {
-                self.erase_data_key(domain, generation)?
+                self.data_keys.erase(domain, generation)?
             }
             of_roles @ (Record::PutKeyAdded { .. }
             | Record::PutKeyRemoved { .. }

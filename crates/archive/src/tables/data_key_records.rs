@@ -5,77 +5,68 @@ use onefold_core::{Error, Kind, Result};
 use super::{containers::Found, state::Tables};
 use crate::format::{bytes::corrupt, data_keys::Rotation, domain::FIRST_DOMAIN, record::Record};
 
-impl Tables {
-    pub(super) fn rotate_data_key(&mut self, rotation: Rotation) -> Result<()> {
-        if !self.has_data_keys || (rotation.domain != FIRST_DOMAIN && !self.has_domains) {
-            return Err(corrupt(
-                "the log changes a data key, and the archive has none that changes",
-            ));
-        }
-        // All that is numbered from now on is under the new key, and nothing else.
-        if rotation.from.0 != self.next_id {
-            return Err(corrupt(
-                "the log changes a data key for other containers than those to come",
-            ));
-        }
-        self.data_keys.rotate(rotation)
+/// The tables after a domain got another data key.
+pub(super) fn rotate_data_key(tables: &mut Tables, rotation: Rotation) -> Result<()> {
+    if !tables.has_data_keys || (rotation.domain != FIRST_DOMAIN && !tables.has_domains) {
+        return Err(corrupt("the log changes a data key, and the archive has none that changes"));
     }
-
-    pub(super) fn erase_data_key(&mut self, domain: u32, generation: u32) -> Result<()> {
-        self.data_keys.erase(domain, generation)
+    // All that is numbered from now on is under the new key, and nothing else.
+    if rotation.from.0 != tables.next_id {
+        return Err(corrupt("the log changes a data key for other containers than those to come"));
     }
+    tables.data_keys.rotate(rotation)
+}
 
-    /// True when a container is under a data key that another one took the place of.
-    #[must_use]
-    pub fn is_under_older(&self, container: &Found) -> bool {
-        let stored = &container.stored;
-        self.domain_has_older(stored.domain) && {
-            let newest = self.data_keys.newest(stored.domain);
-            newest.is_some_and(|(newest, _)| stored.id < newest.from)
-        }
+/// True when a container is under a data key that another one took the place of.
+#[must_use]
+pub fn is_under_older(tables: &Tables, container: &Found) -> bool {
+    let stored = &container.stored;
+    domain_has_older(tables, stored.domain) && {
+        let newest = tables.data_keys.newest(stored.domain);
+        newest.is_some_and(|(newest, _)| stored.id < newest.from)
     }
+}
 
-    /// Errors when records list a new container whose number is from before its domain's data key was changed: it
-    /// would be taken for one that is under the older key. Merges list theirs by numbers that they took since.
-    ///
-    /// # Errors
-    /// `Stopped`.
-    pub(crate) fn refuse_numbers_of_before(&self, records: &[Record]) -> Result<()> {
-        for record in records {
-            let (Record::Unfinished { containers, .. }
-            | Record::Put { containers, .. }
-            | Record::Finished { containers, .. }
-            | Record::SnapshotMade { containers, .. }) = record
-            else {
-                continue;
-            };
-            for stored in containers {
-                let newest = self.data_keys.newest(stored.domain);
-                if newest.is_some_and(|(newest, _)| stored.id < newest.from) {
-                    let why = format!(
-                        "the data key of domain {} was changed while this was stored: store it again",
-                        stored.domain
-                    );
-                    return Err(Error::new(Kind::Stopped, why));
-                }
+/// Errors when records list a new container whose number is from before its domain's data key was changed: it
+/// would be taken for one that is under the older key. Merges list theirs by numbers that they took since.
+///
+/// # Errors
+/// `Stopped`.
+pub(crate) fn refuse_numbers_of_before(tables: &Tables, records: &[Record]) -> Result<()> {
+    for record in records {
+        let (Record::Unfinished { containers, .. }
+        | Record::Put { containers, .. }
+        | Record::Finished { containers, .. }
+        | Record::SnapshotMade { containers, .. }) = record
+        else {
+            continue;
+        };
+        for stored in containers {
+            let newest = tables.data_keys.newest(stored.domain);
+            if newest.is_some_and(|(newest, _)| stored.id < newest.from) {
+                let why = format!(
+                    "the data key of domain {} was changed while this was stored: store it again",
+                    stored.domain
+                );
+                return Err(Error::new(Kind::Stopped, why));
             }
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// True when a domain has two data keys.
-    #[must_use]
-    pub fn domain_has_older(&self, domain: u32) -> bool {
-        !self.domains.erased.contains_key(&domain)
-            && self.data_keys.newest(domain).is_some_and(|(_, erased)| !erased)
-    }
+/// True when a domain has two data keys.
+#[must_use]
+pub fn domain_has_older(tables: &Tables, domain: u32) -> bool {
+    !tables.domains.erased.contains_key(&domain)
+        && tables.data_keys.newest(domain).is_some_and(|(_, erased)| !erased)
+}
 
-    /// The domains that have two data keys.
-    pub(crate) fn with_older(&self) -> impl Iterator<Item = &Rotation> {
-        let two = self.data_keys.all().filter(|(_, erased)| !erased);
-        two.map(|(rotation, _)| rotation)
-            .filter(|rotation| !self.domains.erased.contains_key(&rotation.domain))
-    }
+/// The domains that have two data keys.
+pub(crate) fn with_older(tables: &Tables) -> impl Iterator<Item = &Rotation> {
+    let two = tables.data_keys.all().filter(|(_, erased)| !erased);
+    two.map(|(rotation, _)| rotation)
+        .filter(|rotation| !tables.domains.erased.contains_key(&rotation.domain))
 }
 
 #[cfg(test)]
@@ -99,7 +90,7 @@ mod tests {
         };
         let good = vec![rotated(0, 1, 5), erased(1), rotated(0, 2, 5)];
         let tables = taken(good).unwrap();
-        assert!(tables.domain_has_older(0));
+        assert!(domain_has_older(&tables, 0));
         assert_eq!(tables.data_keys.generation_of(0, ContainerId(4)), 0);
         assert_eq!(tables.data_keys.generation_of(0, ContainerId(5)), 2);
         let again = Tables::decode(&tables.encode(), [1, 1, 0], kinds);

@@ -52,6 +52,7 @@ pub use self::{
     care::Care,
     container::Container,
     containers::{Containers, Found, Iter as ContainersIter},
+    data_key_records::{domain_has_older, is_under_older},
     late_encoding::PLACES_MAX,
     leaves::decode_leaf,
     roles::{PutKey, Roles},
@@ -66,6 +67,7 @@ pub use self::{
 pub(crate) use self::{
     containers::LeafStore,
     damage::is_damaged,
+    data_key_records::{refuse_numbers_of_before, with_older},
     leaves::{
         Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
     },

@@ -276,7 +276,7 @@ impl Form {
             rotate_data_key(&archive, 0).unwrap();
             put(&archive, "between", &text(1)).unwrap();
             let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
-            collection.reseal();
+            collection.reseal(None);
             assert_eq!(collection.run(&mut |_| {}).unwrap().keys_erased, 1);
             for (domain, generation) in [(0, 2), (1, 1)] {
                 assert_eq!(rotate_data_key(&archive, domain).unwrap(), generation);

@@ -293,9 +293,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         collection.drop_untrue();
     }
     if options.reseal {
-        collection.reseal();
         let looked_at = directory.clone();
-        collection.watch_room(Box::new(move || looked_at.free_bytes()));
+        collection.reseal(Some(Box::new(move || looked_at.free_bytes())));
     }
     let over = options.time.map(|time| begun + time);
     let mut others = Others {

@@ -5,7 +5,8 @@
 //! fingerprints by the newest key. What was stored before is compared with the model as ever.
 
 use onefold_archive::{
-    Collection, CollectionOptions as Options, Kinds, Tables, allow_data_keys, rotate_data_key,
+    Collection, CollectionOptions as Options, Kinds, Tables, allow_data_keys, domain_has_older,
+    rotate_data_key,
 };
 use onefold_core::Kind;
 use onefold_seal::AREA_BYTES;
@@ -76,7 +77,7 @@ impl Sim {
             }
             Err(error)
                 if error.kind() == Kind::InvalidInput
-                    && archive.tables().domain_has_older(domain) =>
+                    && domain_has_older(&archive.tables(), domain) =>
             {
                 self.reach.hit("a third data key was refused");
                 Ok(())
@@ -91,7 +92,7 @@ impl Sim {
         let options = self.collection_options(self.params.keep_partial);
         let begun = Collection::begin(&archive, options);
         let mut collection = begun.map_err(|error| self.judge("gc", &error))?;
-        collection.reseal();
+        collection.reseal(None);
         loop {
             match collection.step() {
                 Ok(true) => {}
@@ -126,7 +127,7 @@ impl Sim {
         if let Some(keys) = &mut self.data_keys
             && keys.rng.percent(50)
         {
-            collection.reseal();
+            collection.reseal(None);
         }
     }
 
@@ -152,7 +153,7 @@ impl Sim {
         let bytes = self.read_keys().map_err(|error| self.judge("keys", &error))?;
         let one_key = |domain: u32| {
             tables.data_keys.all().any(|(rotation, _)| rotation.domain == domain)
-                && !tables.domain_has_older(domain)
+                && !domain_has_older(&tables, domain)
         };
         for copy in bytes.chunks(AREA_BYTES) {
             let Some(keys) = Sim::opened_by_owner(copy) else { continue };
@@ -179,13 +180,13 @@ impl Sim {
             let archive = self.open(true)?;
             let options = self.collection_options(self.params.keep_partial);
             let collected = Collection::begin(&archive, options).and_then(|mut collection| {
-                collection.reseal();
+                collection.reseal(None);
                 collection.run(&mut |_| {})
             });
             collected.map_err(|error| self.judge("gc", &error))?;
         }
         let tables = self.open(true)?.tables();
-        let left = self.domains_now().into_iter().find(|domain| tables.domain_has_older(*domain));
+        let left = self.domains_now().into_iter().find(|domain| domain_has_older(&tables, *domain));
         if let Some(domain) = left {
             let message = format!("domain {domain} has an older data key for ever");
             return Err(Failure::new(Checker::Progress, message).into());
