@@ -119,7 +119,7 @@ fn is_well(archive: &Arc<Archive>) {
 
 /// Containers under the older data key of any domain.
 fn under_older(tables: &Tables) -> usize {
-    tables.containers.iter().filter(|one| is_under_older(&tables, one.as_ref().unwrap())).count()
+    tables.containers.iter().filter(|one| is_under_older(tables, one.as_ref().unwrap())).count()
 }
 
 #[test]

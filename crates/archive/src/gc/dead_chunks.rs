@@ -51,7 +51,7 @@ impl DeadChunks<'_> {
         for home in self.tables.places(id) {
             let home = home?;
             let at = self.tables.unfinished.get(&home.stored.id);
-            let is_lost = self.reseals && is_under_older(&self.tables, &home);
+            let is_lost = self.reseals && is_under_older(self.tables, &home);
             if !is_lost && at.is_some_and(|at| self.options.spare_unfinished(*at)) {
                 continue;
             }

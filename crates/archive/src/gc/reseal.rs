@@ -78,7 +78,7 @@ impl Resealing {
     /// The containers that are to be written again, in the order in which they are.
     pub(super) fn look(&self, tables: &Tables) -> Result<Older> {
         let mut all = Vec::new();
-        if with_older(&tables).next().is_none() {
+        if with_older(tables).next().is_none() {
             return Ok(Older::new());
         }
         for container in &tables.containers {
@@ -91,7 +91,7 @@ impl Resealing {
             let is_left_out = tables.unfinished.contains_key(&stored.id)
                 && !self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
             let is_condemned = tables.condemned.contains_key(&stored.id);
-            if is_under_older(&tables, &container) && !is_condemned && !is_left_out {
+            if is_under_older(tables, &container) && !is_condemned && !is_left_out {
                 let is_recipes = stored.kind == ContainerKind::Recipes;
                 all.push(((is_recipes, tables.class(&stored.place).0, stored.domain), stored.id));
             }
@@ -115,7 +115,7 @@ impl Resealing {
             let is_named =
                 !tables.unfinished.contains_key(id) && !tables.condemned.contains_key(id);
             let counts = is_named || self.archive.keeps(Rule::OlderKeyAsLongAsNeeded);
-            let is_under = container.stored.domain == domain && is_under_older(&tables, &container);
+            let is_under = container.stored.domain == domain && is_under_older(tables, &container);
             left += u64::from(counts && is_under);
         }
         Ok(left)

@@ -113,7 +113,7 @@ impl Archive {
             fit_roles(self, &records)?;
         }
         if self.keeps(Rule::DataKeyChangedAlone) {
-            refuse_numbers_of_before(&tables, &records)?;
+            refuse_numbers_of_before(tables, &records)?;
         }
         let notes = match self.role() {
             Some(Role::Put(number)) if !is_hostile => {

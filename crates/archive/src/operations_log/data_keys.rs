@@ -127,7 +127,7 @@ fn make_keys(archive: &Archive) -> Result<()> {
 fn lacking(archive: &Archive, tables: &Tables) -> Result<Vec<(u32, u32)>> {
     let sealing = sealing_of(archive)?;
     let mut lacking = Vec::new();
-    for rotation in with_older(&tables) {
+    for rotation in with_older(tables) {
         let Ok(known) = sealing.domain(rotation.domain) else { continue };
         if known.generation() + 1 == rotation.generation && !is_used(tables, rotation)? {
             lacking.push((rotation.domain, rotation.generation));
@@ -191,7 +191,7 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
             known.is_ok_and(|known| known.generation() == rotation.generation)
                 && !sealing.has_older(rotation.domain)
         };
-        let unsaid = with_older(&tables).filter(erased);
+        let unsaid = with_older(tables).filter(erased);
         let erases = |Rotation { domain, generation, .. }: &Rotation| Record::DataKeyErased {
             domain: *domain,
             generation: *generation,
@@ -254,14 +254,14 @@ pub fn data_keys(tables: &Tables) -> Result<Vec<DataKeyListed>> {
         let Rotation { domain, generation, .. } = *rotation;
         all.retain(|listed| listed.domain != domain);
         if !tables.domains.erased.contains_key(&domain) {
-            let has_older = domain_has_older(&tables, domain);
+            let has_older = domain_has_older(tables, domain);
             all.push(DataKeyListed { domain, generation, has_older, containers: 0, bytes: 0 });
         }
     }
     if all.iter().any(|listed| listed.has_older) {
         for container in &tables.containers {
             let container = container?;
-            if is_under_older(&tables, &container) {
+            if is_under_older(tables, &container) {
                 let stored = &container.stored;
                 let of = all.iter_mut().find(|listed| listed.domain == stored.domain);
                 if let Some(of) = of {
