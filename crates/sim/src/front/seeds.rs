@@ -202,8 +202,8 @@ pub fn run_kept<S: Simulator>(
     outcomes
 }
 
-/// Plants each bug that breaks a rule of the stores that were chosen, and looks for a seed of
-/// `0..limit` that finds it: first among those that found it before, then from the lowest on.
+/// Plants each bug that breaks a rule of the stores that were chosen, and looks for a seed that finds
+/// it: first among those that found it before, then from the lowest one of `0..limit` on.
 pub fn bugs<S: Simulator>(
     simulator: &S,
     limit: u64,
@@ -212,7 +212,7 @@ pub fn bugs<S: Simulator>(
 ) -> Vec<BugReport<S::Params>> {
     let all = simulator.bugs().into_iter().enumerate();
     let all: Vec<_> = all.filter(|&(index, _)| simulator.has_rule_of(index)).collect();
-    let mut before = found_before(simulator, &all, limit, of.threads);
+    let mut before = found_before(simulator, &all, of.threads);
     let mut reports = Vec::new();
     for (index, bug) in all {
         let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, ..*of };
@@ -237,18 +237,18 @@ fn judged<S: Simulator>(
     BugReport { bug, found, without: without.and_then(|outcome| outcome.failure) }
 }
 
-/// The bugs that are found by a seed below `limit` that found them before, by their indices.
+/// The bugs that are found by a seed that found them before, by their indices.
 fn found_before<S: Simulator>(
     simulator: &S,
     all: &[(usize, &'static str)],
-    limit: u64,
     threads: usize,
 ) -> BTreeMap<usize, BugReport<S::Params>> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let worker = || {
         while let Some(&(index, bug)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let seeds = seeds_of::<S>(bug).into_iter().filter(|&seed| seed < limit);
-            let mut runs = seeds.map(|seed| run_seed(simulator, seed, Some(index), false));
+            let mut runs = seeds_of::<S>(bug)
+                .into_iter()
+                .map(|seed| run_seed(simulator, seed, Some(index), false));
             if let Some(outcome) = runs.find(|outcome| outcome.failure.is_some()) {
                 let report = judged(simulator, bug, Some(outcome));
                 found.lock().insert(index, report);
