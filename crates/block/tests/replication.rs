@@ -13,7 +13,7 @@ use std::{
 use onefold_block::{Begin, Copies, Format, SendWhat, StoreExports, StreamWriter, Token};
 use onefold_core::{Block, Exports, Kind};
 
-use support::{Site, changes, formatted, opened, same, whole};
+use support::{Site, changes, content, formatted, opened, opened_without_background, same, whole};
 
 const BLOCKS: u64 = 3000;
 
@@ -377,5 +377,26 @@ fn snapshots_of_one_number_are_received_as_what_the_replica_holds() {
     for name in ["vm1@a", "vm1@b", "vm1@c"] {
         assert_eq!(there.read(name)[3].0[0], 7, "{name}");
     }
+    there.end();
+}
+
+#[test]
+fn an_import_and_a_receive_find_what_a_store_has_that_was_just_opened() {
+    const IMAGE: u64 = 300;
+    let (here, there) = (site(1), site(2));
+    here.store.create_volume("vm1", IMAGE * 4096).unwrap();
+    here.fill("vm1", 0, 0..IMAGE);
+    here.snapshot("vm1@a");
+    let (stream, mut raw) = (send(&here, &whole("vm1@a")), Vec::new());
+    Copies::of(&here.store).export("vm1", &mut raw).unwrap();
+    here.end();
+    Copies::of(&there.store).import("first", &raw[..], &mut |_| Ok(())).unwrap();
+    let there = opened_without_background(there.close());
+    Copies::of(&there.store).import("again", &raw[..], &mut |_| Ok(())).unwrap();
+    assert_eq!(there.store.engine().counts().duplicate_blocks, IMAGE);
+    let there = opened_without_background(there.close());
+    there.receive(&stream).unwrap();
+    assert_eq!(there.store.engine().counts().duplicate_blocks, IMAGE);
+    assert_eq!(there.read("again")[299].0, content(299)[..]);
     there.end();
 }

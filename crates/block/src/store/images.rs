@@ -32,6 +32,7 @@ impl Copies<'_> {
             let message = "the stream holds changes alone: `onefold receive` applies them";
             return Err(Error::new(Kind::InvalidInput, message));
         }
+        self.complete_index()?;
         let part = format!(".{name}.part");
         let new = NewVolume {
             no_dedup: about.no_dedup.clone(),

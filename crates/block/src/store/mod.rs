@@ -42,7 +42,9 @@ pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{DomainStatus, Status, VolumeStatus};
-use crate::{Engine, NewVolume, NoDedup, Setting, Settings, traffic::AllTraffic};
+use crate::{
+    Engine, NewVolume, NoDedup, Setting, Settings, engine::idle::index_step, traffic::AllTraffic,
+};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -68,6 +70,9 @@ pub struct Store {
 /// Changes of a store, which wait for room when the engine asks for it.
 struct Changes<'s>(&'s Store);
 
+/// How long who copies waits for an index that is read anew after opening.
+const INDEX_WAIT: Duration = Duration::from_secs(60);
+
 /// Snapshots that leave a store or come into one as streams, and volumes that do as raw data.
 ///
 /// What comes into a store without a base belongs to the domain that was named, or to the first one.
@@ -84,6 +89,19 @@ impl<'s> Copies<'s> {
     #[must_use]
     pub fn in_domain(self, domain: Option<u32>) -> Copies<'s> {
         Copies(self.0, domain)
+    }
+
+    /// Reads the index anew, of which an opened store knows nothing yet, so that what comes is found where it
+    /// is there. What it does not know when [`INDEX_WAIT`] is over is stored, or sent, once more.
+    fn complete_index(&self) -> Result<()> {
+        let store = self.0;
+        let begun = store.clock.now();
+        while store.clock.now().saturating_sub(begun) < INDEX_WAIT && !store.is_stopping() {
+            if !index_step(&store.engine.kernel, &*store.engine.scheme)? {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

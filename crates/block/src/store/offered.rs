@@ -3,19 +3,12 @@
 //! A block that is there is written to the receive at once, before the sender hears of it, so that
 //! nobody else's change of this store can take it away. A held frame proves what it must be.
 
-use std::{collections::VecDeque, io::Write, time::Duration};
+use std::{collections::VecDeque, io::Write};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::Copies;
-use crate::{
-    Content, Frame, HeldProof, Offer, Transfers, engine::idle::index_step,
-    format::stream::negotiation::Answering,
-};
-
-/// How long the first answer waits for an index that is read anew after opening, so that no block is
-/// asked for that is there. What it does not know then is sent once more, which costs the wire alone.
-const INDEX_WAIT: Duration = Duration::from_secs(60);
+use crate::{Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering};
 
 /// Offered blocks that are looked for, and written, together.
 const LOOK_BLOCKS: usize = 256;
@@ -28,13 +21,11 @@ pub(super) struct Offered<'w> {
     there: VecDeque<u64>,
     /// First block and number of those of which the frame at work speaks.
     unproved: (u64, u64),
-    /// The index was completed, or waited for long enough.
-    index_waited: bool,
 }
 
 impl<'w> Offered<'w> {
     pub(super) fn new(answering: Option<Answering<&'w mut dyn Write>>) -> Offered<'w> {
-        Offered { answering, there: VecDeque::new(), unproved: (0, 0), index_waited: false }
+        Offered { answering, there: VecDeque::new(), unproved: (0, 0) }
     }
 
     /// True when the sender asks.
@@ -51,9 +42,6 @@ impl<'w> Offered<'w> {
     ) -> Result<()> {
         self.nothing_left()?;
         let Some(answering) = &mut self.answering else { return Err(senseless()) };
-        if !std::mem::replace(&mut self.index_waited, true) {
-            complete_index(copies)?;
-        }
         let domain = copies.0.engine.volume(id)?.domain;
         let mut missing = Vec::with_capacity(offer.fingerprints.len());
         let mut lbas = offer.blocks();
@@ -119,17 +107,6 @@ impl<'w> Offered<'w> {
     pub(super) fn done(&mut self, blocks: u64) -> Result<()> {
         self.answering.as_mut().map_or(Ok(()), |answering| answering.done(blocks))
     }
-}
-
-fn complete_index(copies: &Copies<'_>) -> Result<()> {
-    let store = copies.0;
-    let begun = store.clock.now();
-    while store.clock.now().saturating_sub(begun) < INDEX_WAIT && !store.is_stopping() {
-        if !index_step(&store.engine.kernel, &*store.engine.scheme)? {
-            break;
-        }
-    }
-    Ok(())
 }
 
 /// Compares blocks that were offered, and that the receive has, with what the sender has.

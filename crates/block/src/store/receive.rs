@@ -123,7 +123,9 @@ impl Copies<'_> {
         }
         let volume = into.unwrap_or(&about.volume);
         let (id, held) = self.begin_receive(volume, rollback, &about)?;
-        let taken = self.take_stream(id, &held, &mut reader, &mut offered, look);
+        let taken = self
+            .complete_index()
+            .and_then(|()| self.take_stream(id, &held, &mut reader, &mut offered, look));
         if taken.is_err() {
             // If that fails, too, the store has stopped, or the receive is gone.
             let _ = offered.take_back(self, id);

@@ -31,13 +31,18 @@ pub(crate) fn formatted(format: &Format) -> Site {
 
 /// The store of a disk.
 pub(crate) fn opened(disk: Arc<MemoryDisk>) -> Site {
+    let mut site = opened_without_background(disk);
+    let store = site.store.clone();
+    site.threads.push(thread::spawn(move || store.run_background()));
+    site
+}
+
+/// The same, in which nobody reads the index anew or makes checkpoints by himself.
+pub(crate) fn opened_without_background(disk: Arc<MemoryDisk>) -> Site {
     let clock = Arc::new(MonotonicClock::new());
     let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
-    let (one, other) = (store.clone(), store.clone());
-    let threads = vec![
-        thread::spawn(move || one.run_writer()),
-        thread::spawn(move || other.run_background()),
-    ];
+    let writer = store.clone();
+    let threads = vec![thread::spawn(move || writer.run_writer())];
     Site { store, disk, threads }
 }
 
