@@ -15,7 +15,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collected, Collection, Compression, Cutting, Format, Gauge, Ingest, KeySource,
+    Archive, Collected, Collection, Compression, Cutting, Ended, Format, Gauge, Ingest, KeySource,
     PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter, Tables,
     Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed, data_keys,
     domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
@@ -672,23 +672,31 @@ fn rule_24_a_put_whose_locks_failed_lists_nothing_by_numbers_of_before() {
     let desk = Desk::new();
     put(&desk.open(), "before", &noise(5, 300_000)).unwrap();
     let archive = desk.open();
-    let request = PutRequest {
-        name: "torn".into(),
-        shape: Shape::Bytes,
-        domain: None,
-        now: 1_000,
-        wait: false,
-    };
-    let stored = onefold_archive::put(&archive, request, &Gauge::default(), |feeder| {
-        feeder.bytes(&noise(6, 6_000_000))?;
-        // The others see none of its locks.
-        fs::remove_file(desk.at().join("lock-writer")).unwrap();
-        fs::write(desk.at().join("lock-writer"), b"").unwrap();
-        rotate_data_key(&desk.open(), 0)?;
-        feeder.bytes(&noise(7, 6_000_000))
-    });
-    assert_eq!(stored.unwrap_err().kind(), Kind::Stopped);
-    drop(archive);
+    let ingest = Ingest::begin(&archive, false, false).unwrap();
+    let mut session = Session::in_domain(&ingest, 0).unwrap();
+    let mut writer = StreamWriter::new(&session, 1_000);
+    let (mut cutting, mut writing) = (Cutting::new(&*archive), Writing::default());
+    let content = noise(6, 300_000);
+    cutting.room()[..content.len()].copy_from_slice(&content);
+    let mut batches: Vec<_> = cutting.advance(content.len()).into_iter().collect();
+    batches.push(cutting.end());
+    for mut batch in batches {
+        batch.fingerprint(session.domain());
+        session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open)).unwrap();
+    }
+    let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open)).unwrap();
+    session.seal(&mut |open| writer.pack_and_write(open)).unwrap();
+    // All containers are written. The others see none of its locks.
+    fs::remove_file(desk.at().join("lock-writer")).unwrap();
+    fs::write(desk.at().join("lock-writer"), b"").unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let (name, shape, listing) = ("torn".to_owned(), Shape::Bytes, Vec::new());
+    let refused = writer.commit(Ended { name, shape, created: 1_000, data, listing }).unwrap_err();
+    assert!(
+        refused.kind() == Kind::Stopped && refused.to_string().contains("store it again"),
+        "{refused}"
+    );
+    drop((session, writer, ingest, archive));
     assert!(!desk.open().tables().streams.contains_key(&"torn".to_owned()));
     is_well(&desk.open());
 }
