@@ -16,9 +16,9 @@ use std::{
 
 use onefold_archive::{
     Archive, Collected, Collection, Compression, Cutting, Ended, Format, Gauge, Ingest, KeySource,
-    PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter, Tables,
-    Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed, data_keys,
-    domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
+    Place, PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter,
+    Tables, Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed,
+    data_keys, domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -91,6 +91,14 @@ impl Desk {
         let mut collection = Collection::begin(&self.open(), options(now)).unwrap();
         collection.reseal(None);
         collection.run(&mut |_| {}).unwrap()
+    }
+
+    /// The first container: the file of its segment, and its place there.
+    fn first_container(&self) -> (fs::File, Place) {
+        let tables = self.open().tables();
+        let place = tables.containers.iter().next().unwrap().unwrap().stored.place;
+        let segment = self.at().join(format!("segment-{:08}", place.segment));
+        (fs::File::options().read(true).write(true).open(segment).unwrap(), place)
     }
 
     /// The keys in each copy of the key area.
@@ -546,18 +554,13 @@ fn rule_24_a_container_is_read_by_the_data_key_that_the_log_says() {
     let content = noise(5, 300_000);
     put(&desk.open(), "before", &content).unwrap();
     rotate_data_key(&desk.open(), 0).unwrap();
-    let archive = desk.open();
-    let tables = archive.tables();
-    let container = tables.containers.iter().next().unwrap().unwrap().stored;
-    drop(archive);
-    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
-    let file = fs::File::options().read(true).write(true).open(segment).unwrap();
+    let (file, place) = desk.first_container();
     for said in [1u32, 2, 1 << 31] {
-        file.write_all_at(&said.to_le_bytes(), container.place.at + 108).unwrap();
+        file.write_all_at(&said.to_le_bytes(), place.at + 108).unwrap();
         let found = get(&desk.open(), "before").unwrap_err();
         assert!(found.kind() == Kind::Corrupt && found.to_string().contains("data key"), "{found}");
     }
-    file.write_all_at(&[0; 4], container.place.at + 108).unwrap();
+    file.write_all_at(&[0; 4], place.at + 108).unwrap();
     assert_eq!(get(&desk.open(), "before").unwrap(), content);
 }
 
@@ -567,13 +570,8 @@ fn rule_24_a_container_with_a_damaged_chunk_keeps_the_older_key() {
     let content = noise(5, 1_200_000);
     put(&desk.open(), "before", &content).unwrap();
     rotate_data_key(&desk.open(), 0).unwrap();
-    let archive = desk.open();
-    let tables = archive.tables();
-    let container = tables.containers.iter().next().unwrap().unwrap().stored;
-    drop(archive);
-    let segment = desk.at().join(format!("segment-{:08}", container.place.segment));
-    let file = fs::File::options().read(true).write(true).open(segment).unwrap();
-    let at = container.place.at + u64::from(container.place.meta_bytes) + 5_000;
+    let (file, place) = desk.first_container();
+    let at = place.at + u64::from(place.meta_bytes) + 5_000;
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();

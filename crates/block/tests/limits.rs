@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering::SeqCst},
@@ -19,6 +21,7 @@ use onefold_core::{
     Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket,
     VolumeId,
 };
+use support::Counted;
 
 /// Blocks of the map that one leaf of it holds.
 const LEAF: u64 = 288;
@@ -425,35 +428,6 @@ fn rule_09_a_store_that_says_it_was_full_takes_no_memory_for_all_its_zones() {
     // When it is idle it looks at zones until it knows enough of them.
     let learning = (0..4096).take_while(|_| engine.idle_step(Idleness::Short).unwrap()).count();
     assert!(learning < 4096 && engine.status().memory_bytes < 64 << 20, "{learning}");
-}
-
-/// A disk that counts the blocks that are read.
-struct Counted {
-    disk: Arc<MemoryDisk>,
-    read: AtomicU64,
-}
-
-impl Disk for Counted {
-    fn blocks(&self) -> u64 {
-        self.disk.blocks()
-    }
-    fn read(&self, reads: &mut [Read<'_>]) {
-        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
-        self.read.fetch_add(blocks as u64, SeqCst);
-        self.disk.read(reads);
-    }
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        self.disk.write(runs)
-    }
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.disk.write_durable(run)
-    }
-    fn flush(&self) -> Result<()> {
-        self.disk.flush()
-    }
-    fn allocate(&self, first: Pba, blocks: u64) -> Result<()> {
-        self.disk.allocate(first, blocks)
-    }
 }
 
 /// The zones of a store whose zone table is damaged may all be in use. A check reads the maps once

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -14,11 +16,10 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Acts, Asked, Engine, Format, Idleness, Settings, Tidying, check::check, format::page::Table,
+    Acts, Engine, Format, Idleness, Settings, Tidying, check::check, format::page::Table,
 };
-use onefold_core::{
-    Block, BlockRead, BlockRef, Class, Disk, Kind, Lba, Pba, Read, Result, Run, VolumeId,
-};
+use onefold_core::{Block, BlockRead, BlockRef, Class, Disk, Lba, Pba, Read, Run, VolumeId};
+use support::{Counted, persevere, wait};
 
 const ZONES: u64 = 1024;
 const BLOCKS: u64 = 1_500;
@@ -52,32 +53,6 @@ fn content(n: u64) -> [u8; 4096] {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 56) as u8
     })
-}
-
-/// Asks again as long as steps must be run first.
-fn persevere<T>(engine: &Engine, mut change: impl FnMut() -> Result<T>) -> T {
-    for _ in 0..200 {
-        match change() {
-            Err(e) if e.kind() == Kind::Busy => {
-                engine.flush().unwrap();
-                engine.checkpoint().unwrap();
-            }
-            other => return other.unwrap(),
-        }
-    }
-    panic!("busy for ever");
-}
-
-/// Runs steps until acts are durable.
-fn wait(engine: &Engine, asked: Asked) {
-    engine.flush().unwrap();
-    for _ in 0..20 {
-        if Acts::of(engine).done() >= asked.number {
-            return;
-        }
-        engine.checkpoint().unwrap();
-    }
-    panic!("the acts are never durable");
 }
 
 /// A store with maps, and what each must hold.
@@ -242,40 +217,6 @@ fn rule_21_what_is_left_of_deleted_maps_moves_or_waits_and_all_goes_in_the_end()
     }
     assert_eq!(world.engine.status().live_blocks, 0);
     world.reopen().verify();
-}
-
-/// Counts the blocks that are read from a disk.
-struct Counted {
-    disk: Arc<MemoryDisk>,
-    read: AtomicU64,
-}
-
-impl Disk for Counted {
-    fn blocks(&self) -> u64 {
-        self.disk.blocks()
-    }
-
-    fn read(&self, reads: &mut [Read<'_>]) {
-        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
-        self.read.fetch_add(blocks as u64, Relaxed);
-        self.disk.read(reads);
-    }
-
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        self.disk.write(runs)
-    }
-
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.disk.write_durable(run)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.disk.flush()
-    }
-
-    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
-        self.disk.allocate(start, blocks)
-    }
 }
 
 /// Reads the first blocks of a volume, in order or not.

@@ -3,11 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Acts, Asked, Engine, Format, Settings};
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, Result, VolumeId};
+use onefold_block::{Acts, Engine, Format, Settings};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId};
+use support::{persevere, wait};
 
 const ZONES: u64 = 512;
 const BLOCKS: u64 = 2_000;
@@ -47,32 +50,6 @@ fn read(engine: &Engine, volume: VolumeId, lba: u64) -> [u8; 4096] {
     let [read] = reads;
     read.result.unwrap();
     blocks[0].0
-}
-
-/// Asks again as long as steps must be run first.
-fn persevere<T>(engine: &Engine, mut change: impl FnMut() -> Result<T>) -> T {
-    for _ in 0..200 {
-        match change() {
-            Err(e) if e.kind() == Kind::Busy => {
-                engine.flush().unwrap();
-                engine.checkpoint().unwrap();
-            }
-            other => return other.unwrap(),
-        }
-    }
-    panic!("busy for ever");
-}
-
-/// Runs steps until acts are durable.
-fn wait(engine: &Engine, asked: Asked) {
-    engine.flush().unwrap();
-    for _ in 0..20 {
-        if Acts::of(engine).done() >= asked.number {
-            return;
-        }
-        engine.checkpoint().unwrap();
-    }
-    panic!("the acts are never durable");
 }
 
 struct Dice(u64);

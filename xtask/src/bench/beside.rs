@@ -18,27 +18,13 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use super::{
-    fio::{self, Data, Length, Measured, Pattern},
+    fio::{self, FILL, Length, Measured, Pattern, WRITES},
     machine_facts, median, needs_space,
 };
 use crate::{
     cleanup::Scratch,
     product::{Build, Onefold, Server, path, uri},
 };
-
-/// The client beside whom all of it goes on.
-const WRITES: Pattern = Pattern {
-    rw: "randwrite",
-    request: 4096,
-    depth: 32,
-    clients: 1,
-    flush_every: 32,
-    data: Data::Compressible,
-};
-
-/// Writes a volume once, before anything is measured.
-const FILL: Pattern =
-    Pattern { rw: "write", request: 128 << 10, depth: 8, flush_every: 256, ..WRITES };
 
 /// The bars: the longest stall while a store grows, and what is left of the rate afterwards.
 const STALL_MS: f64 = 50.0;

@@ -48,6 +48,20 @@ pub(super) struct Pattern {
     pub(super) data: Data,
 }
 
+/// A client that writes blocks at random and flushes often.
+pub(super) const WRITES: Pattern = Pattern {
+    rw: "randwrite",
+    request: 4096,
+    depth: 32,
+    clients: 1,
+    flush_every: 32,
+    data: Data::Compressible,
+};
+
+/// Writes a volume once, before anything is measured.
+pub(super) const FILL: Pattern =
+    Pattern { rw: "write", request: 128 << 10, depth: 8, flush_every: 256, ..WRITES };
+
 /// The measurements of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {

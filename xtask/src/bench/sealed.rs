@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::{
     archive::data,
     cost::{self, Place},
-    fio::{self, Data, Length, Pattern},
+    fio::{self, FILL, Length, Pattern, WRITES},
     machine_facts, median, needs_space,
 };
 use crate::{
@@ -35,22 +35,12 @@ const OPENING: f64 = 1.15;
 /// Longest that a command may take.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Size of the volume, and what the jobs before the opening leave to be looked through.
+/// Size of the volume.
 const VOLUME_MIB: u64 = 1024;
 
-/// Space for two stores with room, and the same for a first look.
+/// Space for two stores, and for what fio writes.
 const SPACE_BYTES: u64 = 12 << 30;
 
-const WRITES: Pattern = Pattern {
-    rw: "randwrite",
-    request: 4096,
-    depth: 32,
-    clients: 1,
-    flush_every: 32,
-    data: Data::Compressible,
-};
-const FILL: Pattern =
-    Pattern { rw: "write", request: 128 << 10, depth: 8, flush_every: 256, ..WRITES };
 const READS: Pattern = Pattern { rw: "randread", ..WRITES };
 const SCAN: Pattern = Pattern { rw: "read", ..FILL };
 

@@ -6,14 +6,21 @@
     reason = "each test binary uses its own part, and panics where it fails"
 )]
 
-use std::{ops::Range, sync::Arc, thread};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports,
+    Acts, Asked, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports,
     check::{Report, check},
 };
-use onefold_core::{Block, BlockRead, Disk, Exports, Lba, Result, Volume};
+use onefold_core::{Block, BlockRead, Disk, Exports, Kind, Lba, Pba, Read, Result, Run, Volume};
 
 /// A store with its threads.
 pub(crate) struct Site {
@@ -126,4 +133,64 @@ pub(crate) fn changes(from: &str, to: &str) -> SendWhat {
 pub(crate) fn same(one: &[Block], other: &[Block]) {
     assert_eq!(one.len(), other.len());
     assert_eq!(one.iter().zip(other).position(|(one, other)| one.0 != other.0), None);
+}
+
+/// Asks again as long as steps must be run first.
+pub(crate) fn persevere<T>(engine: &Engine, mut change: impl FnMut() -> Result<T>) -> T {
+    for _ in 0..200 {
+        match change() {
+            Err(e) if e.kind() == Kind::Busy => {
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            other => return other.unwrap(),
+        }
+    }
+    panic!("busy for ever");
+}
+
+/// Runs steps until acts are durable.
+pub(crate) fn wait(engine: &Engine, asked: Asked) {
+    engine.flush().unwrap();
+    for _ in 0..20 {
+        if Acts::of(engine).done() >= asked.number {
+            return;
+        }
+        engine.checkpoint().unwrap();
+    }
+    panic!("the acts are never durable");
+}
+
+/// Counts the blocks that are read from a disk.
+pub(crate) struct Counted {
+    pub(crate) disk: Arc<MemoryDisk>,
+    pub(crate) read: AtomicU64,
+}
+
+impl Disk for Counted {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.read.fetch_add(blocks as u64, Relaxed);
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.disk.write(runs)
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+
+    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(start, blocks)
+    }
 }
