@@ -179,7 +179,7 @@ fn rule_24_what_is_left_is_written_again_and_then_the_older_key_goes_from_both_c
     }
     assert_eq!(restored(&archive, 1).unwrap(), content[..400_000]);
     is_well(&archive);
-    // What came since the change is found again: the chunk index was made anew.
+    // Chunks that came since the change are found again: the chunk index was made anew.
     assert_eq!(put(&archive, "again", &content).unwrap().new_bytes, 0);
     // A second change goes the same way, and fingerprints of both older keys are still proven.
     assert_eq!(rotate_data_key(&archive, 0).unwrap(), 2);

@@ -1,4 +1,4 @@
-//! What a server knows of its right to serve, where others stand by for it: [`gateway`](crate::gateway) has
+//! The right of a server to serve, as far as it knows, where others stand by for it: [`gateway`](crate::gateway) has
 //! the protocol.
 
 use std::{

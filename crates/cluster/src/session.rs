@@ -81,7 +81,7 @@ impl Session {
         &self.cache_budget
     }
 
-    /// What it knows of its right to serve, where others stand by for it.
+    /// Its right to serve, as far as it knows, where others stand by for it.
     pub(crate) fn proof(&self) -> &OnceLock<Proof> {
         &self.proof
     }

@@ -475,7 +475,7 @@ impl Keys {
     }
 }
 
-/// What tells a key that is made for a generation of a domain from all others.
+/// The salt that tells a key which is made for a generation of a domain from all others.
 fn of_generation(domain: &Domain, what: &[u8]) -> Vec<u8> {
     [&domain.number.to_le_bytes(), &domain.generation.to_le_bytes(), what].concat()
 }

@@ -5,7 +5,7 @@
 //! beginning its number is not below, since a change waits until nobody has a number for a container that is
 //! not written yet. The header of a container says the same, and its tag proves it.
 //!
-//! What was stored keeps the fingerprints by which recipes and tree nodes name it, and tree nodes keep ending
+//! Stored content keeps the fingerprints by which recipes and tree nodes name it, and tree nodes keep ending
 //! where they end. So the key of fingerprints and the seed of these ends stay when the data key goes, sealed by
 //! the store key. They open nothing, and no data key follows from them.
 
@@ -22,7 +22,7 @@ use super::{
 /// the checksums by which tree nodes end.
 pub(crate) const KEPT_BYTES: usize = 32 + 8;
 
-/// What stays of an older data key, sealed, with its tag behind it.
+/// The remains of an older data key, sealed, with their tag behind them.
 pub(crate) type Kept = [u8; KEPT_BYTES + TAG_BYTES];
 
 /// A domain got another data key.
@@ -36,7 +36,7 @@ pub struct Rotation {
     pub from: ContainerId,
     /// Files of the chunk index with a higher number are under the new key, if this is the first domain.
     pub index: u64,
-    /// What stays of the key before it.
+    /// The remains of the key before it.
     pub kept: [u8; KEPT_BYTES + TAG_BYTES],
 }
 

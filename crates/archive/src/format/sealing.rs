@@ -67,7 +67,7 @@ pub(crate) enum What {
     CountsDirectory,
     /// The header, which says where that directory lies.
     CountsHeader,
-    /// What stays of an older data key.
+    /// The remains of an older data key.
     OlderKey,
 }
 
@@ -195,7 +195,7 @@ struct Domains {
     there: BTreeMap<u32, Versions>,
     /// Those that were erased.
     gone: BTreeSet<u32>,
-    /// What the log says of data keys that took the place of older ones, by domain and generation.
+    /// Data keys that took the place of older ones, as the log has them, by domain and generation.
     changes: BTreeMap<(u32, u32), KeyChange>,
 }
 
@@ -636,7 +636,7 @@ impl Sealing {
             self.versions(FIRST_DOMAIN, |Versions { now, older }| Ok((now.clone(), older.clone())));
         let Ok((now, older)) = both else { return false };
         let Some(older) = older else { return now.metadata.open(place, beside, bytes, tag) };
-        // What does not open is of no use afterwards.
+        // Bytes that do not open are of no use afterwards.
         let copy = bytes.to_vec();
         if now.metadata.open(place, beside, bytes, tag) {
             return true;
@@ -1122,7 +1122,7 @@ mod tests {
         keys.saw(10);
         sealing.renew_domains(&keys).unwrap();
         assert!(sealing.domain_at(0, 0).is_err());
-        // What stays of a key is that of its domain and generation.
+        // The remains of a key open for its own domain and generation alone.
         for other in [
             Rotation { domain: 2, ..rotation.clone() },
             Rotation { generation: 2, ..rotation.clone() },

@@ -100,7 +100,7 @@ pub struct Collected {
     pub under_older: u64,
     /// Older data keys that were erased.
     pub keys_erased: u64,
-    /// It had no room to write more again of what is under an older data key.
+    /// The collection had no room to write more again of what is under an older data key.
     pub no_room: bool,
     /// Containers that stay because a chunk of theirs is damaged.
     pub damaged: u64,
@@ -155,7 +155,7 @@ pub struct Collection {
     looked: bool,
     /// All references are to be counted anew.
     recounts: bool,
-    /// What is under older data keys, and is to be written again.
+    /// Containers under older data keys, which are to be written again.
     pub(super) resealing: Resealing,
     /// Counts that could not be read were made anew.
     counted_anew: bool,
@@ -310,10 +310,10 @@ impl Collection {
         }
     }
 
-    /// What is under an older data key is written again under the newest one of its domain, when all else is
+    /// Containers under an older data key are written again under the newest one of their domain, when all else is
     /// done. An older key under which nothing is left is erased then. Dead chunks in such containers are
     /// collected however few they are, and so is what killed puts left there: no put finds it any more.
-    /// It ends when `free_bytes` tells of fewer than the reserve has, and 16 full containers.
+    /// The work ends when `free_bytes` tells of fewer than the reserve has, and 16 full containers.
     pub fn reseal(&mut self, free_bytes: Option<FreeBytes>) {
         self.resealing.wanted = self.archive.label().data_keys;
         self.resealing.free_bytes = free_bytes;
@@ -475,7 +475,7 @@ impl Collection {
         Ok(self.step != Step::Over)
     }
 
-    /// What comes when nothing is left to be collected.
+    /// The step that comes when nothing is left to be collected.
     fn after_all(&self) -> Step {
         if self.resealing.wanted { Step::Reseal } else { Step::Last }
     }

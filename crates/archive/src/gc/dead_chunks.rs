@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct DeadChunks<'a> {
     tables: &'a Tables,
     options: Options,
-    /// What puts left under an older data key is not spared: no put finds it any more.
+    /// Leftovers of puts under an older data key are not spared: no put finds them any more.
     pub(super) reseals: bool,
     container_reader: ContainerReader,
     chunk_reader: ChunkReader,

@@ -1,4 +1,5 @@
 //! Containers of domains that were erased: all of them are freed as they are. No recipe and no page is read.
+//! And older data keys under which nothing is any more: they are erased.
 //!
 //! *Crash argument:* each frame frees some of them, and the last one says that none is left. A collection
 //! that ends in between leaves the rest to the next one.

@@ -1,5 +1,6 @@
 //! Containers less than half full become one: their live chunks are verified, copied and synced,
-//! then one record says where they lie.
+//! then one record says where they lie. Containers under an older data key are
+//! [written again](super::reseal) in the same way, however full they are.
 
 use onefold_core::{Kind, Result};
 
@@ -211,7 +212,7 @@ impl Collection {
             written => written?,
         };
         match written {
-            // What is left is for the next one.
+            // The next collection goes on with the rest.
             Together::NoRoom => {
                 self.done.no_room = true;
                 return Ok(false);
@@ -242,7 +243,7 @@ impl Collection {
     }
 }
 
-/// What became of chunks that were to be written together.
+/// The fate of chunks that were to be written together.
 pub(super) enum Together {
     /// There is no room for the copy, or for the frame that names it.
     NoRoom,

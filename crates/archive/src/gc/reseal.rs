@@ -1,12 +1,13 @@
 //! Containers under an older data key are written again under the newest one of their domain, and the older key
-//! is erased when nothing is under it any more.
+//! is erased when nothing is under it any more. Here is how far a collection is with it; the writing stands
+//! beside merging, and the erasure beside that of domains.
 //!
 //! Chunks keep their addresses and their fingerprints, so what names them goes on naming them. A container of
 //! which a chunk is damaged stays, and with it the older key: its other chunks are read by it.
 //!
-//! What was written again is freed in steps, while nobody reads in the epoch before. So it takes little room, and
-//! where somebody does read, all of it. It never takes from the reserve, by which space is freed on a full disk: it
-//! ends before.
+//! The places of containers that were written again are freed in steps, while nobody reads in the epoch before.
+//! So the work takes little room, and where somebody does read, as much as it writes. It takes nothing from the
+//! reserve, by which space is freed on a full disk, and ends before.
 //!
 //! *Crash argument:* each frame moves some containers, and the next collection that reseals takes those that are
 //! left, by what the log says. Containers under the older key only become less, since new ones have numbers
@@ -37,9 +38,9 @@ pub(super) type Older = VecDeque<((bool, Class, u32), ContainerId)>;
 /// How far a collection is with writing again.
 pub(super) struct Resealing {
     archive: Arc<Archive>,
-    /// What is under older data keys is to be written again.
+    /// Containers under older data keys are to be written again.
     pub(super) wanted: bool,
-    /// What is left of it, once it was looked for.
+    /// Those that are left, once they were looked for.
     pub(super) older: Option<Older>,
     /// Bytes that were written again since the places of what they were copied from were freed.
     pub(super) since: u64,

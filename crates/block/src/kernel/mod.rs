@@ -72,7 +72,7 @@ pub(crate) struct Kernel {
     pub(crate) making_durable: Mutex<()>,
     pub(crate) checkpointing: Mutex<Checkpointer>,
     pub(crate) compacting: Mutex<Compactor>,
-    /// What readers in order found scattered. The lock is a leaf.
+    /// Blocks that readers in order found scattered. The lock is a leaf.
     pub(crate) handed: Mutex<Handed>,
     /// Held by who completes the index.
     pub(crate) completing: Mutex<()>,

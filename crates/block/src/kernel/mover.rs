@@ -90,7 +90,7 @@ pub(crate) struct Plan {
     pub(crate) shared: Option<SharedPlan>,
 }
 
-/// What the maps of a family need when blocks of a leaf move.
+/// The pages that the maps of a family need when blocks of a leaf move.
 #[derive(Clone)]
 pub(crate) struct SharedPlan {
     pub(crate) family: u32,

@@ -28,7 +28,7 @@ impl HandedLeaf {
         HandedLeaf { is_planned: true, ..self }
     }
 
-    /// What was read at an address.
+    /// The block that was read at an address.
     pub(crate) fn take(&mut self, lba: Lba) -> Option<Block> {
         self.blocks.remove(&lba).map(|block| *block)
     }

@@ -60,7 +60,7 @@ pub(crate) struct Moves {
     copies: BTreeMap<Pba, Fingerprint>,
     /// Leaves that are written at new places, whatever is in them.
     pages: BTreeSet<(Home, u64)>,
-    /// What is put into maps that share pages, by their family.
+    /// New entries for maps that share pages, by their family.
     families: BTreeMap<u32, FamilyMoves>,
     /// Copies that a planted bug writes after the superblock.
     #[cfg(feature = "planted-bugs")]
@@ -109,7 +109,7 @@ impl Moves {
         self.copies.len() + self.pages.len() + shared
     }
 
-    /// What is put into maps that share pages, by their family.
+    /// New entries for maps that share pages, by their family.
     pub(crate) fn families(&self) -> impl Iterator<Item = (u32, &FamilyMoves)> {
         self.families.iter().map(|(&family, moves)| (family, moves))
     }

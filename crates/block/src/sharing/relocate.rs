@@ -30,7 +30,7 @@ use crate::{
     rules::Rule,
 };
 
-/// What came of the moves of a family.
+/// The outcome of the moves of a family.
 #[derive(Default)]
 pub(crate) struct Relocated {
     /// The new pages, by the addresses of the old ones.

@@ -394,7 +394,7 @@ fn older_data_keys(store: &Path) -> std::result::Result<Vec<DataKeyListed>, Fail
     Ok(all.into_iter().filter(|one| one.has_older).collect())
 }
 
-/// What is left under an older data key.
+/// Containers that are left under an older data key.
 pub(in crate::verbs) fn older_words(one: &DataKeyListed) -> String {
     format!(
         "domain {} has two data keys: {} with {} left under the older one; gc --reseal writes them again",

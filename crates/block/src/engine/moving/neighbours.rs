@@ -118,7 +118,7 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
     }
 }
 
-/// What is to be done with a leaf.
+/// The verdict on a leaf.
 enum Planned {
     /// It stays as it is.
     Stays,

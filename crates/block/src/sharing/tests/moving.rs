@@ -162,7 +162,7 @@ fn a_damaged_entry_of_a_shared_leaf_stops_no_checkpoint() {
     assert!(lent.len() > 10 && lent.iter().all(|&entries| entries == 0), "{lent:?}");
 }
 
-/// What a history with moves came to.
+/// The outcome of a history with moves.
 #[derive(Default)]
 struct Reached {
     entries: usize,

@@ -464,7 +464,7 @@ fn plan(
 }
 
 impl Done {
-    /// What --reseal did, and left.
+    /// The work of --reseal, and its rest.
     fn tell_resealed(&self) {
         let containers = |n| counted(n, "container");
         if self.resealed_containers > 0 {

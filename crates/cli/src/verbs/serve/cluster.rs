@@ -405,7 +405,7 @@ fn stands_by(notifier: &Notifier, why: &str) {
     note(notifier.ready(&format!("standing by: {why}")));
 }
 
-/// What became of waiting.
+/// The outcome of waiting.
 enum Turn {
     Mine(Gateway),
     Ended(End),

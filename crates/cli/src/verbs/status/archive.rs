@@ -36,7 +36,7 @@ use onefold_console::{
 #[derive(Debug, Serialize)]
 struct OlderKey {
     domain: u32,
-    /// What is left under the older one.
+    /// Containers that are left under the older one.
     containers: u64,
     bytes: u64,
 }

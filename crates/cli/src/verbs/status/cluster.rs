@@ -32,14 +32,14 @@ fn sample() -> Look {
     Look::Sample { objects: SAMPLE, seed: now.as_nanos() as u64 }
 }
 
-/// What `status` shows of a store: a server of a folder sends it as it is.
+/// The figures that `status` shows of a store: a server of a folder sends them as they are.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::verbs) struct Shown {
     /// With `--json`.
     report: Value,
     /// As text.
     lines: Vec<String>,
-    /// What is damaged.
+    /// The damage.
     problems: Vec<String>,
     /// What needs an operator besides, but for too little space.
     others: Vec<String>,
