@@ -10,7 +10,7 @@
 //! for its flip keeps its attempt, since a client may overwrite the entry. Judging the attempt of a
 //! living session does no harm: a stale reference stays stale for ever, and the session drops a
 //! reference that it adds later when its flip fails; where the step itself fails, as in a full store,
-//! it notes the attempt again with its next record. Only two faults together leave a reference to
+//! it notes the attempt again with its next record, or when it ends in order. Only two faults together leave a reference to
 //! the scrub: an operation or a stopped session comes back after `AGE`, and its session then ends
 //! before it drops the reference or notes it.
 //!

@@ -255,9 +255,9 @@ impl ChunkPool {
         self.notes.are_open(added.into_iter().map(|(chunk, reference)| (chunk.id, reference)));
     }
 
-    /// Removes at once the attempts that are over.
-    pub(crate) fn forget_attempts(&self) {
-        self.notes.forget();
+    /// At an orderly end: removes the attempts that are over, and notes those that a failed step left.
+    pub(crate) fn settle_attempts(&self) {
+        self.notes.settle();
     }
 
     /// The guard that finds out that the number of copies is another one.

@@ -48,23 +48,30 @@ impl Notes {
         shard_name((self.kernel.number() % u64::from(self.kernel.format().shards)) as u16)
     }
 
+    /// Attempts as one record has them.
+    fn pairs<'a>(
+        &self,
+        attempts: impl Iterator<Item = (&'a Reference, &'a ChunkId)>,
+    ) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let (number, stamp) = (self.kernel.number(), self.kernel.stamp());
+        attempts
+            .map(|(reference, id)| (key::attempt(number, reference), attempt::encode(id, stamp)))
+            .collect()
+    }
+
     /// The operation that records references before they are added, and removes attempts that are
     /// over. Who sends it calls [`failed`](Self::failed) where it was not applied.
     pub(super) fn record_op(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Option<Record> {
         if wanted.is_empty() || !self.kernel.keeps(Rule::AttemptNotedFirst) {
             return None;
         }
-        let stamp = self.kernel.stamp();
-        let pair = |(reference, id): (&Reference, &ChunkId)| {
-            (key::attempt(self.kernel.number(), reference), attempt::encode(id, stamp))
-        };
         let mut over = std::mem::take(&mut *self.over.lock());
         if !self.kernel.keeps(Rule::AttemptsTakenBack) {
             over.clear();
         }
         let again = std::mem::take(&mut *self.open.lock());
         let wanted = wanted.iter().map(|(id, _, reference)| (reference, id));
-        let pairs = again.iter().chain(wanted).map(pair).collect();
+        let pairs = self.pairs(again.iter().chain(wanted));
         let changes = vec![Change::DropOmap(over), Change::SetOmap(pairs)];
         Some(Record { op: Write { object: self.shard(), guards: Vec::new(), changes }, again })
     }
@@ -100,17 +107,22 @@ impl Notes {
         }
     }
 
-    /// Removes at once the attempts that the next record would remove; if that fails, workers do
-    /// it.
-    pub(super) fn forget(&self) {
+    /// Writes at once what the next record would write before it notes new references: an orderly end has
+    /// no next record. If that fails, workers remove what is over, and a scrub finds what is open.
+    pub(super) fn settle(&self) {
         let over = std::mem::take(&mut *self.over.lock());
-        if !over.is_empty() {
-            let guards = vec![Guard::Exists];
-            let _ = self.kernel.until_answered(&Write {
-                object: self.shard(),
-                guards,
-                changes: vec![Change::DropOmap(over)],
-            });
+        let open = std::mem::take(&mut *self.open.lock());
+        if over.is_empty() && open.is_empty() {
+            return;
+        }
+        let pairs = self.pairs(open.iter());
+        let settled = self.kernel.until_answered(&Write {
+            object: self.shard(),
+            guards: if pairs.is_empty() { vec![Guard::Exists] } else { Vec::new() },
+            changes: vec![Change::DropOmap(over), Change::SetOmap(pairs)],
+        });
+        if settled.is_err() {
+            self.failed(open);
         }
     }
 }

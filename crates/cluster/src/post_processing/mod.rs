@@ -205,7 +205,7 @@ impl Worker {
 
     /// Gives the shards that it has to other workers.
     pub fn release(&mut self) {
-        self.session.chunk_pool().forget_attempts();
+        self.session.chunk_pool().settle_attempts();
         self.leases.give_all_back(&self.session);
         self.shards.clear();
     }

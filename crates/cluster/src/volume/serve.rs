@@ -300,7 +300,7 @@ impl ClusterExports {
             };
             first = first.and(closed);
         }
-        self.session.chunk_pool().forget_attempts();
+        self.session.chunk_pool().settle_attempts();
         let _ = self.session.unpublish();
         first
     }

@@ -286,6 +286,7 @@ impl World {
                 inner.fail(Failure::new(Checker::NoPanic, text));
             }
             inner.actors[id].state = State::Ended;
+            inner.leaves_slow(id);
             inner.running = None;
             world.back.notify_one();
         });

@@ -241,18 +241,22 @@ pub(crate) fn put_is_listed(objects: &Objects, name: &str) -> Option<Failure> {
 }
 
 /// Once workers were idle for a while, and before any scrub: no reference is false, but for those
-/// that late copies of operations made, and those that were never noted, since their note was lost
-/// on its way.
+/// that late copies of operations made, those that entries wait for in an object that a late copy made again
+/// (its key here is empty), and those that were never noted, since their note was lost on its way.
 pub(crate) fn left_behind(
     objects: &Objects,
     made_late: &Dropped,
     unnoted: &BTreeSet<Reference>,
 ) -> Option<Failure> {
     let named = |chunk: &Chunk, reference: &Reference| {
-        let object = objects.get(&reference.object.name())?;
+        let name = reference.object.name();
+        let object = objects.get(&name)?;
         let entry =
             parse(reference.object, object).ok()?.entries.get(&reference.offset).cloned()?;
-        (entry.reference(reference.object, reference.offset) == Some((*chunk, *reference)))
+        let comes = entry.dirty
+            && entry.stamp == reference.stamp
+            && made_late.contains(&(name, Vec::new()));
+        (comes || entry.reference(reference.object, reference.offset) == Some((*chunk, *reference)))
             .then_some(())
     };
     for (name, object) in objects.all() {

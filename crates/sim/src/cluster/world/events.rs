@@ -75,6 +75,12 @@ impl Inner {
             let meant = self.meant(&late.op);
             self.note_late(&meant);
             let applied = self.apply(&late.identity, &late.op).is_ok();
+            if applied && meant.guards.contains(&Guard::Absent) {
+                self.made_late.insert((meant.object.clone(), Vec::new()));
+            }
+            self.say(|| {
+                format!("a late copy {}", if applied { "was applied" } else { "was refused" })
+            });
             self.reach.hit(if applied { "a late copy applies" } else { "a late copy is refused" });
         }
     }
@@ -169,7 +175,7 @@ impl Inner {
         }
     }
 
-    /// Notes the references that a late copy may make.
+    /// Notes the references that a late copy may make. An object that it makes again is noted with an empty key.
     pub(super) fn note_late(&mut self, op: &Write) {
         for change in &op.changes {
             if let Change::SetOmap(pairs) = change {
