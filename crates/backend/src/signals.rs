@@ -22,6 +22,12 @@ pub fn survive_file_limits() {
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
+/// Ends the process at once with this status: nothing that is done at an orderly end is done, also not by
+/// native libraries whose threads are at work.
+pub fn end_now(status: i32) -> ! {
+    signal_hook::low_level::exit(status)
+}
+
 /// Exit status after a second signal: what a shell shows for a process that SIGINT ended.
 const INTERRUPTED_STATUS: i32 = 130;
 

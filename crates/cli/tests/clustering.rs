@@ -175,18 +175,67 @@ fn piece(n: usize) -> String {
 }
 
 impl Writer {
-    fn start(desk: &Desk) -> Writer {
+    /// qemu, whose NBD driver connects again.
+    fn qemu(desk: &Desk) -> Writer {
         let server = desk.path("a.sock");
-        let image = format!(
-            "driver=nbd,server.type=unix,server.path={},export=v,reconnect-delay=60",
-            server.display()
-        );
+        let connect =
+            format!("server.type=unix,server.path={},reconnect-delay=60", server.display());
+        let image = format!("driver=nbd,export=v,{connect}");
         let mut command = Command::new("timeout");
         command.args(["120", "stdbuf", "-oL", "qemu-io", "--image-opts"]);
         for n in 0..PIECES {
             command.args(["-c", &format!("write {}", piece(n)), "-c", "flush", "-c", "sleep 5"]);
         }
-        let mut child = command.arg(image).stdout(Stdio::piped()).spawn().unwrap();
+        Writer::of(command.arg(image))
+    }
+
+    /// A client that does not connect again, of nbdkit, which does.
+    fn nbdkit(desk: &Desk) -> Writer {
+        let mut client = "exec stdbuf -oL qemu-io --image-opts".to_owned();
+        for n in 0..PIECES {
+            client.push_str(&format!(" -c 'write {}' -c flush -c 'sleep 5'", piece(n)));
+        }
+        client.push_str(" driver=nbd,server.type=unix,server.path=$unixsocket");
+        let uri = format!("uri={}", desk.uri("a", "v"));
+        let mut command = Command::new("timeout");
+        command.args(["120", "nbdkit", "-U", "-", "--filter=retry", "nbd", &uri, "retries=60"]);
+        command.args(["retry-delay=1", "retry-exponential=no", "--run", &client]);
+        Writer::of(&mut command)
+    }
+
+    /// A program that uses libnbd, and makes a new handle when the connection is gone.
+    fn libnbd(desk: &Desk) -> Writer {
+        let program = "import nbd, sys, time\n\
+            def connected():\n\
+            \x20   for _ in range(600):\n\
+            \x20       handle = nbd.NBD()\n\
+            \x20       try:\n\
+            \x20           handle.connect_uri(sys.argv[1])\n\
+            \x20           return handle\n\
+            \x20       except nbd.Error:\n\
+            \x20           time.sleep(0.1)\n\
+            \x20   sys.exit('no server')\n\
+            handle = connected()\n\
+            for n in range(int(sys.argv[2])):\n\
+            \x20   while True:\n\
+            \x20       try:\n\
+            \x20           handle.pwrite(bytes([n % 250 + 1]) * 65536, n * 65536)\n\
+            \x20           handle.flush()\n\
+            \x20           break\n\
+            \x20       except nbd.Error:\n\
+            \x20           if handle.aio_is_ready():\n\
+            \x20               raise\n\
+            \x20           handle = connected()\n\
+            \x20   print('wrote', n, flush=True)\n\
+            \x20   time.sleep(0.005)\n";
+        let mut command = Command::new("timeout");
+        // The library's module is Debian's, and so is its interpreter.
+        command.args(["120", "/usr/bin/python3", "-c", program, &desk.uri("a", "v")]);
+        Writer::of(command.arg(PIECES.to_string()))
+    }
+
+    fn of(command: &mut Command) -> Writer {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Writer { child, lines }
     }
@@ -205,7 +254,21 @@ impl Writer {
 }
 
 #[test]
-fn servers_follow_each_other_and_a_client_that_connects_again_notices_no_error() {
+fn servers_follow_each_other_and_qemu_notices_no_error() {
+    follow_each_other(Writer::qemu);
+}
+
+#[test]
+fn servers_follow_each_other_and_a_client_behind_nbdkit_notices_no_error() {
+    follow_each_other(Writer::nbdkit);
+}
+
+#[test]
+fn servers_follow_each_other_and_a_program_that_makes_a_new_handle_of_libnbd_goes_on() {
+    follow_each_other(Writer::libnbd);
+}
+
+fn follow_each_other(client: fn(&Desk) -> Writer) {
     let desk = Desk::new();
     desk.ok("create cluster a");
     desk.ok("volume create a v --size 64M");
@@ -215,7 +278,7 @@ fn servers_follow_each_other_and_a_client_that_connects_again_notices_no_error()
         Serving::start_saying(&mut command, "standing by: ")
     };
     let mut others = vec![stands_by(), stands_by()];
-    let mut client = Writer::start(&desk);
+    let mut client = client(&desk);
     client.writes(PIECES / 4);
     first.kill();
     client.writes(PIECES / 4);
@@ -311,6 +374,77 @@ fn a_server_that_takes_over_runs_a_command_before_it_listens() {
     desk.fails("serve archive --standby", 2, &["cluster engine"]);
     desk.fails("serve a --stand-by-again", 2, &["--standby"]);
     desk.fails("serve a --standby --vhost v=unix:v.sock", 2, &["--vhost", "NBD"]);
+}
+
+#[test]
+fn a_server_that_serves_no_more_runs_a_command_whatever_ended_it() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let back = "echo $ONEFOLD_STORE $ONEFOLD_WHY >> back; exit 7";
+    let said = || fs::read_to_string(desk.path("back")).unwrap_or_default();
+    let serve = |takeover: &str| {
+        let mut command = desk.command("serve a --standby --on-takeover");
+        command.args([takeover, "--on-replaced", back]);
+        command
+    };
+    let serving = Serving::start(&mut serve("true"));
+    assert_eq!(said(), "");
+    // It failed, and all else is as it would be without it.
+    let (ended, log) = serving.terminate();
+    assert!(
+        ended.success() && log.contains("--on-replaced failed") && log.contains("closed a"),
+        "{log}"
+    );
+    assert_eq!(said(), "a asked\n");
+    // The command of a takeover may have done half of its work.
+    assert_eq!(serve("exit 7").status().unwrap().code(), Some(1));
+    assert_eq!(said(), "a asked\na failed\n");
+    // A server that never took over has nothing to take back.
+    let serving = Serving::start(&mut serve("true"));
+    let waits = Serving::start_saying(&mut serve("true"), "standing by: ");
+    assert!(waits.terminate().0.success());
+    assert_eq!(said(), "a asked\na failed\n");
+    serving.terminate();
+    desk.fails("serve a --on-replaced true", 2, &["--standby"]);
+}
+
+/// Waits until a server has a thread of this name, or has ended.
+fn has_thread(server: &mut Child, name: &str) {
+    let tasks = format!("/proc/{}/task", server.id());
+    let is_named = |task: io::Result<fs::DirEntry>| {
+        let comm = task.and_then(|task| fs::read_to_string(task.path().join("comm")));
+        comm.is_ok_and(|comm| comm.trim() == name)
+    };
+    while server.try_wait().unwrap().is_none()
+        && !fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.any(is_named))
+    {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_server_that_stands_by_ends_though_its_cluster_does_not_answer() {
+    let desk = Desk::new();
+    // Nobody answers there, and it would be asked for an hour.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = silent.local_addr().unwrap();
+    fs::write(
+        desk.path("ceph.conf"),
+        format!("[global]\nmon_host = [v2:{at}]\nauth_client_required = none\n"),
+    )
+    .unwrap();
+    let mut command =
+        desk.command("serve rados:ceph.conf --standby --timeout 3600 --nbd unix:nowhere.sock");
+    let mut serving = command.stderr(Stdio::piped()).spawn().unwrap();
+    // From then on it takes signals.
+    has_thread(&mut serving, "signals");
+    let _ = Command::new("kill").arg(serving.id().to_string()).status();
+    let ended = serving.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    if said.contains("librados") {
+        return println!("NOT TESTED: librados is not installed");
+    }
+    assert!(ended.status.success() && said.contains("ending without it"), "{said}");
 }
 
 #[test]

@@ -26,6 +26,8 @@
 //! | the server is continued while a standby shuts it out | its beat makes the standby look again; the store refuses it soon |
 //! | a reply is lost | the next look shows whose name is there |
 //! | a copy of a beat, or of a takeover, comes late | it compares a version, or a name that never comes back: each session has one of its own |
+//! | a server takes over and can't serve, or is killed before it does, and the next one likewise | each waits longer than the one before: they count their takeovers in the object until one serves |
+//! | the object names what is no session | nobody can be shut out by that: a repair removes it |
 //! | a clock is set | nothing |
 //!
 //! [`gateway_lease`]: crate::Settings::gateway_lease
@@ -33,13 +35,13 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
-    Result,
+    Error, Kind, Result,
     object::{Change, Guard, ReadPart, Refusal, Version, Write},
 };
 
 use crate::{
-    proof::{BEAT, NAME, Proof, SHUT_OUT, WITNESS, object},
-    replies::failed,
+    proof::{BEAT, NAME, Proof, SHUT_OUT, TAKEOVERS, WITNESS, object},
+    replies::{failed, until_answered},
     rules::Rule,
     session::Session,
     volume::{owner, owners::written_by_another, parse_owner},
@@ -61,9 +63,15 @@ const OTHERS_GONE: u32 = 2;
 /// before have run out.
 const SHUT_OUT_MAX: usize = 16;
 
+/// After the first takeover that failed those that stand by wait for so long as two looks count at most, after
+/// each further one in a row twice as long, and this often at most.
+const PAUSE_DOUBLES: u32 = 6;
+
 /// A session that waits until it may serve the store.
 pub struct Standby {
     session: Arc<Session>,
+    /// It has the right to shut others out, as was seen when it began.
+    may_fence: bool,
     seen: Option<Seen>,
     /// Who was shut out last, or gave the work up: the one before, if the name is found to be ours.
     before: Option<String>,
@@ -89,6 +97,15 @@ struct State {
     beat: Vec<u8>,
     /// Who was shut out, the last one at the end.
     shut_out: Vec<String>,
+    /// Takeovers since one served.
+    takeovers: u32,
+}
+
+impl State {
+    /// True for what another look found the same.
+    fn is(&self, seen: &Seen) -> bool {
+        (&self.name, &self.beat) == (&seen.name, &seen.beat)
+    }
 }
 
 /// The sessions that were shut out one after the other, as the object has them: each on a line.
@@ -105,6 +122,8 @@ pub enum Found {
     Serves(String, Duration),
     /// Another server, which others do not stand by for, writes this volume.
     Writes(String),
+    /// So many takeovers in a row have failed; this session waits for so long yet.
+    Waits(u32, Duration),
     /// Another session was faster, or this one was away: the next look tells more.
     LooksAgain,
 }
@@ -113,16 +132,23 @@ impl Standby {
     /// Begins to wait.
     #[must_use]
     pub fn new(session: Arc<Session>) -> Standby {
-        Standby { session, seen: None, before: None, others: None, looked: None }
+        Standby { session, may_fence: false, seen: None, before: None, others: None, looked: None }
     }
 
     /// Looks once, and takes over when it is time to; to be called twice a second.
     ///
     /// # Errors
-    /// `Denied` when this session has no right to shut another one out; the store's.
+    /// `Denied` when this session has no right to shut another one out, already at the first look. `Corrupt` when
+    /// what is named as the server at work is none. The store's.
     pub fn look(&mut self) -> Result<Found> {
         let session = self.session.clone();
         let (kernel, store) = (session.kernel(), session.store());
+        if !self.may_fence {
+            // At the takeover it would be too late to learn that.
+            until_answered(kernel.settings().tries, || store.may_fence())
+                .map_err(|why| failed("this server can't stand by", why))?;
+            self.may_fence = true;
+        }
         let begun = store.monotonic();
         let state = self.read()?;
         let ended = store.monotonic();
@@ -133,13 +159,28 @@ impl Standby {
         }
         let Some((true, identity)) = parse_owner(&state.name) else {
             // Nobody is to be shut out, so a server that others do not stand by for may be at work.
-            return match self.volume_of_others()? {
-                Some(volume) => Ok(Found::Writes(volume)),
-                None => self.succeed(&state, state.version, None),
-            };
+            if let Some(volume) = self.volume_of_others()? {
+                return Ok(Found::Writes(volume));
+            }
+            let pause = self.pause(state.takeovers);
+            if !pause.is_zero() {
+                let still = self.count(&state, begun, ended);
+                if still < pause {
+                    return Ok(Found::Waits(state.takeovers, pause - still));
+                }
+            }
+            return self.succeed(&state, state.version, None);
         };
+        if !store.is_identity(&identity) {
+            let what = format!(
+                "'{}' is named as the server at work, and is no server that could be shut out; `onefold \
+                 repair` removes that",
+                identity.escape_debug()
+            );
+            return Err(Error::new(Kind::Corrupt, what));
+        }
         let still = self.count(&state, begun, ended);
-        if still < kernel.settings().gateway_lease {
+        if still < kernel.settings().gateway_lease + self.pause(state.takeovers) {
             return Ok(Found::Serves(identity, still));
         }
         match self.shut_out(&state, &identity)? {
@@ -151,7 +192,10 @@ impl Standby {
     /// Reads the object, and makes it when it is missing: a store that gets full later takes changes of it.
     fn read(&self) -> Result<State> {
         let kernel = self.session.kernel();
-        let keys = || vec![ReadPart::Keys(vec![NAME.into(), BEAT.into(), SHUT_OUT.into()])];
+        let keys = || {
+            let keys = [NAME, BEAT, SHUT_OUT, TAKEOVERS];
+            vec![ReadPart::Keys(keys.map(Into::into).into())]
+        };
         let mut read = kernel.read_one(&object(), keys());
         if matches!(read, Err(Refusal::Missing)) {
             let op = Write { object: object(), guards: vec![Guard::Absent], changes: vec![] };
@@ -171,6 +215,7 @@ impl Standby {
             name: value(NAME),
             beat: value(BEAT),
             shut_out: parse_chain(&value(SHUT_OUT)),
+            takeovers: value(TAKEOVERS).try_into().map_or(0, u32::from_le_bytes),
         })
     }
 
@@ -178,11 +223,21 @@ impl Standby {
         self.session.kernel().settings().gateway_lease / STEPS
     }
 
+    /// How long those that stand by wait after so many takeovers of which none served.
+    fn pause(&self, takeovers: u32) -> Duration {
+        match takeovers {
+            1.. if self.session.kernel().keeps(Rule::FailedTakeoversPause) => {
+                self.step() * (1 << (takeovers - 1).min(PAUSE_DOUBLES))
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
     /// Counts for how long one state was seen.
     fn count(&mut self, state: &State, begun: Duration, ended: Duration) -> Duration {
         let (kernel, step) = (self.session.kernel(), self.step());
         match &mut self.seen {
-            Some(seen) if seen.name == state.name && seen.beat == state.beat => {
+            Some(seen) if state.is(seen) => {
                 if ended.saturating_sub(begun) <= step {
                     seen.still += begun.saturating_sub(seen.last).min(step);
                 }
@@ -268,6 +323,7 @@ impl Standby {
                 (NAME.to_vec(), me),
                 (BEAT.to_vec(), 0u64.to_le_bytes().to_vec()),
                 (SHUT_OUT.to_vec(), chain.join("\n").into_bytes()),
+                (TAKEOVERS.to_vec(), state.takeovers.saturating_add(1).to_le_bytes().to_vec()),
             ])],
         };
         self.before = before;
@@ -348,17 +404,38 @@ impl Gateway {
         proof.map_or(Ok(()), |proof| proof.beat(self.session.store()))
     }
 
-    /// Lets another session take over at once. All volumes must be closed.
+    /// Its clients are served: with the next beat takeovers before it that failed count no more.
+    pub fn settle(&self) {
+        if let Some(proof) = self.session.proof().get() {
+            proof.settle();
+        }
+    }
+
+    /// Lets another session take over at once, after an orderly end. All volumes must be closed.
     ///
     /// # Errors
     /// The store's.
     pub fn give_up(&self) -> Result<()> {
+        self.leave(vec![Change::DropOmap(vec![TAKEOVERS.to_vec()])])
+    }
+
+    /// Lets another session take over, although this one had to end: when it never served, the next one waits
+    /// for a while. All volumes must be closed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn fail(&self) -> Result<()> {
+        self.leave(Vec::new())
+    }
+
+    fn leave(&self, mut changes: Vec<Change>) -> Result<()> {
         let kernel = self.session.kernel();
         let identity = kernel.store().identity();
+        changes.push(Change::SetOmap(vec![(NAME.to_vec(), owner(false, &identity))]));
         let op = Write {
             object: object(),
             guards: vec![Guard::Exists, Guard::Omap(NAME.to_vec(), owner(true, &identity))],
-            changes: vec![Change::SetOmap(vec![(NAME.to_vec(), owner(false, &identity))])],
+            changes,
         };
         match kernel.until_answered(&op) {
             // It was applied before, and its reply lost; or another session took over.

@@ -19,11 +19,16 @@ use crate::{
 };
 
 /// The keys of the object that names the server at work: its name, as in the header of a volume, the beats,
-/// who was shut out before it, and the standby that last showed that a write gets through.
+/// who was shut out before it, the standby that last showed that a write gets through, and how many
+/// takeovers in a row came to nothing, the one under way among them.
 pub(crate) const NAME: &[u8] = b"o";
 pub(crate) const BEAT: &[u8] = b"b";
 pub(crate) const SHUT_OUT: &[u8] = b"s";
 pub(crate) const WITNESS: &[u8] = b"w";
+pub(crate) const TAKEOVERS: &[u8] = b"t";
+
+/// All of them.
+pub(crate) const KEYS: [&[u8]; 5] = [NAME, BEAT, SHUT_OUT, WITNESS, TAKEOVERS];
 
 /// That object.
 pub(crate) fn object() -> ObjectName {
@@ -40,11 +45,13 @@ pub(crate) struct Proof {
     /// The store refused something because another server took over. No beat is young after that, also one that
     /// a part of the store applies which has not heard of it.
     replaced: AtomicBool,
+    /// The takeover came to something, and the object does not say so yet.
+    settles: AtomicBool,
     /// Held while a beat is on its way.
     beating: Mutex<()>,
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -56,6 +63,7 @@ impl Proof {
             beats: AtomicU64::new(0),
             proven: AtomicU64::new(nanoseconds(proven)),
             replaced: AtomicBool::new(false),
+            settles: AtomicBool::new(false),
             beating: Mutex::new(()),
         }
     }
@@ -82,6 +90,11 @@ impl Proof {
         self.send(store)
     }
 
+    /// The takeover came to something: the next beat says so.
+    pub(crate) fn settle(&self) {
+        self.settles.store(true, Relaxed);
+    }
+
     /// The error for a client: where another server has taken over, or may have while the store did not
     /// reply to this one, that is its cause.
     pub(crate) fn for_client(&self, store: &dyn ObjectStore, error: Error) -> Error {
@@ -96,7 +109,7 @@ impl Proof {
         if replaced { error.caused_by(Replaced) } else { error }
     }
 
-    fn is_young(&self, store: &dyn ObjectStore) -> bool {
+    pub(crate) fn is_young(&self, store: &dyn ObjectStore) -> bool {
         if self.replaced.load(Relaxed) {
             return false;
         }
@@ -114,14 +127,20 @@ impl Proof {
         if self.replaced.load(Relaxed) {
             return Err(replaced());
         }
+        let settles = self.settles.load(Relaxed);
         let mut sent = store.monotonic();
         let answer = until_answered(self.settings.tries, || {
             // A number of its own for each try: who stands by sees that this server lives.
             let beat = self.beats.fetch_add(1, Relaxed) + 1;
+            let mut changes =
+                vec![Change::SetOmap(vec![(BEAT.to_vec(), beat.to_le_bytes().to_vec())])];
+            if settles {
+                changes.push(Change::DropOmap(vec![TAKEOVERS.to_vec()]));
+            }
             let op = Write {
                 object: object(),
                 guards: vec![Guard::Exists, Guard::Omap(NAME.to_vec(), self.me.clone())],
-                changes: vec![Change::SetOmap(vec![(BEAT.to_vec(), beat.to_le_bytes().to_vec())])],
+                changes,
             };
             sent = store.monotonic();
             store.write(&[op]).pop().unwrap_or(Err(Refusal::Unknown))
@@ -129,6 +148,9 @@ impl Proof {
         match answer {
             Ok(_) => {
                 self.proven.fetch_max(nanoseconds(sent), Relaxed);
+                if settles {
+                    self.settles.store(false, Relaxed);
+                }
                 Ok(())
             }
             Err(Refusal::Mismatch | Refusal::Fenced) => {

@@ -52,6 +52,12 @@ pub enum Rule {
     /// A takeover compares that no beat came since the server before was seen still. Otherwise one whose beats
     /// reach a part of the store that has not heard of the fence answers beside its successor.
     TakeoverComparesBeat,
+    /// After takeovers that failed those that stand by wait, each time longer. Otherwise servers that can't
+    /// serve shut out, or take over from, each other without a pause.
+    FailedTakeoversPause,
+    /// The owner of a volume counts each change of it. Otherwise a client gets what was read ahead before the
+    /// change.
+    ChangesCounted,
     /// A server that others stand by for answers nothing without a young proof that it was not shut
     /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
     AnswersProven,
@@ -187,7 +193,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 60] = [
+    pub const BUGS: [(&'static str, Rule); 62] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -248,5 +254,7 @@ impl Rule {
         ("lease-judged-by-a-clock-that-is-set", Rule::StillByOwnClock),
         ("shut-out-server-answers", Rule::AnswersProven),
         ("takeover-ignores-the-beat", Rule::TakeoverComparesBeat),
+        ("failed-takeovers-without-pause", Rule::FailedTakeoversPause),
+        ("change-not-counted", Rule::ChangesCounted),
     ];
 }

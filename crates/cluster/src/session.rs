@@ -18,7 +18,7 @@ use crate::{
     format::catalogue::{Format, Named, What},
     kernel::{Counts, Kernel},
     names::{Names, NamesPage},
-    proof::Proof,
+    proof::{Proof, nanoseconds},
     settings::Settings,
 };
 
@@ -35,7 +35,13 @@ pub struct Session {
     proof: OnceLock<Proof>,
     /// Sessions that it shut out when it took over.
     shut_out: Mutex<BTreeSet<String>>,
+    /// When its volumes were last tended, in nanoseconds of the monotonic clock.
+    tended: AtomicU64,
 }
+
+/// How old the last look after its volumes may be for a session that answers alone: a process that was stopped
+/// for longer may have lost its store.
+const TENDED: Duration = Duration::from_secs(3);
 
 impl Session {
     /// Opens the store with a new session.
@@ -66,6 +72,7 @@ impl Session {
             looks_only,
             proof: OnceLock::new(),
             shut_out: Mutex::default(),
+            tended: AtomicU64::new(0),
         }
     }
 
@@ -89,6 +96,24 @@ impl Session {
     /// The sessions that it shut out when it took over.
     pub(crate) fn shut_out(&self) -> &Mutex<BTreeSet<String>> {
         &self.shut_out
+    }
+
+    /// Its volumes are looked after at this moment.
+    pub(crate) fn tend(&self) {
+        self.tended.store(nanoseconds(self.store().monotonic()), Relaxed);
+    }
+
+    /// True when nobody else changes the volumes of this session at this moment: another server would wait for
+    /// a lease first, or for the end of this process.
+    pub(crate) fn is_alone(&self) -> bool {
+        let store = self.store();
+        match self.proof.get() {
+            Some(proof) => proof.is_young(store),
+            None => {
+                let age = nanoseconds(store.monotonic()).saturating_sub(self.tended.load(Relaxed));
+                store.is_exclusive() && age < nanoseconds(TENDED)
+            }
+        }
     }
 
     /// The format, fixed when the store was made.

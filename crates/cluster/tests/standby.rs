@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_cluster::{
-    ClusterExports, Format, Found, Gateway, Mode, Session, Settings, Standby, Volume, create,
+    ClusterExports, Format, Found, Gateway, Mode, Scrub, Session, Settings, Standby, Volume, create,
 };
 use onefold_core::{
-    Block, BlockRead, Error, Exports, Kind, Lba, Replaced,
-    object::{ObjectStore, PoolKind},
+    Block, BlockRead, Error, Exports, Kind, Lba, Look, Replaced, Volume as Served,
+    object::{Change, ObjectName, ObjectStore, PoolKind, Write},
 };
 use onefold_testbed::MemoryObjects;
 
@@ -57,7 +57,11 @@ impl Desk {
 #[track_caller]
 fn serves(standby: &mut Standby) -> Gateway {
     match standby.look().unwrap() {
-        Found::Mine(gateway) => gateway,
+        Found::Mine(gateway) => {
+            gateway.settle();
+            gateway.beat().unwrap();
+            gateway
+        }
         _ => panic!("it does not serve"),
     }
 }
@@ -158,6 +162,64 @@ fn a_server_that_was_stopped_answers_nothing_when_it_goes_on() {
 }
 
 #[test]
+fn what_was_read_ahead_is_given_only_while_no_other_server_may_write() {
+    let mut desk = Desk::new();
+    let session = desk.session("first");
+    let plain = ClusterExports::new(desk.session("reader"), Mode::Read);
+    let first = serves(&mut Standby::new(session.clone()));
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    let look = || volume.changes().and_then(|changes| changes.look(0..64));
+    let same = |before: &Look| volume.changes().map(|now| now.is_unchanged(before, 0..64));
+    assert!(plain.open("v").unwrap().changes().is_none(), "its writer is another server");
+
+    let before = look().unwrap();
+    assert_eq!(same(&before), Some(true));
+    let ticket = volume.write(4096, &[7; 100]).unwrap();
+    assert_eq!(same(&before), Some(false), "reads have it already");
+    volume.wait(ticket).unwrap();
+    for change in [
+        |volume: &dyn Served| volume.trim(0, 8192),
+        |volume: &dyn Served| volume.write_zeroes(4096, 100, false),
+    ] {
+        let before = look().unwrap();
+        let ticket = change(&*volume).unwrap();
+        volume.wait(ticket).unwrap();
+        assert_eq!(same(&before), Some(false));
+    }
+
+    let before = look().unwrap();
+    desk.pass(LEASE * 2 / 3);
+    assert_eq!(same(&before), None, "the last beat is too old");
+    first.beat().unwrap();
+    assert_eq!(same(&before), Some(true));
+    let mut others = [Standby::new(desk.session("second"))];
+    desk.wait(11, &mut others).unwrap();
+    assert_eq!(same(&before), None);
+    assert!(first.beat().is_err() && same(&before).is_none(), "it was replaced");
+}
+
+#[test]
+fn nothing_is_read_ahead_where_nobody_stands_by_or_a_write_failed() {
+    let desk = Desk::new();
+    let exports = ClusterExports::new(desk.session("alone"), Mode::Own);
+    exports.tend().unwrap();
+    assert!(exports.open("v").unwrap().changes().is_none(), "--take-over waits for nothing");
+    exports.close().unwrap();
+
+    let session = desk.session("first");
+    let _first = serves(&mut Standby::new(session.clone()));
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    assert!(volume.changes().is_some());
+    desk.store.pause_writes(true);
+    let ticket = volume.write(0, &[7; 4096]).unwrap();
+    assert!(volume.wait(ticket).is_err());
+    desk.store.pause_writes(false);
+    assert!(volume.changes().is_none(), "a copy of the write may come at any time");
+}
+
+#[test]
 fn a_server_that_was_stopped_and_not_replaced_goes_on() {
     let mut desk = Desk::new();
     let session = desk.session("first");
@@ -214,7 +276,8 @@ fn a_third_server_takes_the_volumes_of_all_who_were_shut_out() {
     let _second = desk.wait(11, &mut others).unwrap();
     let session = desk.session("third");
     let mut others = [Standby::new(session.clone())];
-    let (_, third) = desk.wait(11, &mut others).unwrap();
+    // The second one never served: a second more.
+    let (_, third) = desk.wait(12, &mut others).unwrap();
     assert_eq!(third.before(), Some("second"));
     let taken = ClusterExports::new(session, Mode::Own);
     let mut found = Vec::new();
@@ -237,4 +300,83 @@ fn a_volume_that_another_server_writes_keeps_a_standby_waiting() {
     assert!(desk.wait(60, &mut others).is_none());
     plain.detach().unwrap();
     assert!(desk.wait(10, &mut others).is_some());
+}
+
+#[test]
+fn who_may_shut_nobody_out_is_told_so_before_it_stands_by() {
+    let desk = Desk::new();
+    let powerless = desk.store.session("second").without_right_to_fence();
+    let session = Session::open(Arc::new(powerless), Settings::default()).unwrap();
+    let mut standby = Standby::new(Arc::new(session));
+    // Also where nobody is to be shut out, and while another one is at work.
+    let told = |standby: &mut Standby| {
+        let error = standby.look().err().unwrap();
+        assert!(error.kind() == Kind::Denied && error.to_string().contains("right"), "{error}");
+    };
+    told(&mut standby);
+    let first = serves(&mut Standby::new(desk.session("first")));
+    told(&mut standby);
+    first.beat().unwrap();
+}
+
+#[test]
+fn after_takeovers_that_failed_those_that_stand_by_wait_longer_and_longer() {
+    let mut desk = Desk::new();
+    for (failed, seconds) in [(0, 0), (1, 1), (2, 2), (3, 4), (4, 8)] {
+        let mut one = [Standby::new(desk.session(&format!("fails-{failed}")))];
+        assert!(desk.wait(seconds, &mut one).is_none(), "{failed} failed");
+        let (_, gateway) = desk.wait(2, &mut one).unwrap();
+        gateway.beat().unwrap();
+        gateway.fail().unwrap();
+    }
+    // One that is killed before it serves counts, too; the lease is waited for beside the pause.
+    let mut one = [Standby::new(desk.session("killed"))];
+    assert!(desk.wait(16, &mut one).is_none());
+    assert!(matches!(one[0].look().unwrap(), Found::Waits(5, left) if left <= LEASE / 9));
+    desk.wait(2, &mut one).unwrap();
+    let mut next = [Standby::new(desk.session("serves"))];
+    assert!(desk.wait(9 + 32, &mut next).is_none());
+    let (_, gateway) = desk.wait(2, &mut next).unwrap();
+    assert_eq!(gateway.before(), Some("killed"));
+    // Who serves ends the row, however it ends itself.
+    gateway.settle();
+    gateway.beat().unwrap();
+    gateway.fail().unwrap();
+    let mut last = [Standby::new(desk.session("last"))];
+    let (_, gateway) = desk.wait(1, &mut last).unwrap();
+    // So does an orderly end before it serves.
+    gateway.give_up().unwrap();
+    assert!(desk.wait(1, &mut [Standby::new(desk.session("another"))]).is_some());
+}
+
+#[test]
+fn a_name_that_is_no_servers_keeps_nobody_waiting_after_a_repair() {
+    let mut desk = Desk::new();
+    let first = serves(&mut Standby::new(desk.session("first")));
+    first.give_up().unwrap();
+    let gateway = ObjectName::metadata("gateway");
+    let named = Change::SetOmap(vec![(b"o".to_vec(), b"!no server".to_vec())]);
+    let op = Write { object: gateway, guards: vec![], changes: vec![named] };
+    desk.store.write(&[op]).remove(0).unwrap();
+    let mut standby = Standby::new(desk.session("second"));
+    for _ in 0..100 {
+        desk.pass(Duration::from_millis(500));
+        let error = standby.look().err().unwrap();
+        let said = error.to_string();
+        assert!(error.kind() == Kind::Corrupt && said.contains("onefold repair"), "{said}");
+    }
+    let scrubbed = |mut scrub: Scrub| {
+        while scrub.step().unwrap() {}
+        scrub.report().misnamed
+    };
+    let session = desk.session("repair");
+    assert_eq!(scrubbed(Scrub::look(session.clone(), false).unwrap()), 1);
+    assert_eq!(scrubbed(Scrub::new(session.clone(), false).unwrap()), 1);
+    assert_eq!(scrubbed(Scrub::look(session, false).unwrap()), 0);
+    let mut standbys = [standby];
+    let (_, second) = desk.wait(1, &mut standbys).unwrap();
+    assert_eq!(second.before(), None);
+    // A server that is one stays named.
+    assert_eq!(scrubbed(Scrub::new(desk.session("again"), false).unwrap()), 0);
+    second.beat().unwrap();
 }

@@ -360,12 +360,37 @@ pub trait ObjectStore: Send + Sync {
     /// `Denied`: this session has no right to fence.
     fn fence(&self, identity: &str) -> Result<(), Refusal>;
 
+    /// Shows that this session has the right to [`fence`](Self::fence), without fencing anybody.
+    ///
+    /// # Errors
+    /// `Denied`: it has not. Otherwise as operations.
+    fn may_fence(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// False for a text that can't be the [`identity`](Self::identity) of a session: nobody is called so, and
+    /// nobody could be fenced by it.
+    fn is_identity(&self, _text: &str) -> bool {
+        true
+    }
+
     /// The time by the clock of this host, since 1970.
     fn time(&self) -> Duration;
 
     /// Time since an arbitrary moment by a clock of this host that nobody sets, and that goes on while the
     /// host sleeps or the process is stopped.
     fn monotonic(&self) -> Duration;
+
+    /// True when one process has the whole store: nobody else changes anything while it does.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
+    /// Batches that one client's changes should be on their way in together: more hide the time that each
+    /// takes, where the store works on many at once; a store that makes changes durable together takes one.
+    fn batches(&self) -> usize {
+        1
+    }
 
     /// True while the store recovers lost copies: background work then slows down.
     fn recovers(&self) -> bool {

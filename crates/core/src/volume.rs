@@ -77,9 +77,9 @@ pub trait Volume: Send + Sync {
     /// Reads a batch of block ranges; device reads of the whole batch are issued together.
     fn read(&self, reads: &mut [BlockRead<'_>]);
 
-    /// Counts what changes, whoever changes it, so that a server may read ahead; `None` where
-    /// somebody may change the volume whom it does not know of: then nothing is read ahead. When
-    /// clients may not use the volume any more, that is a change of all of it.
+    /// Counts what changes, whoever changes it, so that a server may read ahead; `None` where, or
+    /// while, somebody may change the volume whom it does not know of: then nothing is read ahead, and
+    /// what was is not given. When clients may not use the volume any more, that is a change of all of it.
     fn changes(&self) -> Option<&Changes> {
         None
     }
@@ -148,6 +148,12 @@ pub trait Volume: Send + Sync {
     /// changes that come together are made durable together, and may still fail until then.
     fn acknowledges_late(&self) -> bool {
         false
+    }
+
+    /// Threads of one connection that [`wait`](Volume::wait) beside each other, where clients hear of changes
+    /// late: each sends what came while the others waited. 1 at least.
+    fn waits_beside(&self) -> usize {
+        1
     }
 
     /// The changes up to this ticket are durable, whatever comes; `None` where the engine does not

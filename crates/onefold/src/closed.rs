@@ -178,6 +178,7 @@ fn repair_cluster(url: &Url) -> Result<Repair> {
         listed,
         orphans,
         left: orphans_left,
+        misnamed,
         damage,
         ..
     } = scrub.report();
@@ -188,6 +189,7 @@ fn repair_cluster(url: &Url) -> Result<Repair> {
         (restored, "missing chunks that stood in their objects, too"),
         (listed, "unlisted objects"),
         (orphans, "orphans"),
+        (misnamed, "names of a server at work that was none"),
     ];
     let restored = counts.iter().filter(|(count, _)| **count > 0);
     let mut left = Findings { problems: damage.clone(), found: damage.len() as u64 };

@@ -139,6 +139,35 @@ fn a_volume_that_acknowledges_late_holds_up_no_later_requests() {
 }
 
 #[test]
+fn as_many_writes_of_a_connection_are_waited_for_beside_each_other_as_the_volume_says() {
+    for beside in [1, 3] {
+        let served = served(Limits::default());
+        let (late, waits) = (&served.volume.late, &served.volume.waits);
+        late.store(true, SeqCst);
+        served.volume.beside.store(beside, SeqCst);
+        served.volume.hold.store(true, SeqCst);
+        let mut raw = Raw::go(&served.socket, Mode::Simple);
+        // A request alone would be waited for by the connection's own thread.
+        let write = |raw: &mut Raw, at: u64| {
+            raw.send(&requests(Mode::Simple, &[(0, WRITE, at, b"abc"), (0, READ, at, &[])]));
+            assert_eq!(raw.chunk(0).unwrap().cookie, 1);
+        };
+        for n in 0..beside {
+            write(&mut raw, n * 4096);
+            while waits.load(SeqCst) <= n {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        // Nobody is left to wait for this one, and reads go on.
+        write(&mut raw, 1 << 20);
+        assert_eq!(waits.load(SeqCst), beside);
+        served.volume.hold.store(false, SeqCst);
+        (0..=beside).for_each(|_| assert_eq!(raw.chunk(0).unwrap().cookie, 0));
+        assert_eq!(served.volume.volatile(), 0);
+    }
+}
+
+#[test]
 fn flushes_that_wait_together_are_one_flush() {
     let served = served(Limits::default());
     let mut raw = Raw::go(&served.socket, Mode::Simple);

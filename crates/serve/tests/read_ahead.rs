@@ -119,6 +119,20 @@ fn a_change_on_another_connection_is_seen_by_who_reads_afterwards() {
 }
 
 #[test]
+fn what_was_read_ahead_is_not_given_while_others_may_change_the_volume() {
+    let served = served();
+    let mut raw = Raw::go(&served.socket, Mode::Simple);
+    read_on(&mut raw, 0, 3);
+    reached(&served.volume.ahead, 4);
+    served.volume.unsure.store(true, SeqCst);
+    read_on(&mut raw, 96 * K, 1);
+    assert_eq!(served.volume.asked_bytes.load(SeqCst), 0);
+    served.volume.unsure.store(false, SeqCst);
+    read_on(&mut raw, 128 * K, 1);
+    assert_eq!(served.volume.asked_bytes.load(SeqCst), 32 * K);
+}
+
+#[test]
 fn a_change_of_the_client_itself_is_seen_too() {
     let served = served();
     let mut raw = Raw::go(&served.socket, Mode::Simple);

@@ -118,6 +118,8 @@ pub enum Checker {
     LivingSpared,
     /// Cluster: a server that was replaced answers nothing any more.
     ReplacedIsSilent,
+    /// Cluster: after a takeover that came to nothing those that stand by wait, each time longer.
+    PauseKept,
 }
 
 impl fmt::Display for Checker {

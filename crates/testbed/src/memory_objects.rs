@@ -8,9 +8,12 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use onefold_core::object::{
-    Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
-    Version, Write,
+use onefold_core::{
+    Error, Kind,
+    object::{
+        Held, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal,
+        Space, Version, Write,
+    },
 };
 use parking_lot::Mutex;
 
@@ -23,8 +26,11 @@ pub struct MemoryObjects {
     born: Instant,
     /// The time of all sessions' monotonic clocks, once a test sets it.
     passed: Arc<Mutex<Option<Duration>>>,
+    /// What the clocks of all hosts show, once a test sets it.
+    shown: Arc<Mutex<Option<Duration>>>,
     /// Changes have no reply, and are not applied; reads are answered.
     paused: Arc<AtomicBool>,
+    may_fence: bool,
 }
 
 impl MemoryObjects {
@@ -36,7 +42,9 @@ impl MemoryObjects {
             identity: "first".into(),
             born: Instant::now(),
             passed: Arc::default(),
+            shown: Arc::default(),
             paused: Arc::default(),
+            may_fence: true,
         }
     }
 
@@ -48,14 +56,32 @@ impl MemoryObjects {
             identity: identity.into(),
             born: self.born,
             passed: self.passed.clone(),
+            shown: self.shown.clone(),
             paused: self.paused.clone(),
+            may_fence: true,
         }
+    }
+
+    /// The same session as a user has it who may not fence.
+    #[must_use]
+    pub fn without_right_to_fence(self) -> MemoryObjects {
+        MemoryObjects { may_fence: false, ..self }
     }
 
     /// Sets what the monotonic clock of every session shows from now on. Until the first call it is that of
     /// this host.
     pub fn set_monotonic(&self, time: Duration) {
         *self.passed.lock() = Some(time);
+    }
+
+    /// Sets what the clocks of all hosts show from now on, since 1970. Until the first call it is that of this
+    /// host.
+    pub fn set_time(&self, time: Duration) {
+        *self.shown.lock() = Some(time);
+    }
+
+    fn now(&self) -> Duration {
+        self.shown.lock().unwrap_or_else(wall_time)
     }
 
     /// Lets the store take no changes of any session, or take them again; reads are answered all the same.
@@ -88,7 +114,7 @@ impl ObjectStore for MemoryObjects {
             } else if fenced {
                 Err(Refusal::Fenced)
             } else {
-                objects.write(op, wall_time(), 0)
+                objects.write(op, self.now(), 0)
             }
         };
         batch.iter().map(&mut one).collect()
@@ -127,7 +153,7 @@ impl ObjectStore for MemoryObjects {
         if objects.is_fenced(&self.identity) {
             return Err(Refusal::Fenced);
         }
-        objects.lock(object, lock, self.me(cookie), wall_time(), lease)
+        objects.lock(object, lock, self.me(cookie), self.now(), lease)
     }
 
     fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal> {
@@ -135,7 +161,7 @@ impl ObjectStore for MemoryObjects {
     }
 
     fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal> {
-        Ok(self.objects.lock().holder(object, lock, wall_time()))
+        Ok(self.objects.lock().holder(object, lock, self.now()))
     }
 
     fn break_lock(
@@ -153,12 +179,26 @@ impl ObjectStore for MemoryObjects {
     }
 
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        self.may_fence()?;
         self.objects.lock().fence(identity);
         Ok(())
     }
 
+    fn may_fence(&self) -> Result<(), Refusal> {
+        match self.may_fence {
+            true => Ok(()),
+            false => {
+                Err(Refusal::Denied(Error::new(Kind::Denied, "the right to fence is missing")))
+            }
+        }
+    }
+
+    fn is_identity(&self, text: &str) -> bool {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+    }
+
     fn time(&self) -> Duration {
-        wall_time()
+        self.now()
     }
 
     fn monotonic(&self) -> Duration {

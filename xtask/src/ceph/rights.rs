@@ -254,6 +254,13 @@ impl Lacking<'_> {
             }
         }
         second.stop()?;
+        // One that would stand by is told so at once, while nobody is to be shut out.
+        self.refused(
+            LESS,
+            &["serve"],
+            &["--standby", "--nbd", &format!("unix:{}", self.folder.join("never.sock").display())],
+            &["can't stand by", "may not shut out", "osd blocklist"],
+        )?;
         client.write_all([(65536, &[2u8; 65536][..])].into_iter())?;
         client.flush()?;
         client.disconnect()?;

@@ -24,12 +24,13 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 24] = [
+const FOREIGN: [&str; 25] = [
     "--cacert",
     "--cache",
     "--cert",
     "--errorwhenfull",
     "--fail",
+    "--filter",
     "--flush",
     "--id",
     "--image-opts",

@@ -560,6 +560,10 @@ impl ObjectStore for EmbeddedObjects {
         BootClock.now()
     }
 
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     fn space(&self) -> Result<Space, Refusal> {
         let blocks = self.shared.blocks.lock();
         let used = blocks.used_bytes() + self.shared.tables.file_bytes();

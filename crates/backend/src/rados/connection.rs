@@ -19,7 +19,7 @@ use onefold_core::{
     Error, Kind, Result,
     object::{Holder, Refusal},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     ceph_args::Said,
@@ -29,6 +29,14 @@ use super::{
 
 /// How long a fence lasts. The cluster's map keeps each address for so long.
 const FENCE: Duration = Duration::from_secs(365 * 86_400);
+
+/// What stands in the place of an address where the monitors are asked whether one could be shut out. It has
+/// the form that Ceph's profile for block devices asks for, and no monitor takes it for an address.
+const NOBODY: &str = "nobody/0";
+
+/// What a user without the right to shut others out may not do, and the right.
+const SHUT_OUT: &str = "shut out a session that was here before";
+const SHUT_OUT_RIGHT: &str = "mon 'allow command \"osd blocklist\"', or mon 'profile rbd'";
 
 /// `LIBRADOS_LOCK_FLAG_MAY_RENEW`.
 const MAY_RENEW: u8 = 1;
@@ -234,7 +242,30 @@ impl Connection {
     /// # Errors
     /// The cluster's error, with the sentence of the monitors.
     pub fn command(&self, command: &Value) -> Result<Value> {
-        let line = text(command.to_string()).map_err(as_error)?;
+        let (code, out, said) = self.ask(command).map_err(as_error)?;
+        if code < 0 {
+            let prefix = command["prefix"].as_str().unwrap_or("a command");
+            if is_denied(code) {
+                // Commands that only read are allowed to every user who may read.
+                let right = if prefix.contains("application") {
+                    format!("allow command \"{prefix}\"")
+                } else {
+                    "allow r".to_owned()
+                };
+                return Err(as_error(self.refused(
+                    code,
+                    &format!("ask the monitors for {prefix:?}"),
+                    format_args!("mon '{right}'"),
+                )));
+            }
+            return Err(failed(format_args!("{prefix}: {}", String::from_utf8_lossy(&said)), code));
+        }
+        Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
+    }
+
+    /// Sends a command to the monitors; returns its code, their answer, and their sentence.
+    fn ask(&self, command: &Value) -> Result<(c_int, Vec<u8>, Vec<u8>), Refusal> {
+        let line = text(command.to_string())?;
         let (mut out, mut out_bytes, mut said, mut said_bytes) =
             (ptr::null_mut(), 0usize, ptr::null_mut(), 0usize);
         let lines = [line.as_ptr()];
@@ -264,25 +295,18 @@ impl Connection {
             unsafe { (self.library.buffer_free)(buffer) };
             taken
         };
-        let (out, said) = (take(out, out_bytes), take(said, said_bytes));
-        if code < 0 {
-            let prefix = command["prefix"].as_str().unwrap_or("a command");
-            if is_denied(code) {
-                // Commands that only read are allowed to every user who may read.
-                let right = if prefix.contains("application") {
-                    format!("allow command \"{prefix}\"")
-                } else {
-                    "allow r".to_owned()
-                };
-                return Err(as_error(self.refused(
-                    code,
-                    &format!("ask the monitors for {prefix:?}"),
-                    format_args!("mon '{right}'"),
-                )));
-            }
-            return Err(failed(format_args!("{prefix}: {}", String::from_utf8_lossy(&said)), code));
+        Ok((code, take(out, out_bytes), take(said, said_bytes)))
+    }
+
+    /// Shows that this user may shut clients out: the monitors are asked for a change of the blocklist that they
+    /// refuse, and look at the user's rights before they look at the address. The cluster's map does not change.
+    pub(super) fn may_fence(&self) -> Result<(), Refusal> {
+        let add = json!({ "prefix": "osd blocklist", "blocklistop": "add", "addr": NOBODY });
+        let (code, ..) = self.ask(&add)?;
+        if code == -rustix::io::Errno::INVAL.raw_os_error() {
+            return Ok(());
         }
-        Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
+        if code < 0 { Err(self.refused(code, SHUT_OUT, SHUT_OUT_RIGHT)) } else { Ok(()) }
     }
 
     /// Fences a client by its address, and waits until none of its operations can change anything
@@ -305,11 +329,7 @@ impl Connection {
             )
         };
         if code < 0 {
-            return Err(self.refused(
-                code,
-                "shut out a session that was here before",
-                "mon 'allow command \"osd blocklist\"', or mon 'profile rbd'",
-            ));
+            return Err(self.refused(code, SHUT_OUT, SHUT_OUT_RIGHT));
         }
         // Our own operations carry the new map's number: a disk that takes one of them knows the
         // fence. SAFETY: the cluster is connected.
@@ -339,7 +359,7 @@ fn plain_address(address: &str) -> String {
 
 /// True for the address of one client. Who was here last stands in the pools, where others may have
 /// written; an address without a nonce would shut out a whole host.
-fn is_one_client(address: &str) -> bool {
+pub(super) fn is_one_client(address: &str) -> bool {
     let Some((socket, nonce)) = address.rsplit_once('/') else { return false };
     let digits = nonce.bytes().all(|byte| byte.is_ascii_digit());
     socket.parse::<SocketAddr>().is_ok() && digits && nonce.parse::<u32>().is_ok_and(|n| n != 0)

@@ -61,6 +61,9 @@ const FLIGHT_BYTES: usize = 32 << 20;
 /// Most operations of a batch in flight together.
 const FLIGHT: usize = 32;
 
+/// Batches of one client's writes on their way together: while one waits for its slowest disk, others go.
+const BATCHES: usize = 4;
+
 /// Most age of the answer about the free space.
 const SPACE_AGE: Duration = Duration::from_secs(2);
 
@@ -368,12 +371,24 @@ impl ObjectStore for RadosObjects {
         self.connection.fence(identity)
     }
 
+    fn may_fence(&self) -> Result<(), Refusal> {
+        self.connection.may_fence()
+    }
+
+    fn is_identity(&self, text: &str) -> bool {
+        connection::is_one_client(text)
+    }
+
     fn time(&self) -> Duration {
         wall_time()
     }
 
     fn monotonic(&self) -> Duration {
         BootClock.now()
+    }
+
+    fn batches(&self) -> usize {
+        BATCHES
     }
 
     fn recovers(&self) -> bool {

@@ -20,7 +20,7 @@ use std::{cell::Cell, collections::BTreeMap, sync::Arc};
 
 use onefold_core::{
     Kind, Result,
-    object::{Change, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write},
+    object::{Change, Guard, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
 use crate::{
@@ -32,10 +32,14 @@ use crate::{
         catalogue::{Named, What},
     },
     names::{FILL, Names, Told},
+    proof,
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::header::{self, Bits},
+    volume::{
+        header::{self, Bits},
+        parse_owner,
+    },
 };
 use numbers::Numbers;
 
@@ -78,6 +82,9 @@ pub struct Report {
     pub orphans: u64,
     /// Headers of volumes that belong to nothing, and that this repair left to the next one.
     pub left: u64,
+    /// Values about the server at work that could not be read, or named what is no server: servers that stand by
+    /// could not take over.
+    pub misnamed: u64,
     /// Damage that can't be repaired, a sentence each: the first thousand.
     pub damage: Vec<String>,
 }
@@ -86,8 +93,9 @@ impl Report {
     /// True when nothing had to be done.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        let Report { stale, added, collected, restored, listed, orphans, left, .. } = self;
-        stale + added + collected + restored + listed + orphans + left == 0
+        let Report { stale, added, collected, restored, listed, orphans, left, misnamed, .. } =
+            self;
+        stale + added + collected + restored + listed + orphans + left + misnamed == 0
             && self.damage.is_empty()
     }
 
@@ -275,6 +283,8 @@ impl Scrub {
                 chunks.push(chunk);
             } else if let Some(id) = header::parse(name) {
                 self.header(id)?;
+            } else if *name == proof::object().name {
+                self.server_at_work()?;
             }
         }
         self.chunks(&chunks)?;
@@ -456,6 +466,43 @@ impl Scrub {
             Ok(_) => self.report.orphans += 1,
             Err(Refusal::Missing) => {}
             Err(refusal) => return Err(refusal),
+        }
+        Ok(())
+    }
+
+    /// Takes away what those that stand by can't read of the server at work, and its name when nobody can be shut
+    /// out by that: they would wait for ever.
+    fn server_at_work(&mut self) -> Result<(), Refusal> {
+        let (kernel, object) = (self.session.kernel(), proof::object());
+        for key in proof::KEYS {
+            let version = match kernel.read_one(&object, vec![ReadPart::Stat]) {
+                Err(Refusal::Missing) => return Ok(()),
+                found => found?.version,
+            };
+            let keeps_waiting = match kernel.read_value(&object, key) {
+                Err(Refusal::Missing) => return Ok(()),
+                // In a sealed store it was written by somebody else.
+                Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => true,
+                value => parse_owner(&value?).is_some_and(|(at_work, identity)| {
+                    key == proof::NAME && at_work && !kernel.store().is_identity(&identity)
+                }),
+            };
+            if !keeps_waiting {
+                continue;
+            }
+            if self.repairs {
+                match kernel.until_answered(&Write {
+                    object: object.clone(),
+                    guards: vec![Guard::Exists, Guard::Version(version)],
+                    changes: vec![Change::DropOmap(vec![key.to_vec()])],
+                }) {
+                    Ok(_) => {}
+                    // A beat came, or a reply was lost: the next repair tells.
+                    Err(Refusal::Mismatch | Refusal::Missing) => continue,
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+            self.report.misnamed += 1;
         }
         Ok(())
     }

@@ -423,12 +423,28 @@ impl ObjectStore for SealedStore {
         self.inner.fence(identity)
     }
 
+    fn may_fence(&self) -> Result<(), Refusal> {
+        self.inner.may_fence()
+    }
+
+    fn is_identity(&self, text: &str) -> bool {
+        self.inner.is_identity(text)
+    }
+
     fn time(&self) -> Duration {
         self.inner.time()
     }
 
     fn monotonic(&self) -> Duration {
         self.inner.monotonic()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.inner.is_exclusive()
+    }
+
+    fn batches(&self) -> usize {
+        self.inner.batches()
     }
 
     fn recovers(&self) -> bool {

@@ -3,11 +3,11 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use onefold_core::{
-    Error, Kind, Result,
+    Changes, Error, Kind, Result,
     object::{Pool, Refusal},
 };
 
@@ -170,6 +170,8 @@ impl Volume {
             trims: Trims::new(objects.clone(), discards, writes),
             promotion,
             objects,
+            changes: Changes::default(),
+            unsure: AtomicBool::new(false),
         })
     }
 
@@ -189,6 +191,7 @@ impl Volume {
     pub fn detach(self) -> Result<()> {
         let Some(ownership) = self.ownership else { return Ok(()) };
         self.group_commit.drain();
+        self.promotion.keep_hits(true);
         ownership.release(self.objects.are_recorded())
     }
 

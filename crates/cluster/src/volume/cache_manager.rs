@@ -1,51 +1,38 @@
 //! The cache manager (the paper's): which chunks are hot, and which of them are kept in metadata
 //! objects.
 //!
-//! Reads are recorded in Bloom filters, one a second for a minute. A clean chunk that is in many of
-//! them is [promoted](super::promotion). A dirty one stays dirty: a key of the header tells workers
+//! Reads are recorded in a [hit set](super::hit_set). A clean chunk that was read in many of the last seconds
+//! is [promoted](super::promotion). A dirty one stays dirty: a key of the header tells workers
 //! until when to leave it. The time is short and is extended while clients read the chunk, so
 //! nothing has to be undone when its server is gone.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
 
-use onefold_core::{
-    checksum,
-    object::{Read, ReadPart, Refusal},
-};
-
+use onefold_core::object::{Read, ReadPart, Refusal};
 use parking_lot::Mutex;
 
-use super::header::{CACHED, CACHED_MAX, HOT, HOT_MAX, name};
+use super::{
+    header::{CACHED, CACHED_MAX, HOT, HOT_MAX, name},
+    hit_set::HitSet,
+};
 use crate::{
     format::{BLOCK, CHUNK_MAX, OBJECT_MAX, ObjectId, catalogue::Cut, key},
     kernel::Kernel,
     session::Session,
 };
 
-/// Seconds that reads are remembered for.
-const SECONDS: usize = 60;
-
-/// Bits of a filter: 64 KiB.
-const FILTER_BITS: u64 = 64 * 1024 * 8;
-
 /// Seconds that the record of a hot chunk is valid. The owner renews the record when less than half
 /// of them is left.
 pub(super) const HOT_SECONDS: u64 = 60;
 
-/// A Bloom filter for one second, made when the first read comes.
-struct Filter {
-    second: u64,
-    bits: Vec<u64>,
-}
-
 /// The hit set, and the chunks that are kept.
 #[derive(Default)]
 pub(super) struct Cache {
-    filters: VecDeque<Filter>,
+    hits: HitSet,
     /// Chunks that are kept, by place, with when they were read last.
     kept: BTreeMap<u64, u64>,
     /// Dirty chunks that are not to be deduplicated, by place, until which second.
@@ -90,19 +77,7 @@ impl Cache {
         if let Some(kept) = self.kept.get_mut(&place) {
             *kept = self.reads;
         }
-        if self.filters.back().is_none_or(|filter| filter.second != second) {
-            self.filters.push_back(Filter { second, bits: vec![0; FILTER_BITS as usize / 64] });
-        }
-        self.filters.retain(|filter| filter.second + SECONDS as u64 > second);
-        let hash = checksum::fast(4, &place.to_le_bytes());
-        let at = [hash % FILTER_BITS, (hash >> 32) % FILTER_BITS];
-        if let Some(filter) = self.filters.back_mut() {
-            at.iter().for_each(|bit| filter.bits[*bit as usize / 64] |= 1 << (bit % 64));
-        }
-        let holds = |filter: &&Filter| {
-            at.iter().all(|bit| filter.bits[*bit as usize / 64] >> (bit % 64) & 1 == 1)
-        };
-        self.filters.iter().filter(holds).count() as u32
+        self.hits.hit(place, second)
     }
 }
 
@@ -120,7 +95,8 @@ impl CacheManager {
         let format = session.kernel().format();
         let by_content = format.volume_cut == Cut::Content;
         let chunk_bytes = u64::from(if by_content { CHUNK_MAX } else { format.chunk_bytes });
-        let mut cache = Cache::default();
+        let second = session.kernel().store().time().as_secs();
+        let mut cache = Cache { hits: HitSet::load(header, second), ..Cache::default() };
         header.iter().for_each(|(key, value)| cache.learn(key, value, chunk_bytes));
         session.cache_budget().keep(cache.bytes);
         CacheManager { session, chunk_bytes, cache: Mutex::new(cache) }
@@ -134,6 +110,12 @@ impl CacheManager {
     /// Records a read; returns in how many of the last seconds the chunk was read.
     pub(super) fn hit(&self, place: u64, second: u64) -> u32 {
         self.cache.lock().hit(place, second)
+    }
+
+    /// The keys of the header that are to have what was read, with their values; with `closing` all of it, otherwise
+    /// every ten seconds what is over.
+    pub(super) fn hits_due(&self, second: u64, closing: bool) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.cache.lock().hits.due(second, closing)
     }
 
     /// True when the session may keep one chunk more.
@@ -269,17 +251,6 @@ pub(crate) fn hot(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hits_are_counted_by_seconds_and_forgotten_after_a_minute() {
-        let mut cache = Cache::default();
-        assert_eq!(
-            (cache.hit(7, 10), cache.hit(7, 10), cache.hit(7, 11), cache.hit(8, 11)),
-            (1, 1, 2, 1)
-        );
-        assert_eq!(cache.hit(7, 69), 3);
-        assert_eq!(cache.hit(7, 200), 1);
-    }
 
     #[test]
     fn places_come_back() {

@@ -6,7 +6,14 @@
 //! nothing to send sleeps. A read of a range with waiting writes, and every change that is not a
 //! write, sends the waiting writes first.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use onefold_core::{Error, Kind, Result, Ticket};
 use parking_lot::{Condvar, Mutex};
@@ -39,6 +46,9 @@ impl Drop for Group<'_> {
         let failed = self.failed.take().unwrap_or_else(|| {
             self.writes.iter().map(|waiting| (waiting.ticket(), panicked())).collect()
         });
+        if !failed.is_empty() {
+            self.commit.failed.store(true, Relaxed);
+        }
         let object_bytes = self.commit.objects.bytes();
         self.commit.queue.lock().group_is_over(&self.writes, failed, object_bytes);
         self.commit.group_over.notify_all();
@@ -52,11 +62,24 @@ pub(super) struct GroupCommit {
     queue: Mutex<Queue>,
     /// A group of writes is over.
     group_over: Condvar,
+    /// A write failed: when it had no reply, it may still come.
+    failed: AtomicBool,
 }
 
 impl GroupCommit {
     pub(super) fn new(objects: Arc<Objects>, writes: Arc<Writes>) -> GroupCommit {
-        GroupCommit { objects, writes, queue: Mutex::default(), group_over: Condvar::new() }
+        GroupCommit {
+            objects,
+            writes,
+            queue: Mutex::default(),
+            group_over: Condvar::new(),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// True when a write failed since the volume was attached.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
     }
 
     /// Queues a write. The write is acknowledged, and durable, after [`wait_for`](Self::wait_for).

@@ -9,6 +9,7 @@
 //! | `i` | a stamp of the owner, while it may make references for entries that it has not written yet |
 //! | `C` and a number | a stamp: an object and a chunk of it that is kept though it is clean |
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
+//! | `R` and a number | which chunks were read in one of the last 60 seconds |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +31,7 @@ pub(super) const BITS: u8 = b'B';
 pub(super) const DISCARD: u8 = b'D';
 pub(super) const CACHED: u8 = b'C';
 pub(super) const HOT: u8 = b'H';
+pub(super) const HITS: u8 = b'R';
 
 /// Objects of a key of the bitmap.
 pub(crate) const GROUP: u64 = 512;

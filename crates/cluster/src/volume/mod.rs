@@ -9,6 +9,7 @@
 //! | [`plan`], [`write`] | foreground writes of objects |
 //! | [`queue`], [`group_commit`] | writes that wait, and go out together |
 //! | [`discard`] | trims: at once, or as long discards that are applied later and honoured at once |
+//! | [`hit_set`] | which chunks were read in which of the last seconds |
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
 //! | [`read`] | foreground reads |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
@@ -24,6 +25,7 @@ pub(crate) mod cache_manager;
 mod discard;
 mod group_commit;
 pub(crate) mod header;
+mod hit_set;
 mod inline;
 mod long_discards;
 mod objects;
@@ -38,10 +40,10 @@ mod write;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_core::{Error, Kind, Result, Ticket};
+use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
 pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, serve::ClusterExports};
@@ -49,6 +51,7 @@ use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
 };
+use crate::rules::Rule;
 
 /// A volume that is attached.
 pub struct Volume {
@@ -62,6 +65,10 @@ pub struct Volume {
     trims: Trims,
     reads: Reads,
     promotion: Arc<Promotion>,
+    /// What clients change, for who reads ahead.
+    changes: Changes,
+    /// A trim failed, and may still come.
+    unsure: AtomicBool,
 }
 
 impl Volume {
@@ -100,6 +107,8 @@ impl Volume {
         self.writable()?;
         self.within(offset, data.len() as u64)?;
         self.foreground(data.len() as u64);
+        // From here on every read has the write first.
+        let _change = self.change(offset, data.len() as u64);
         Ok(self.group_commit.write_later(offset, data))
     }
 
@@ -143,7 +152,12 @@ impl Volume {
         self.within(offset, bytes)?;
         self.group_commit.drain();
         self.foreground(0);
-        self.trims.discard(offset, bytes)
+        let _change = self.change(offset, bytes);
+        let discarded = self.trims.discard(offset, bytes);
+        if discarded.is_err() {
+            self.unsure.store(true, Relaxed);
+        }
+        discarded
     }
 
     /// Applies long discards to one more object; false when there is none.
@@ -195,6 +209,20 @@ impl Volume {
     fn serves(&self) -> Result<()> {
         let session = self.objects.session();
         session.proof().get().map_or(Ok(()), |proof| proof.holds(session.store()))
+    }
+
+    /// True when all that changes the volume is counted: no other server does at this moment, and no change
+    /// that failed may still come.
+    fn is_alone(&self) -> bool {
+        let unsure = self.unsure.load(Relaxed) || self.group_commit.has_failed();
+        self.ownership.is_some() && !unsure && self.objects.session().is_alone()
+    }
+
+    /// Counts a change, from before anybody can see it until everybody does.
+    fn change(&self, offset: u64, bytes: u64) -> Option<Change<'_>> {
+        let block = BLOCK_BYTES as u64;
+        let blocks = offset / block..(offset + bytes).div_ceil(block);
+        self.objects.kernel().keeps(Rule::ChangesCounted).then(|| self.changes.begin(blocks))
     }
 
     fn foreground(&self, bytes: u64) {

@@ -43,6 +43,7 @@ impl Promotion {
     pub(super) fn evict_step(&self) -> onefold_core::Result<bool> {
         // If this fails, the records remain in the header, but their time is over all the same.
         let _ = self.forget_hot();
+        self.keep_hits(false);
         let Some(place) = self.cache.oldest() else { return Ok(false) };
         let (index, offset) = parse(place);
         self.evict(index, offset, place).map_err(|refusal| self.objects.failed(index, refusal))?;
@@ -85,6 +86,21 @@ impl Promotion {
             changes: vec![record],
         })?;
         Ok(())
+    }
+
+    /// Writes into the header what was read lately, so that the next owner knows it: all of it with `closing`,
+    /// otherwise what is over, every ten seconds. An error is ignored: the next owner knows less then.
+    pub(super) fn keep_hits(&self, closing: bool) {
+        let kernel = self.objects.kernel();
+        let pairs = self.cache.hits_due(kernel.store().time().as_secs(), closing);
+        if pairs.is_empty() {
+            return;
+        }
+        let _ = kernel.write_one(&Write {
+            object: self.objects.header(),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::SetOmap(pairs)],
+        });
     }
 
     /// Removes the records of hot chunks whose time is over.
@@ -253,6 +269,53 @@ mod tests {
         let mut worker = Worker::new(worker, Watermarks::NONE);
         (0..steps).for_each(|_| assert!(worker.step().is_ok()));
         server.status().unwrap().dirty_bytes
+    }
+
+    /// Reads a chunk in two seconds, and ends so; bytes that are kept when the next server reads it in the third
+    /// one, so long after the first.
+    fn kept_after(seconds: u64, end: impl Fn(&MemoryObjects, Volume)) -> u64 {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let settings = Settings { cold: Duration::ZERO, hit_count: 3, ..Settings::default() };
+        let open = |name: &str| {
+            Arc::new(Session::open(Arc::new(store.session(name)), settings.clone()).unwrap())
+        };
+        let at = |second| store.set_time(Duration::from_secs(second));
+        at(1000);
+        let (first, second) = (open("a server"), open("the next"));
+        first.create_volume("v", 1 << 20).unwrap();
+        let volume = Volume::attach(&first, "v", Mode::Own).unwrap();
+        volume.write_at(0, &[7; 64 << 10]).unwrap();
+        let mut worker = Worker::new(open("worker"), Watermarks::NONE);
+        (0..20).for_each(|_| assert!(worker.step().is_ok()));
+        let mut read = vec![0; 4096];
+        for second in [1000, 1001] {
+            at(second);
+            volume.read_at(0, &mut read).unwrap();
+        }
+        assert_eq!(volume.cached_bytes(), 0);
+        end(&store, volume);
+        at(1000 + seconds);
+        let volume = Volume::attach(&second, "v", Mode::TakeOver).unwrap();
+        volume.read_at(0, &mut read).unwrap();
+        assert_eq!(read, [7; 4096]);
+        volume.cached_bytes()
+    }
+
+    #[test]
+    fn the_next_server_knows_what_was_read_before_it() {
+        let in_order = |_: &MemoryObjects, volume: Volume| volume.detach().unwrap();
+        assert_eq!(kept_after(2, in_order), 32 << 10);
+        // The first read is a minute old.
+        assert_eq!(kept_after(60, in_order), 0);
+        // One that was killed had told of seconds that were over ten seconds later.
+        let killed = |_: &MemoryObjects, volume: Volume| drop(volume);
+        assert_eq!(kept_after(2, killed), 0);
+        let killed_later = |store: &MemoryObjects, volume: Volume| {
+            store.set_time(Duration::from_secs(1010));
+            volume.evict_step().unwrap();
+        };
+        assert_eq!(kept_after(12, killed_later), 32 << 10);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use onefold_core::{
-    BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
+    BLOCK_BYTES, BlockRead, Changes, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
     block::bytes_mut,
 };
 use parking_lot::{Mutex, RwLock};
@@ -54,6 +54,14 @@ impl onefold_core::Volume for Volume {
 
     fn acknowledges_late(&self) -> bool {
         true
+    }
+
+    fn waits_beside(&self) -> usize {
+        self.objects.kernel().store().batches()
+    }
+
+    fn changes(&self) -> Option<&Changes> {
+        self.is_alone().then_some(&self.changes)
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
@@ -175,6 +183,7 @@ impl ClusterExports {
     /// The first of the store's; `Busy` or `Stopped` when another server took a volume over.
     pub fn tend(&self) -> Result<bool> {
         let mut more = false;
+        self.session.tend();
         self.each_open(|volume| {
             if volume.ownership.is_some() {
                 let (discards, evicts) = (volume.discard_step(), volume.evict_step());

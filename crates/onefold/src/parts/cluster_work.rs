@@ -120,13 +120,27 @@ impl Heart {
         Ok(Heart { gateway, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Lets another server take over at once; all volumes are closed.
+    /// Clients are served: takeovers that failed before count no more.
+    pub fn settle(&self) {
+        self.gateway.settle();
+    }
+
+    /// Lets another server take over at once, after an orderly end; all volumes are closed.
     ///
     /// # Errors
     /// The store's.
     pub fn give_up(mut self) -> Result<()> {
         self.end();
         self.gateway.give_up()
+    }
+
+    /// Lets another server take over although this one had to end; all volumes are closed.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn fail(mut self) -> Result<()> {
+        self.end();
+        self.gateway.fail()
     }
 
     fn end(&mut self) {

@@ -1,8 +1,8 @@
 //! Waiting for durability aside: requests whose answer may come only when something is durable, while
 //! their front end takes others.
 //!
-//! *Threads:* a front end has one helper, started when first needed, or [`LATE_HELPERS`] where the
-//! thread that waits for writes also sends them. A helper serves all requests that wait at once:
+//! *Threads:* a front end has one helper, started when first needed, or as many as the volume says
+//! ([`helpers`]) where the thread that waits for writes also sends them. A helper serves all requests that wait at once:
 //! one flush answers every request that began waiting before the flush started, unless the volume acknowledges
 //! late.
 
@@ -11,10 +11,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use onefold_core::{Error, Result, Ticket, Volume};
 use parking_lot::{Condvar, Mutex};
 
-/// Helpers of a connection to a volume that acknowledges late: so many groups of its writes are on
-/// their way together. With two an embedded store's commits get smaller, and 4 KiB writes half as
-/// fast; connections beside each other have a group each.
-pub(crate) const LATE_HELPERS: usize = 1;
+/// Helpers of a connection at most.
+const HELPERS_MAX: usize = 8;
+
+/// Helpers of a connection: of a volume that acknowledges late so many groups of its writes are on their
+/// way together. Connections beside each other have groups of their own.
+pub(crate) fn helpers(volume: &dyn Volume) -> usize {
+    if volume.acknowledges_late() { volume.waits_beside().clamp(1, HELPERS_MAX) } else { 1 }
+}
 
 /// Requests for which memory is kept while none wait.
 const KEPT: usize = 64;

@@ -158,7 +158,8 @@ impl<'a> Aside<'a> {
                 }
             };
             drop(state);
-            let Some(pieces) = pieces else {
+            // It may have waited for long, and others may change the volume by now.
+            let Some(pieces) = pieces.filter(|_| volume.changes().is_some()) else {
                 read_each(volume, &mut [read]);
                 continue;
             };

@@ -50,7 +50,7 @@ use super::statistics::{Counters, add, sub};
 use super::status;
 use super::turns::{Presence, REQUEST_COST, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
-use crate::batch::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
+use crate::batch::durable::{CloseOnDrop, Until, Waits, helpers};
 use crate::client_fd::ClientFd;
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
@@ -202,7 +202,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         let (_close, _close_aside) = (CloseOnDrop(&waits), aside::CloseOnDrop(&aside));
         let (volume, dialect, waits, aside, outbox) =
             (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
-        let helpers = if volume.acknowledges_late() { LATE_HELPERS } else { 1 };
+        let helpers = helpers(volume);
         let help = move || {
             (0..helpers).for_each(|_| {
                 let answers = Durable::new(dialect, outbox, counters);

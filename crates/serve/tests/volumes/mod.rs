@@ -56,6 +56,10 @@ pub(crate) struct MemoryVolume {
     pub(crate) prefetches: AtomicU64,
     /// What changed, once the volume may be read ahead.
     changes: OnceLock<Changes>,
+    /// Somebody may change it whom it does not know of.
+    pub(crate) unsure: AtomicBool,
+    /// Threads of a connection that wait beside each other.
+    pub(crate) beside: AtomicU64,
     /// Calls of `read_ahead`.
     pub(crate) ahead: AtomicU64,
     /// Bytes that were read ahead and asked for.
@@ -94,6 +98,8 @@ impl MemoryVolume {
             fail_after: AtomicU64::new(0),
             prefetches: AtomicU64::new(0),
             changes: OnceLock::new(),
+            unsure: AtomicBool::new(false),
+            beside: AtomicU64::new(1),
             ahead: AtomicU64::new(0),
             asked_bytes: AtomicU64::new(0),
             read_us: AtomicU64::new(0),
@@ -295,7 +301,7 @@ impl Volume for MemoryVolume {
     }
 
     fn changes(&self) -> Option<&Changes> {
-        self.changes.get()
+        self.changes.get().filter(|_| !self.unsure.load(SeqCst))
     }
 
     fn read_ahead(&self, reads: &mut [BlockRead<'_>]) {
@@ -339,6 +345,10 @@ impl Volume for MemoryVolume {
 
     fn acknowledges_late(&self) -> bool {
         self.late.load(SeqCst)
+    }
+
+    fn waits_beside(&self) -> usize {
+        self.beside.load(SeqCst) as usize
     }
 
     fn on_progress(&self, waker: &Waker) {

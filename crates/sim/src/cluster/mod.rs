@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 40] = [
+const MARKS: [&str; 43] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -63,6 +63,9 @@ const MARKS: [&str; 40] = [
     "the store is full",
     "a standby takes over",
     "a standby waits for a volume's lock",
+    "a standby waits after a failure",
+    "a takeover fails",
+    "a client gets what was read ahead",
     "a server finds that it was replaced",
     "a server gives up",
     "a server's clock is set",

@@ -41,6 +41,11 @@ pub(crate) fn repair(store: &Url, answer: Answer) -> Result<(), Failure> {
             report.left
         ));
     }
+    if report.misnamed > 0 {
+        output::line(
+            "note: what was said of the server at work was none; servers that stand by go on",
+        );
+    }
     report.damage.iter().for_each(output::line);
     damaged(store, report.damage.len())
 }
@@ -118,7 +123,7 @@ impl Cursor<'_> {
 
 fn looked(store: &Url, report: &Report, ended: bool, answer: Answer) -> Result<(), Failure> {
     let lacking = report.added + report.restored;
-    let well = lacking == 0 && report.damage.is_empty();
+    let well = lacking + report.misnamed == 0 && report.damage.is_empty();
     if answer.json {
         let mut found = found(report, well);
         found["ended"] = ended.into();
@@ -140,6 +145,12 @@ fn looked(store: &Url, report: &Report, ended: bool, answer: Answer) -> Result<(
         ] {
             (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
         }
+        if report.misnamed > 0 {
+            output::line(
+                "problem: what is named as the server at work is none, and keeps servers that stand by \
+                 waiting; `onefold repair` removes that",
+            );
+        }
         report.damage.iter().for_each(|line| output::line(format_args!("problem: {line}")));
         match (well, ended) {
             (true, true) => output::line(format_args!("{store} is well")),
@@ -149,7 +160,7 @@ fn looked(store: &Url, report: &Report, ended: bool, answer: Answer) -> Result<(
     }
     match (well, lacking) {
         (true, _) => Ok(()),
-        (false, 0) => damaged(store, report.damage.len()),
+        (false, 0) => damaged(store, report.damage.len() + report.misnamed as usize),
         _ => Err(Failure::new(format!(
             "{store} lacks references or chunks; `onefold repair` restores them from other places"
         ))),
@@ -164,7 +175,8 @@ fn found(report: &Report, well: bool) -> serde_json::Value {
         "added_references": report.added, "collected_chunks": report.collected,
         "restored_chunks": report.restored,
         "listed_objects": report.listed, "orphans": report.orphans,
-        "orphans_left": report.left, "problems": report.damage,
+        "orphans_left": report.left, "misnamed_servers": report.misnamed,
+        "problems": report.damage,
         "well": well,
     })
 }

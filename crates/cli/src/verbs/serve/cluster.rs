@@ -5,33 +5,50 @@
 //! are looked through when they are attached again. A server whose volume was taken over is fenced:
 //! nothing of it is applied any more, and it ends.
 
+mod hook;
+mod right;
+mod standing;
+mod stops;
+mod told;
+
 use std::{
-    os::unix::process::CommandExt,
+    ops::ControlFlow,
     path::PathBuf,
-    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
     },
     time::{Duration, Instant},
 };
 
-use onefold::parts::cluster_work::{ClusterWork, Heart};
-
+use onefold::parts::{
+    cluster_store::{Backing, Url, control_name},
+    cluster_work::{ClusterWork, Heart},
+    control::{self, Request, Served, Tell},
+};
 use onefold_backend::{
     process,
-    signals::StopSignals,
     systemd::{Notifier, Service, Socket},
 };
-use onefold_cluster::{ClusterExports, Found, Gateway, Mode, Named, Session, Settings, Standby};
-use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
-
-use onefold_serve::nbd;
+use onefold_cluster::{ClusterExports, Mode, Named, Session, Settings};
+use onefold_console::{
+    address::{Address, uri},
+    failure::Failure,
+    size::counted,
+};
+use onefold_core::{Error, Exports, Kind};
+use onefold_serve::{http, nbd};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use self::{
+    hook::Hook,
+    right::{Right, Why, taken_no_more},
+    standing::{Waited, open, stand_by},
+    stops::{End, Stops},
+    told::Told,
+};
 use super::{
     looked::Looked,
     options::{CLIENT_GRACE, LOOK_EVERY, Options, is_taken, listen_when_free, note, show},
@@ -45,15 +62,6 @@ use crate::{
         volume::{self, guard},
         worker::Workers,
     },
-};
-use onefold::parts::{
-    cluster_store::{Backing, Url, control_name},
-    control::{self, Request, Served, Tell},
-};
-use onefold_console::{
-    address::{Address, uri},
-    failure::Failure,
-    size::counted,
 };
 
 /// Serves until a signal comes.
@@ -89,14 +97,20 @@ pub(super) fn run(
             "say with --nbd where clients connect, as --nbd unix:/run/onefold.sock",
         ));
     }
-    let mut stops = if options.standby { Some(Stops::install()?) } else { None };
+    let mut stops = if options.standby { Some(Stops::install(is_cluster(url))?) } else { None };
     loop {
         // What was sent before is of the server that this one was.
         if stops.as_ref().is_some_and(Stops::is_asked) {
             return Ok(());
         }
         let sockets = std::mem::take(&mut sockets);
-        match serve(options, url, sockets, &notifier, trust, &mut stops)? {
+        if let Some(stops) = &stops {
+            stops.serves(false);
+        }
+        let Some(turn) = Turn::open(options, url, &notifier, trust, &mut stops)? else {
+            return Ok(());
+        };
+        match turn.serve(sockets)? {
             End::Asked => return Ok(()),
             End::Lost(error) if options.stand_by_again => {
                 tracing::warn!("{error}; standing by again");
@@ -106,400 +120,314 @@ pub(super) fn run(
     }
 }
 
-/// Serves once: as long as nobody else takes over.
-fn serve(
-    options: &Options,
-    url: &Url,
-    sockets: Vec<Socket>,
-    notifier: &Notifier,
-    trust: &Trust,
-    stops: &mut Option<Stops>,
-) -> Result<End, Failure> {
-    let limits = options.limits()?;
-    let shown = url.to_string();
-    let mode = match (options.read_only, options.take_over) {
-        (true, _) => Mode::Read,
-        (false, true) => Mode::TakeOver,
-        (false, false) => Mode::Own,
-    };
-    let usual = match url {
-        Url::Folder(folder) => Some(socket(folder)),
-        Url::Rados(..) => None,
-    };
-    let Some(backing) = open(options, url, notifier, stops.as_ref())? else {
-        return Ok(End::Asked);
-    };
-    let settings = Settings {
-        cache_bytes: options.cache_bytes.0,
-        dedup: options.dedup.into(),
-        ..options.pace.settings()
-    };
-    let session = match options.read_only {
-        true => backing.reading_session(settings),
-        false => backing.session(settings),
-    };
-    let session = Arc::new(session.map_err(|e| e.context(&shown))?);
+/// True where others may come at any time, and the store may not answer.
+fn is_cluster(url: &Url) -> bool {
+    matches!(url, Url::Rados(..))
+}
 
-    // Until here a signal ends the process at once, unless the server stands by: a cluster may answer late.
-    let stops = match stops.take() {
-        Some(installed) => &*stops.insert(installed),
-        None => &*stops.insert(Stops::install()?),
-    };
-    // In a folder its claim says who serves.
-    let gateway = match (options.standby, url) {
-        (true, Url::Rados(..)) => match stand_by(&session, &shown, notifier, stops)? {
-            Turn::Mine(gateway) => Some(gateway),
-            Turn::Ended(end) => return Ok(end),
-        },
-        _ => None,
-    };
-    let before = gateway.as_ref().and_then(|gateway| gateway.before().map(str::to_owned));
-    let shut_out = gateway.as_ref().map(Gateway::shut_out).unwrap_or_default();
-    let mut right = Right::default();
-    if let Some(gateway) = gateway {
-        let replaced = stops.end.clone();
-        let heart = Heart::start(gateway, move |error| {
-            // The other side is gone only when the server is ending anyway.
-            let _ = replaced.send(Some(error));
-        });
-        right.heart = Some(heart?);
+/// Between two looks whether an address is free.
+const LISTEN_AGAIN: Duration = Duration::from_secs(2);
+
+/// One turn of a server: it opens the store, waits until no other server is at work, serves, and ends. What it has
+/// begun ends with it, wherever it fails.
+struct Turn<'a> {
+    options: &'a Options,
+    url: &'a Url,
+    shown: String,
+    notifier: &'a Notifier,
+    trust: &'a Trust,
+    stops: &'a Stops,
+    mode: Mode,
+    /// Servers that were shut out before this one serves.
+    shut_out: Vec<String>,
+    right: Right,
+    session: Arc<Session>,
+    /// After the sessions, which a folder ends.
+    backing: Backing,
+}
+
+impl<'a> Turn<'a> {
+    /// Opens the store; nothing when a signal came first.
+    fn open(
+        options: &'a Options,
+        url: &'a Url,
+        notifier: &'a Notifier,
+        trust: &'a Trust,
+        stops: &'a mut Option<Stops>,
+    ) -> Result<Option<Turn<'a>>, Failure> {
+        let shown = url.to_string();
+        let mode = match (options.read_only, options.take_over) {
+            (true, _) => Mode::Read,
+            (false, true) => Mode::TakeOver,
+            (false, false) => Mode::Own,
+        };
+        let Some(backing) = open(options, url, notifier, stops.as_ref())? else {
+            return Ok(None);
+        };
+        let settings = Settings {
+            cache_bytes: options.cache_bytes.0,
+            dedup: options.dedup.into(),
+            ..options.pace.settings()
+        };
+        let session = match options.read_only {
+            true => backing.reading_session(settings),
+            false => backing.session(settings),
+        };
+        let session = Arc::new(session.map_err(|e| e.context(&shown))?);
+        // Until here a signal ends the process at once, unless the server stands by: a cluster may answer late.
+        let stops = match stops.take() {
+            Some(installed) => &*stops.insert(installed),
+            None => &*stops.insert(Stops::install(is_cluster(url))?),
+        };
+        let (right, shut_out) = (Right::default(), Vec::new());
+        Ok(Some(Turn {
+            options,
+            url,
+            shown,
+            notifier,
+            trust,
+            stops,
+            mode,
+            shut_out,
+            right,
+            session,
+            backing,
+        }))
     }
-    if let Some(command) = &options.on_takeover
-        && let Some(end) = on_takeover(command, &shown, before.as_deref(), stops)?
-    {
-        return right.close(&backing, end);
-    }
-    let stopping = Arc::new(AtomicBool::new(false));
-    let fenced = stops.end.clone();
-    let work = ClusterWork::start(session.clone(), mode, move |error| {
-        let _ = fenced.send(Some(error));
-    })?;
-    let work = right.work.insert(work);
-    let exports = work.exports().clone();
-    let told = Arc::new(Told {
-        exports: exports.clone(),
-        said: Mutex::default(),
-        patience: if options.standby { STANDBY } else { Duration::ZERO },
-        stopping: stopping.clone(),
-    });
-    if options.standby {
-        // They may have changed while another server was at work.
-        trust.read_before_listening();
-    }
-    let mut server = options.server(told, limits, trust)?;
-    let mut ended = None;
-    let mut waits = |error: &Error| {
-        if options.standby {
-            tracing::warn!("{error}; waiting until it is free");
-            ended = stops.within(LISTEN_AGAIN);
+
+    /// Serves as long as nobody else takes over.
+    fn serve(mut self, sockets: Vec<Socket>) -> Result<End, Failure> {
+        if let Some(end) = self.take_over()? {
+            return Ok(end);
         }
-        options.standby && ended.is_none()
-    };
-    let listeners = listen_when_free(options, usual, sockets, &mut server, &mut waits);
-    if let Some(end) = ended {
-        drop(server);
-        return right.close(&backing, end);
+        let mut doors = match self.open_doors(sockets)? {
+            ControlFlow::Continue(doors) => doors,
+            ControlFlow::Break(end) => return self.right.close(&self.backing, end),
+        };
+        self.say_ready(&doors);
+        if !self.shut_out.is_empty() {
+            let shut_out = std::mem::take(&mut self.shut_out);
+            let exports = self.exports()?;
+            doors.looks_through = Some(look_through(shut_out, exports, &doors.stopping)?);
+        }
+        if let Some(heart) = &self.right.heart {
+            heart.settle();
+        }
+        let end = self.wait();
+        self.close(&mut doors, end)
     }
-    let listeners = listeners?;
-    let workers = Workers::start(&backing, options.workers(), &options.pace, true)?;
-    let server = Arc::new(Mutex::new(Some(server)));
-    let control = match url {
-        Url::Rados(..) => None,
-        Url::Folder(folder) => {
-            let commands = Commands {
-                session: session.clone(),
-                exports: exports.clone(),
-                server: server.clone(),
-                read_only: options.read_only,
+
+    /// Waits until no other server is at work, and takes its place; gives an end that came first.
+    fn take_over(&mut self) -> Result<Option<End>, Failure> {
+        let mut before = None;
+        // In a folder its claim says who serves.
+        if self.options.standby && is_cluster(self.url) {
+            let gateway = match stand_by(&self.session, &self.shown, self.notifier, self.stops)? {
+                Waited::Mine(gateway) => gateway,
+                Waited::Ended(end) => return Ok(Some(end)),
             };
-            Some(control::Server::start(&control_name(folder)?.0, commands, trust.heard())?)
+            before = gateway.before().map(str::to_owned);
+            self.shut_out = gateway.shut_out();
+            self.right.heart = Some(Heart::start(gateway, self.stops.lost())?);
         }
-    };
-    let looked = Looked::start(options, &session, &exports)?;
-    let mut ended = None;
-    let pages = loop {
-        match show(options, reporter(&shown, &listeners, &server, &looked), trust) {
-            Err(error) if options.standby && is_taken(&error) => {
+        self.stops.serves(true);
+        let hook = |option, command: &String| Hook {
+            option,
+            command: command.clone(),
+            variables: vec![
+                ("ONEFOLD_STORE", self.shown.clone()),
+                ("ONEFOLD_SHUT_OUT", before.clone().unwrap_or_default()),
+            ],
+        };
+        self.right.way_back =
+            self.options.on_replaced.as_ref().map(|command| hook("--on-replaced", command));
+        let Some(command) = &self.options.on_takeover else { return Ok(None) };
+        let ended = hook("--on-takeover", command).run(&mut |time| self.stops.within(time));
+        match ended.map_err(|error| Failure::from(error).and("this server does not take over"))? {
+            Some(end) => self.right.close(&self.backing, end).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn exports(&self) -> Result<&Arc<ClusterExports>, Error> {
+        let work = self.right.work.as_ref();
+        let none = || Error::new(Kind::Stopped, "the volumes are not at work any more");
+        work.map(ClusterWork::exports).ok_or_else(none)
+    }
+
+    /// Puts the volumes to work, and listens; gives an end that came first.
+    fn open_doors(&mut self, sockets: Vec<Socket>) -> Result<ControlFlow<End, Doors>, Failure> {
+        let Turn { options, url, trust, stops, .. } = *self;
+        let work = ClusterWork::start(self.session.clone(), self.mode, stops.lost())?;
+        let exports = self.right.work.insert(work).exports().clone();
+        let mut doors = Doors::default();
+        let told = Arc::new(Told::new(&exports, options.standby, &doors.stopping));
+        if options.standby {
+            // They may have changed while another server was at work.
+            trust.read_before_listening();
+        }
+        let mut server = options.server(told, options.limits()?, trust)?;
+        let mut ended = None;
+        let mut waits = |error: &Error| {
+            if options.standby {
                 tracing::warn!("{error}; waiting until it is free");
                 ended = stops.within(LISTEN_AGAIN);
-                if ended.is_some() {
-                    break Err(error);
-                }
             }
-            pages => break pages,
-        }
-    };
-    if let Some(end) = ended {
-        drop(server.lock().take());
-        return right.close(&backing, end);
-    }
-    let mut pages = pages?;
-    if let Some(server) = server.lock().as_mut() {
-        server.start()?;
-    }
-    pages.start()?;
-    let volumes = exports.list();
-    let uris: Vec<String> = volumes
-        .iter()
-        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
-        .take(16)
-        .collect();
-    match uris.is_empty() {
-        true => tracing::info!(
-            "serving {shown} at {}; it has no volumes yet (onefold volume create)",
-            listeners.join(" and ")
-        ),
-        false => tracing::info!("serving {shown}: {}", uris.join("  ")),
-    }
-    note(notifier.ready(&format!(
-        "serving {} of {shown} at {}",
-        counted(volumes.len() as u64, "volume"),
-        listeners.join(" and ")
-    )));
-    let looks_through = match shut_out.is_empty() {
-        true => None,
-        false => Some(look_through(shut_out, &exports, &stopping)?),
-    };
-    let end = wait(&stops.ended, &backing, notifier);
-    match &end {
-        End::Lost(error) => tracing::error!("{error}; stopping"),
-        End::Asked => tracing::info!("stopping"),
-    }
-    if !(options.stand_by_again && matches!(end, End::Lost(_))) {
-        note(notifier.stopping());
-    }
-    stopping.store(true, Relaxed);
-    drop(pages);
-    looked.stop();
-    let server = server.lock().take();
-    let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
-    let quiet = control.is_none_or(control::Server::stop);
-    if let Some(work) = &mut right.work {
-        work.stop_tending();
-    }
-    workers.stop();
-    if let Some(looks_through) = looks_through {
-        // Its panic, if any, was printed.
-        let _ = looks_through.join();
-    }
-    match gone {
-        Ok(()) => {}
-        Err(_) if matches!(end, End::Lost(_)) => {}
-        Err(error) => return Err(error.into()),
-    }
-    if !quiet {
-        return Err(Error::new(Kind::Busy, "at the end: a command is still at work").into());
-    }
-    let end = right.close(&backing, end)?;
-    if matches!(end, End::Asked) {
-        tracing::info!("closed {shown}");
-    }
-    Ok(end)
-}
-
-/// The volumes at work, and the right to serve. Dropped, as after an error at the start, it detaches the volumes
-/// and lets another server take over: that one need not wait, and shuts nobody out.
-#[derive(Default)]
-struct Right {
-    work: Option<ClusterWork>,
-    heart: Option<Heart>,
-}
-
-impl Right {
-    /// Detaches the volumes, and then lets another server take over.
-    fn close(&mut self, backing: &Backing, end: End) -> Result<End, Failure> {
-        let (work, heart) = (self.work.take(), self.heart.take());
-        let closed = work.map_or(Ok(()), ClusterWork::close);
-        if let End::Lost(error) = end {
-            return Ok(End::Lost(error));
-        }
-        if let Some(error) = backing.stopped().map(taken_no_more) {
-            return Err(error.into());
-        }
-        closed?;
-        heart.map_or(Ok(()), Heart::give_up)?;
-        Ok(End::Asked)
-    }
-}
-
-impl Drop for Right {
-    fn drop(&mut self) {
-        let (work, heart) = (self.work.take(), self.heart.take());
-        let closed = work.map_or(Ok(()), ClusterWork::close);
-        // The cause of the end says more. A volume that is still open is its server's: then the right ends
-        // when the beats do.
-        if let (Ok(()), Some(heart)) = (closed, heart) {
-            let _ = heart.give_up();
-        }
-    }
-}
-
-/// How a server ended.
-enum End {
-    /// By a signal.
-    Asked,
-    /// Nothing of it is applied any more.
-    Lost(Error),
-}
-
-/// Signals, and errors after which nothing is taken from this server any more.
-struct Stops {
-    end: mpsc::Sender<Option<Error>>,
-    ended: mpsc::Receiver<Option<Error>>,
-}
-
-impl Stops {
-    fn install() -> Result<Stops, Error> {
-        let mut signals = StopSignals::install()?;
-        let (end, ended) = mpsc::channel();
-        let signalled = end.clone();
-        let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
-            signals.wait();
-            let _ = signalled.send(None);
-            // Kept until the end of the process, so that a second signal ends it at once.
-            std::thread::park();
-        });
-        waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
-        Ok(Stops { end, ended })
-    }
-
-    /// True when a signal came; errors that came before are forgotten.
-    fn is_asked(&self) -> bool {
-        self.ended.try_iter().any(|ended| ended.is_none())
-    }
-
-    /// Waits so long for an end.
-    fn within(&self, time: Duration) -> Option<End> {
-        let ended = self.ended.recv_timeout(time).ok()?;
-        Some(ended.map_or(End::Asked, End::Lost))
-    }
-}
-
-/// Opens the store. A folder that another process has is waited for by a server that stands by; nothing when
-/// a signal came first.
-fn open(
-    options: &Options,
-    url: &Url,
-    notifier: &Notifier,
-    stops: Option<&Stops>,
-) -> Result<Option<Backing>, Failure> {
-    let mut said = false;
-    loop {
-        let busy = match (Backing::open(url, options.pace.timeout()), url) {
-            (Err(error), Url::Folder(_)) if error.kind() == Kind::Busy => error,
-            (opened, _) => return Ok(Some(opened?)),
+            options.standby && ended.is_none()
         };
-        let Some(stops) = stops else { return Err(busy.into()) };
-        if !std::mem::replace(&mut said, true) {
-            stands_by(notifier, &busy.to_string());
-        }
-        if matches!(stops.within(LOOK_AGAIN), Some(End::Asked)) {
-            return Ok(None);
-        }
-    }
-}
-
-fn stands_by(notifier: &Notifier, why: &str) {
-    tracing::info!("standing by: {why}");
-    // The service has begun: it may wait as long as the other one lives.
-    note(notifier.ready(&format!("standing by: {why}")));
-}
-
-/// The outcome of waiting.
-enum Turn {
-    Mine(Gateway),
-    Ended(End),
-}
-
-/// Waits until no other server is at work.
-fn stand_by(
-    session: &Arc<Session>,
-    shown: &str,
-    notifier: &Notifier,
-    stops: &Stops,
-) -> Result<Turn, Failure> {
-    let mut standby = Standby::new(session.clone());
-    let (mut said, mut failing) = (String::new(), None::<Instant>);
-    loop {
-        let state = match standby.look() {
-            Ok(Found::Mine(gateway)) => {
-                match gateway.before() {
-                    Some(before) => tracing::warn!(
-                        "server {before} showed no sign of life: shut it out, and took {shown} over"
-                    ),
-                    None => tracing::debug!("no other server is at work on {shown}"),
-                }
-                return Ok(Turn::Mine(gateway));
-            }
-            Ok(Found::Serves(server, _)) => format!("server {server} serves {shown}"),
-            Ok(Found::Writes(volume)) => {
-                format!("another server writes volume '{}' of {shown}", volume.escape_debug())
-            }
-            Ok(Found::LooksAgain) => String::new(),
-            Err(error) if error.kind() == Kind::Stopped => {
-                return Ok(Turn::Ended(End::Lost(error)));
-            }
-            Err(error) if error.kind() == Kind::Denied => return Err(error.into()),
-            Err(error) => {
-                if failing.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
-                    failing = Some(Instant::now());
-                    tracing::warn!("{error}");
-                }
-                String::new()
-            }
+        let usual = match url {
+            Url::Folder(folder) => Some(socket(folder)),
+            Url::Rados(..) => None,
         };
-        if !state.is_empty() && state != said {
-            stands_by(notifier, &state);
-            said = state;
+        let listeners = listen_when_free(options, usual, sockets, &mut server, &mut waits);
+        if let Some(end) = ended {
+            return Ok(ControlFlow::Break(end));
         }
-        if matches!(stops.within(LOOK_AGAIN), Some(End::Asked)) {
-            return Ok(Turn::Ended(End::Asked));
-        }
-    }
-}
-
-/// Runs the command of `--on-takeover`; gives how the server ended meanwhile.
-fn on_takeover(
-    command: &str,
-    shown: &str,
-    before: Option<&str>,
-    stops: &Stops,
-) -> Result<Option<End>, Failure> {
-    let failed = |error| Error::from_io("the command of --on-takeover can't be run", error);
-    let mut child = Command::new("/bin/sh")
-        .args(["-c", command])
-        .env("ONEFOLD_STORE", shown)
-        .env("ONEFOLD_SHUT_OUT", before.unwrap_or(""))
-        .stdin(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .map_err(failed)?;
-    let begun = Instant::now();
-    let end = loop {
-        if let Some(status) = child.try_wait().map_err(failed)? {
-            return match status.success() {
-                true => Ok(None),
-                false => Err(Failure::new(format!(
-                    "the command of --on-takeover failed ({status}): this server does not take over"
-                ))),
+        doors.listeners = listeners?;
+        doors.workers =
+            Some(Workers::start(&self.backing, options.workers(), &options.pace, true)?);
+        *doors.server.lock() = Some(server);
+        if let Url::Folder(folder) = url {
+            let commands = Commands {
+                session: self.session.clone(),
+                exports: exports.clone(),
+                server: doors.server.clone(),
+                read_only: options.read_only,
             };
+            let name = control_name(folder)?.0;
+            doors.control = Some(control::Server::start(&name, commands, trust.heard())?);
         }
-        let end = stops.within(ENDS_AGAIN);
-        if end.is_some() || begun.elapsed() >= COMMAND_MOST {
-            break end;
+        let looked = doors.looked.insert(Looked::start(options, &self.session, &exports)?);
+        let pages = loop {
+            let report = reporter(&self.shown, &doors.listeners, &doors.server, looked);
+            match show(options, report, trust) {
+                Err(error) if options.standby && is_taken(&error) => {
+                    tracing::warn!("{error}; waiting until it is free");
+                    if let Some(end) = stops.within(LISTEN_AGAIN) {
+                        return Ok(ControlFlow::Break(end));
+                    }
+                }
+                pages => break pages?,
+            }
+        };
+        let pages = doors.pages.insert(pages);
+        if let Some(server) = doors.server.lock().as_mut() {
+            server.start()?;
         }
-    };
-    // With all that it began. It may have ended meanwhile.
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        pages.start()?;
+        Ok(ControlFlow::Continue(doors))
     }
-    let _ = child.wait();
-    match end {
-        Some(end) => Ok(Some(end)),
-        None => Err(Failure::new(format!(
-            "the command of --on-takeover did not end in {} s: this server does not take over",
-            COMMAND_MOST.as_secs()
-        ))),
+
+    fn say_ready(&self, doors: &Doors) {
+        let (shown, listeners) = (&self.shown, &doors.listeners);
+        let volumes = self.exports().map(|exports| exports.list()).unwrap_or_default();
+        let uris: Vec<String> = volumes
+            .iter()
+            .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+            .take(16)
+            .collect();
+        match uris.is_empty() {
+            true => tracing::info!(
+                "serving {shown} at {}; it has no volumes yet (onefold volume create)",
+                listeners.join(" and ")
+            ),
+            false => tracing::info!("serving {shown}: {}", uris.join("  ")),
+        }
+        note(self.notifier.ready(&format!(
+            "serving {} of {shown} at {}",
+            counted(volumes.len() as u64, "volume"),
+            listeners.join(" and ")
+        )));
+    }
+
+    /// Waits for a signal, or for the error that ends the server. A folder that takes no more writes is
+    /// told of, and read on.
+    fn wait(&self) -> End {
+        let mut told = false;
+        loop {
+            if let Some(end) = self.stops.within(LOOK_EVERY) {
+                return end;
+            }
+            if let Some(error) = self.backing.stopped().filter(|_| !told).map(taken_no_more) {
+                told = true;
+                tracing::error!("{error}; reads go on");
+                note(self.notifier.status(&format!("READING ONLY: {error}")));
+            }
+        }
+    }
+
+    /// Sends clients away, and gives back what this server has.
+    fn close(mut self, doors: &mut Doors, end: End) -> Result<End, Failure> {
+        match &end {
+            End::Lost(error) => tracing::error!("{error}; stopping"),
+            End::Asked => tracing::info!("stopping"),
+        }
+        if !(self.options.stand_by_again && matches!(end, End::Lost(_))) {
+            note(self.notifier.stopping());
+        }
+        if matches!(end, End::Lost(_)) {
+            // Clients find the other server the sooner.
+            self.right.go_back(Why::Replaced);
+        }
+        let (gone, quiet) = doors.shut();
+        match gone {
+            Ok(()) => {}
+            Err(_) if matches!(end, End::Lost(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !quiet {
+            return Err(Error::new(Kind::Busy, "at the end: a command is still at work").into());
+        }
+        let end = self.right.close(&self.backing, end)?;
+        if matches!(end, End::Asked) {
+            tracing::info!("closed {}", self.shown);
+        }
+        Ok(end)
+    }
+}
+
+/// What runs while clients are served. Dropped, as after an error at the start, all of it ends.
+#[derive(Default)]
+struct Doors {
+    listeners: Vec<String>,
+    /// Set when clients are sent away: nobody is to wait for volumes any more.
+    stopping: Arc<AtomicBool>,
+    /// Gone while the server stops.
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    workers: Option<Workers>,
+    control: Option<control::Server>,
+    looked: Option<Looked>,
+    pages: Option<http::Server>,
+    looks_through: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Doors {
+    /// Sends clients away, and ends all else; gives whether clients went, and whether no command is still at
+    /// work.
+    fn shut(&mut self) -> (Result<(), Error>, bool) {
+        self.stopping.store(true, Relaxed);
+        drop(self.pages.take());
+        if let Some(looked) = self.looked.take() {
+            looked.stop();
+        }
+        let server = self.server.lock().take();
+        let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
+        let quiet = self.control.take().is_none_or(control::Server::stop);
+        if let Some(workers) = self.workers.take() {
+            workers.stop();
+        }
+        if let Some(looks_through) = self.looks_through.take() {
+            // Its panic, if any, was printed.
+            let _ = looks_through.join();
+        }
+        (gone, quiet)
+    }
+}
+
+impl Drop for Doors {
+    fn drop(&mut self) {
+        // The cause of the end says more than these.
+        let _ = self.shut();
     }
 }
 
@@ -524,27 +452,6 @@ fn look_through(
     };
     let thread = std::thread::Builder::new().name("look through".into()).spawn(look);
     thread.map_err(|e| Error::from_io("cannot start a thread", e))
-}
-
-/// Waits for a signal, or for the error that ends the server. A folder that takes no more writes is
-/// told of, and read on.
-fn wait(ended: &mpsc::Receiver<Option<Error>>, backing: &Backing, notifier: &Notifier) -> End {
-    let mut told = false;
-    loop {
-        match ended.recv_timeout(LOOK_EVERY) {
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            ended => return ended.ok().flatten().map_or(End::Asked, End::Lost),
-        }
-        if let Some(error) = backing.stopped().filter(|_| !told).map(taken_no_more) {
-            told = true;
-            tracing::error!("{error}; reads go on");
-            note(notifier.status(&format!("READING ONLY: {error}")));
-        }
-    }
-}
-
-fn taken_no_more(error: Error) -> Error {
-    error.context("the store takes no more writes until it is opened again")
 }
 
 /// Makes reports from what the server has in memory. Keys that `onefold status` has, too, mean the
@@ -624,88 +531,6 @@ impl Served for Commands {
 fn to_json(value: &impl Serialize) -> Result<Value, Error> {
     serde_json::to_value(value)
         .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
-}
-
-/// The volumes, for clients. When this server lacks the right to one, its log says so, too: the
-/// operator who can change rights does not see what clients are told.
-struct Told {
-    exports: Arc<ClusterExports>,
-    /// When the log said so last: clients decide how often they ask.
-    said: Mutex<Option<Instant>>,
-    /// How long a client waits for a volume that another server writes.
-    patience: Duration,
-    stopping: Arc<AtomicBool>,
-}
-
-/// How long a client waits for a volume, where servers stand by: one without `--standby` may have it, which
-/// may have renewed its right just now, and as long again for a cluster that is slow.
-const STANDBY: Duration = Duration::from_secs(20);
-
-/// Between two looks whether another server still has a volume, or is at work.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-
-/// Between two looks whether an address is free.
-const LISTEN_AGAIN: Duration = Duration::from_secs(2);
-
-/// Between two looks whether a command has ended.
-const ENDS_AGAIN: Duration = Duration::from_millis(50);
-
-/// How long the command of `--on-takeover` may take: clients wait for it.
-const COMMAND_MOST: Duration = Duration::from_secs(30);
-
-impl Told {
-    /// Opens a volume, which another server may still write for a while.
-    fn open_in_time(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
-        let begun = Instant::now();
-        loop {
-            match self.exports.open(name) {
-                Err(error)
-                    if error.kind() == Kind::Busy
-                        && begun.elapsed() < self.patience
-                        && !self.stopping.load(Relaxed) =>
-                {
-                    std::thread::sleep(LOOK_AGAIN);
-                }
-                opened => {
-                    if opened.is_ok() && begun.elapsed() >= LOOK_AGAIN {
-                        tracing::info!(
-                            "took volume '{}', after {:.1} s",
-                            name.escape_debug(),
-                            begun.elapsed().as_secs_f64()
-                        );
-                    }
-                    return opened;
-                }
-            }
-        }
-    }
-}
-
-/// Time between two lines of the log about rights that this server lacks.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
-
-impl Exports for Told {
-    fn list(&self) -> Vec<VolumeInfo> {
-        self.exports.list()
-    }
-
-    fn open(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
-        self.open_in_time(name).inspect_err(|error| {
-            let mut said = self.said.lock();
-            if error.kind() == Kind::Denied && said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
-                *said = Some(Instant::now());
-                tracing::warn!("{error}");
-            }
-        })
-    }
-
-    fn shared_name(&self, name: &str) -> String {
-        self.exports.shared_name(name)
-    }
-
-    fn limits(&self, name: &str) -> Option<onefold_core::VolumeLimits> {
-        self.exports.limits(name)
-    }
 }
 
 /// Where a store is served when nobody says so: beside its folder.

@@ -178,6 +178,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "COMMAND", requires = "standby")]
     pub(crate) on_takeover: Option<String>,
 
+    /// Command for the shell, run when this server serves no more: another one took over, a signal came, or it
+    /// failed after the command of --on-takeover was begun. As to take an address from this host; it has 30 s. Cluster
+    /// engine only
+    #[arg(long, value_name = "COMMAND", requires = "standby")]
+    pub(crate) on_replaced: Option<String>,
+
     /// Serves volumes for reading, also while another server writes to them, and writes nothing: the right
     /// to read both pools is enough. Cluster engine only
     #[arg(long)]

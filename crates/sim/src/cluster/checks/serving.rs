@@ -20,8 +20,20 @@ pub(in crate::cluster) struct Serving {
     at_work: Option<String>,
     /// When each showed that it lives: a copy of what it showed before shows nothing.
     beats: BTreeMap<String, Vec<Duration>>,
-    /// The names and beats that the object had.
+    /// The names and beats that the object had, those that it has now, and since when.
     said: BTreeSet<(Vec<u8>, Vec<u8>)>,
+    says: (Vec<u8>, Vec<u8>),
+    since: Duration,
+    /// Takeovers in a row that came to nothing, as the object has them.
+    failed: u32,
+}
+
+/// How long those that stand by wait after so many takeovers that came to nothing.
+fn pause(failed: u32, lease: Duration) -> Duration {
+    match failed {
+        0 => Duration::ZERO,
+        failed => lease / 9 * (1 << (failed - 1).min(6)),
+    }
 }
 
 impl Serving {
@@ -36,12 +48,19 @@ impl Serving {
         objects: &Objects,
         object: &ObjectName,
         now: Duration,
+        lease: Duration,
     ) -> Option<Failure> {
         let says = &objects.get(object)?.omap;
         let name = says.get(&b"o"[..])?;
         // That a standby can write is no sign of life of the server at work, nor is a copy of a beat.
         let beat = says.get(&b"b"[..]).cloned().unwrap_or_default();
-        let copy = !self.said.insert((name.clone(), beat));
+        let copy = !self.said.insert((name.clone(), beat.clone()));
+        let takeovers = says.get(&b"t"[..]).and_then(|value| value[..].try_into().ok());
+        let failed = std::mem::replace(&mut self.failed, takeovers.map_or(0, u32::from_le_bytes));
+        let still = now.saturating_sub(self.since);
+        if self.says != (name.clone(), beat.clone()) {
+            (self.says, self.since) = ((name.clone(), beat), now);
+        }
         let (first, identity) = name.split_first()?;
         let identity = String::from_utf8_lossy(identity).into_owned();
         let serves = *first == b'!';
@@ -53,6 +72,11 @@ impl Serving {
             return None;
         }
         let before = std::mem::replace(&mut self.at_work, after.clone());
+        let waits = pause(failed, lease) + before.as_ref().map_or(Duration::ZERO, |_| lease);
+        if after.is_some() && failed > 0 && still < waits {
+            let what = format!("{after:?} takes over {still:?} after takeover {failed} failed");
+            return Some(Failure::new(Checker::PauseKept, what));
+        }
         let two = before.filter(|before| after.is_some() && !objects.is_fenced(before));
         two.map(|before| {
             let what = format!("{after:?} takes the place of {before}, which was not shut out");

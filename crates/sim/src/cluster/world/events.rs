@@ -535,8 +535,9 @@ impl Inner {
             self.fail(finding);
         }
         if result.is_ok() && op.object.name == serving::OBJECT {
+            let lease = self.params.settings().gateway_lease;
             let Inner { serving, objects, now, .. } = self;
-            if let Some(finding) = serving.after(objects, &op.object, *now) {
+            if let Some(finding) = serving.after(objects, &op.object, *now, lease) {
                 self.fail(finding);
             }
         }
