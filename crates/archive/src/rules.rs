@@ -163,8 +163,7 @@ pub enum Rule {
     /// An erased domain is gone from both copies of the key area. Otherwise its key opens it by the other.
     ErasedInBothCopies,
     /// An older data key stays as long as a container is under it, also one that nothing names any more or yet, and
-    /// as long as somebody may read where one was. Otherwise what a killed put left, or a reader reads, is gone. Seeds
-    /// seldom meet this, so the list of planted bugs lacks it.
+    /// as long as somebody may read where one was. Otherwise what a killed put left, or a reader reads, is gone.
     OlderKeyAsLongAsNeeded,
     /// A data key is changed while nobody stores or collects. Otherwise what a backup writes that began before is
     /// under another key than the log says.
@@ -350,7 +349,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 94] = [
+    pub const BUGS: [(&'static str, Rule); 95] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -445,5 +444,6 @@ impl Rule {
         ("data-key-changed-beside-others", Rule::DataKeyChangedAlone),
         ("fingerprints-of-older-key", Rule::FingerprintsOfNewestKey),
         ("data-key-change-unended", Rule::DataKeyChangeEnded),
+        ("data-key-erased-early", Rule::OlderKeyAsLongAsNeeded),
     ];
 }

@@ -15,10 +15,11 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collected, Collection, Compression, Cutting, Ended, Format, Gauge, Ingest, KeySource,
-    Place, PutReport, PutRequest, Reader, Session, Settings, Shape, SnapshotId, StreamWriter,
-    Tables, Writing, allow_data_keys, allow_domains, check, create_domain, create_sealed,
-    data_keys, domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
+    Archive, BackupReport, BackupRequest, Collected, Collection, Compression, Cutting, Ended,
+    Event, FileMap, Format, Gauge, Ingest, KeySource, Place, PutReport, PutRequest, Reader,
+    Session, Settings, Shape, SnapshotId, Stat, StreamWriter, Tables, TreeWhat, Writing,
+    allow_data_keys, allow_domains, backup, check, create_domain, create_sealed, data_keys,
+    domain_has_older, erase_domain, forget, is_under_older, rotate_data_key, undelete,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -379,7 +380,7 @@ fn rule_24_an_archive_of_before_is_upgraded_and_says_nothing_of_it_earlier() {
     assert!(archive.label().data_keys && !allow_data_keys(&archive).unwrap());
     // An older program finds a bit that it needs to know.
     let label = fs::read(desk.at().join("label")).unwrap();
-    assert_eq!(label[137] & 1, 1);
+    assert_eq!(label[137] & 3, 2);
     // Archives without keys have none to change.
     let plain = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let at = plain.path().join("p");
@@ -508,8 +509,74 @@ fn rule_24_a_change_that_was_cut_off_anywhere_is_ended_by_whoever_opens_it_to_wr
             assert_eq!(get(&archive, "before").unwrap(), content);
             assert_eq!(get(&archive, "after").unwrap(), content);
             is_well(&archive);
+            drop(archive);
+            // What stays of the older key is said, too.
+            assert_eq!(desk.reseal().keys_erased > 0, is_changed, "after {at} changes");
+            assert_eq!(get(&desk.open(), "before").unwrap(), content, "after {at} changes");
+            is_well(&desk.open());
         },
     );
+}
+
+#[test]
+fn rule_24_the_older_key_goes_only_when_what_stays_of_it_is_said() {
+    let content = noise(5, 300_000);
+    for changes in 0.. {
+        let desk = Desk::new();
+        put(&desk.open(), "before", &content).unwrap();
+        // This process does not open the archive again when the other one was killed.
+        let other = desk.open();
+        let (files, made) = dies_after(&desk, changes);
+        let archive = desk.open_over(files, By(1, false), true).unwrap();
+        made.store(0, Relaxed);
+        let is_done = rotate_data_key(&archive, 0).is_ok();
+        drop(archive);
+        let mut collection = Collection::begin(&other, options(2_000_000)).unwrap();
+        collection.reseal(None);
+        match collection.run(&mut |_| {}) {
+            Ok(done) => assert!(done.keys_erased == 1 || !is_done, "after {changes} changes"),
+            Err(error) => {
+                assert!(!is_done && error.kind() == Kind::Stopped, "{error} after {changes}");
+            }
+        }
+        drop(other);
+        assert_eq!(get(&desk.open(), "before").unwrap(), content, "after {changes} changes");
+        is_well(&desk.open());
+        if is_done {
+            break;
+        }
+    }
+}
+
+#[test]
+fn rule_26_nothing_of_an_erased_domains_older_keys_is_in_the_log() {
+    let desk = Desk::plain();
+    assert!(allow_domains(&desk.open()).unwrap());
+    assert!(allow_data_keys(&desk.open()).unwrap());
+    let number = create_domain(&desk.open(), "customer").unwrap();
+    for generation in 1..=2 {
+        put_in(&desk.open(), number, &format!("{generation}"), &noise(generation, 100_000))
+            .unwrap();
+        for domain in [0, number] {
+            assert_eq!(u64::from(rotate_data_key(&desk.open(), domain).unwrap()), generation);
+        }
+        if generation == 1 {
+            assert_eq!(desk.reseal().keys_erased, 2);
+        }
+    }
+    let of = |domain| {
+        let tables = desk.open().tables();
+        tables.data_keys.all().filter(|(rotation, _)| rotation.domain == domain).count()
+    };
+    assert_eq!((of(0), of(number)), (2, 2));
+    erase_domain(&desk.open(), number).unwrap();
+    assert_eq!((of(0), of(number)), (2, 0));
+    // It is collected, and the first domain goes on.
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!((of(0), of(number)), (2, 0));
+    is_well(&desk.open());
+    let refused = rotate_data_key(&desk.open(), number).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Denied, "{refused}");
 }
 
 #[test]
@@ -601,12 +668,157 @@ fn rule_24_backups_go_on_from_their_parents() {
     is_well(&desk.open());
 }
 
+/// What a file came to that was read again.
+#[derive(Debug, PartialEq)]
+struct Again {
+    /// It was compared before anything was stored.
+    is_compared: bool,
+    /// It was the same, and its snapshot names what was stored.
+    is_same: bool,
+    differed: bool,
+}
+
+/// Backs up one file as a walk does that reads it although nothing says that it changed.
+fn read_again(
+    archive: &Arc<Archive>,
+    (number, parent): (u8, u8),
+    bytes: &[u8],
+) -> (BackupReport, Again) {
+    let parent = Some(SnapshotId([parent; 16]));
+    let request = BackupRequest { parent, ..support::request("set", number) };
+    let mut again = Again { is_compared: false, is_same: false, differed: false };
+    let report = backup(archive, &request, true, &Gauge::default(), |feeder| {
+        let (found, mut known) = feeder.parents.take_root();
+        known.extend(feeder.parents.enter(&found)?);
+        let root = support::entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), known))?;
+        let before = feeder.parents.find(b"file")?;
+        let file = support::entry("file", TreeWhat::File(0, FileMap::default()));
+        feeder.compare(&before, |_, _| true)?;
+        again.is_compared = feeder.only_compares()?;
+        let mut taken = None;
+        if again.is_compared {
+            feeder.bytes(bytes)?;
+            taken = feeder.same()?.map(|map| (bytes.len() as u64, map));
+            feeder.compare(&before, |_, _| true)?;
+        }
+        again.is_same = taken.is_some();
+        if taken.is_none() {
+            feeder.bytes(bytes)?;
+            again.differed = feeder.differed();
+        }
+        feeder.event(Event::File(file, Stat::default(), taken))?;
+        feeder.event(Event::End(0))
+    });
+    (report.unwrap(), again)
+}
+
+#[test]
+fn rule_24_what_is_read_again_and_is_the_same_names_what_was_stored() {
+    let desk = Desk::new();
+    let mut content = noise(5, 1_500_000);
+    content[400_000..700_000].fill(0);
+    store(&desk.open(), "set", 1, &content).unwrap();
+    assert_eq!(rotate_data_key(&desk.open(), 0).unwrap(), 1);
+    let all = |is_compared, is_same, differed| Again { is_compared, is_same, differed };
+    let (report, again) = read_again(&desk.open(), (2, 1), &content);
+    assert_eq!(again, all(true, true, false));
+    assert!(report.new_bytes < 50_000, "only pages of the directory: {}", report.new_bytes);
+    // Another content is read twice, and stored.
+    let mut other = content.clone();
+    other[1_499_999] ^= 1;
+    let (report, again) = read_again(&desk.open(), (3, 2), &other);
+    assert_eq!(again, all(true, false, true));
+    assert!(report.new_bytes > 1_000_000, "nothing is shared: {}", report.new_bytes);
+    // A part of it is no whole, and neither is it with more behind it.
+    let longer = [&content[..], b"x"].concat();
+    for (number, part) in [(4, &content[..1_400_000]), (5, &longer[..])] {
+        let (_, again) = read_again(&desk.open(), (number, 2), part);
+        assert!(again.is_compared && !again.is_same, "{again:?}");
+        assert_eq!(restored(&desk.open(), number).unwrap(), part);
+    }
+    // What is under the new key is found by its content.
+    let (report, again) = read_again(&desk.open(), (6, 3), &other);
+    assert_eq!(again, all(false, false, false));
+    assert!(report.new_bytes < 50_000, "{}", report.new_bytes);
+    // Also when the older key is gone, and after another change.
+    for (number, generation) in [(7, 2), (8, 3)] {
+        assert_eq!(desk.reseal().keys_erased, 1);
+        let (report, again) = read_again(&desk.open(), (number, 2), &content);
+        assert_eq!(again, all(true, true, false));
+        assert!(report.new_bytes < 50_000, "{}", report.new_bytes);
+        assert_eq!(rotate_data_key(&desk.open(), 0).unwrap(), generation);
+    }
+    for number in [1, 2, 7, 8] {
+        assert_eq!(restored(&desk.open(), number).unwrap(), content, "snapshot {number}");
+    }
+    assert_eq!(restored(&desk.open(), 3).unwrap(), other);
+    is_well(&desk.open());
+}
+
 /// The files of an archive's directory, but for its locks.
 fn files_of(desk: &Desk) -> Vec<(String, Vec<u8>)> {
     let all = fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap());
     let name = |entry: &fs::DirEntry| entry.file_name().into_string().unwrap();
     let all = all.filter(|entry| !name(entry).starts_with("lock-"));
     all.map(|entry| (name(&entry), fs::read(entry.path()).unwrap())).collect()
+}
+
+/// An older copy of all is put back, but for the keys.
+fn put_back_but_for_keys(desk: &Desk, before: &[(String, Vec<u8>)]) {
+    for (name, bytes) in before.iter().filter(|(name, _)| name != "keys") {
+        fs::write(desk.at().join(name), bytes).unwrap();
+    }
+    for name in fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap().file_name()) {
+        let name = name.into_string().unwrap();
+        if !name.starts_with("lock-") && !before.iter().any(|(known, _)| *known == name) {
+            fs::remove_file(desk.at().join(name)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn rule_24_who_reads_an_archive_that_is_older_than_its_keys_reads_it_or_is_told_why_not() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    store(&desk.open(), "set", 1, &content[..100_000]).unwrap();
+    let before = files_of(&desk);
+    rotate_data_key(&desk.open(), 0).unwrap();
+    // The keys have the older one, too.
+    let both = desk.keys();
+    desk.reseal();
+    let newest = desk.keys();
+    put_back_but_for_keys(&desk, &before);
+    fs::write(desk.at().join("keys"), &both).unwrap();
+    let reading = desk.open_by(By(1, false), false).unwrap();
+    assert_eq!(get(&reading, "before").unwrap(), content);
+    assert_eq!(restored(&reading, 1).unwrap(), content[..100_000]);
+    is_well(&reading);
+    drop(reading);
+    // They have the newest one alone: it is no damage.
+    fs::write(desk.at().join("keys"), &newest).unwrap();
+    let reading = desk.open_by(By(1, false), false).unwrap();
+    for refused in [get(&reading, "before").unwrap_err(), restored(&reading, 1).unwrap_err()] {
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("older than its file"), "{said}");
+    }
+}
+
+#[test]
+fn rule_24_who_reads_an_archive_whose_keys_are_older_is_told_to_put_back_the_newest() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    let first = desk.keys();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    put(&desk.open(), "after", &content).unwrap();
+    fs::write(desk.at().join("keys"), &first).unwrap();
+    let reading = desk.open_by(By(1, true), false).unwrap();
+    assert_eq!(get(&reading, "before").unwrap(), content);
+    let refused = get(&reading, "after").unwrap_err();
+    let said = refused.to_string();
+    assert!(refused.kind() == Kind::Denied && said.contains("put back the newest"), "{said}");
 }
 
 #[test]
@@ -617,16 +829,7 @@ fn rule_24_nothing_is_stored_where_the_keys_are_newer_than_the_archive() {
     let before = files_of(&desk);
     rotate_data_key(&desk.open(), 0).unwrap();
     let keys = desk.keys();
-    // An older copy of all is put back, but for the keys.
-    for (name, bytes) in before.iter().filter(|(name, _)| name != "keys") {
-        fs::write(desk.at().join(name), bytes).unwrap();
-    }
-    for name in fs::read_dir(desk.at()).unwrap().map(|entry| entry.unwrap().file_name()) {
-        let name = name.into_string().unwrap();
-        if !name.starts_with("lock-") && !before.iter().any(|(known, _)| *known == name) {
-            fs::remove_file(desk.at().join(name)).unwrap();
-        }
-    }
+    put_back_but_for_keys(&desk, &before);
     for accepts in [false, true] {
         let refused = desk.open_by(By(1, accepts), true).err().unwrap();
         let said = refused.to_string();

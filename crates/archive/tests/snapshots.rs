@@ -433,7 +433,7 @@ fn rule_19_a_window_of_a_restore_reads_each_group_once() {
         let mut reader = TreeReader::new(&archive).unwrap();
         let tables = reader.tables().clone();
         let snapshot = tables.snapshots.get(SnapshotId([2; 16])).unwrap();
-        let of = (&tables, &reader.domain());
+        let of = (&tables, &reader.domain().unwrap());
         let manner = (Verify::Chunks, false);
         let mut window = RestoreWindow::new(&archive, of, manner, usize::MAX, 2);
         let target = InMemory::default();

@@ -29,7 +29,7 @@ impl TreeSource for Checking {
     }
 
     fn borders(&self) -> Result<u64> {
-        Ok(self.trees.borders())
+        self.trees.borders()
     }
 }
 

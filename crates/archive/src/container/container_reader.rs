@@ -13,7 +13,7 @@ use crate::{
         names::segment_name,
         record::{Place, Stored},
     },
-    operations_log::{Archive, domain_of, is_erased, is_put},
+    operations_log::{Archive, domain_of, is_erased, is_put, look_for_data_key},
     rules::Rule,
     tables::{Container, Tables},
 };
@@ -103,6 +103,7 @@ impl ContainerReader {
                 return Err(in_another(stored, found));
             }
             is_of_generation(&self.archive, stored, generation)?;
+            look_for_data_key(&self.archive, found, generation)?;
         }
         let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
         if metadata.chunks.len() as u64 != u64::from(stored.chunks)

@@ -6,8 +6,11 @@
 //! not written yet. The header of a container says the same, and its tag proves it.
 //!
 //! Stored content keeps the fingerprints by which recipes and tree nodes name it, and tree nodes keep ending
-//! where they end. So the key of fingerprints and the seed of these ends stay when the data key goes, sealed by
-//! the store key. They open nothing, and no data key follows from them.
+//! where they end. So the key of fingerprints and the seed of these ends stay when the data key goes. They open
+//! no container, and no data key follows from them. But they confirm guesses of what was stored, so they are
+//! sealed by a key that is derived from the next data key, together with the key that what stays of the data key
+//! before is sealed by. So the newest data key opens all of this chain, one after the other, and the store key
+//! opens none of it. When the domain is erased, nobody opens it any more.
 
 use onefold_core::Result;
 use onefold_seal::TAG_BYTES;
@@ -18,15 +21,15 @@ use super::{
     domain::DOMAINS_END,
 };
 
-/// Bytes of what stays of an older data key, before they are sealed: the key of its fingerprints, and the seed of
-/// the checksums by which tree nodes end.
-pub(crate) const KEPT_BYTES: usize = 32 + 8;
+/// Bytes of what stays of an older data key, before they are sealed: the key of its fingerprints, the key that
+/// opens what stays of the one before, and the seed of the checksums by which tree nodes end.
+pub(crate) const KEPT_BYTES: usize = 32 + 32 + 8;
 
 /// The remains of an older data key, sealed, with their tag behind them.
 pub(crate) type Kept = [u8; KEPT_BYTES + TAG_BYTES];
 
 /// A domain got another data key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
     /// The number of the domain.
     pub domain: u32,
@@ -36,16 +39,14 @@ pub struct Rotation {
     pub from: ContainerId,
     /// Files of the chunk index with a higher number are under the new key, if this is the first domain.
     pub index: u64,
-    /// The remains of the key before it.
-    pub kept: [u8; KEPT_BYTES + TAG_BYTES],
 }
 
 impl Rotation {
     /// Bytes of its encoding.
-    pub(crate) const BYTES: usize = 4 + 4 + 8 + 8 + KEPT_BYTES + TAG_BYTES;
+    pub(crate) const BYTES: usize = 4 + 4 + 8 + 8;
 
     pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u32(self.domain).u32(self.generation).u64(self.from.0).u64(self.index).raw(&self.kept);
+        w.u32(self.domain).u32(self.generation).u64(self.from.0).u64(self.index);
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Rotation> {
@@ -54,7 +55,7 @@ impl Rotation {
         if from > ContainerId(ContainerId::END) {
             return Err(corrupt("a container's number is too large"));
         }
-        Ok(Rotation { domain, generation, from, index: r.counter()?, kept: r.array()? })
+        Ok(Rotation { domain, generation, from, index: r.counter()? })
     }
 }
 

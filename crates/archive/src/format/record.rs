@@ -8,7 +8,7 @@ use super::{
     care::CareNote,
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
-    data_keys::{Rotation, generation_of},
+    data_keys::{Kept, Rotation, generation_of},
     domain::{FIRST_DOMAIN, OF_DOMAIN, other_domain},
     parameters::SLOTS_MAX,
 };
@@ -364,7 +364,16 @@ pub enum Record {
         all: bool,
     },
     /// A domain has another data key.
-    DataKeyRotated(Box<Rotation>),
+    DataKeyRotated(Rotation),
+    /// What stays of the data key before this generation of a domain, sealed by this one.
+    DataKeyKept {
+        /// The domain's number.
+        domain: u32,
+        /// The generation.
+        generation: u32,
+        /// What stays.
+        kept: Box<Kept>,
+    },
     /// The data key before this generation of a domain was erased: nothing is under it any more.
     DataKeyErased {
         /// The domain's number.
@@ -872,6 +881,9 @@ impl Record {
                 snapshot_ids(w, snapshots);
             }
             Record::DataKeyRotated(rotation) => rotation.encode(w.u8(38)),
+            Record::DataKeyKept { domain, generation, kept } => {
+                w.u8(40).u32(*domain).u32(*generation).raw(&kept[..]);
+            }
             Record::DataKeyErased { domain, generation } => {
                 w.u8(39).u32(*domain).u32(*generation);
             }
@@ -983,7 +995,11 @@ impl Record {
                 name: r.text()?,
                 sets: (0..r.count(4, ENTRY_MEMORY)?).map(|_| r.text()).collect::<Result<_>>()?,
             },
-            38 => Record::DataKeyRotated(Box::new(Rotation::decode(r)?)),
+            38 => Record::DataKeyRotated(Rotation::decode(r)?),
+            40 => {
+                let (domain, generation) = generation_of(r)?;
+                Record::DataKeyKept { domain, generation, kept: Box::new(r.array()?) }
+            }
             39 => {
                 let (domain, generation) = generation_of(r)?;
                 Record::DataKeyErased { domain, generation }

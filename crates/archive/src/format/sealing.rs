@@ -67,9 +67,10 @@ pub(crate) enum What {
     CountsDirectory,
     /// The header, which says where that directory lies.
     CountsHeader,
-    /// The remains of an older data key.
-    OlderKey,
 }
+
+/// The kind of what stays of an older data key, beside those of [`What`].
+const OLDER_KEY: u8 = 13;
 
 impl What {
     fn code(self) -> u8 {
@@ -86,7 +87,6 @@ impl What {
             What::CountsPage => 10,
             What::CountsDirectory => 11,
             What::CountsHeader => 12,
-            What::OlderKey => 13,
         }
     }
 
@@ -197,6 +197,10 @@ struct Domains {
     gone: BTreeSet<u32>,
     /// Data keys that took the place of older ones, as the log has them, by domain and generation.
     changes: BTreeMap<(u32, u32), KeyChange>,
+    /// How often the log had something new of them.
+    news: u64,
+    /// As often when the key area was looked at last.
+    looked: u64,
 }
 
 /// The working keys of a domain: by its data key, and by the one before as long as that is there.
@@ -205,19 +209,140 @@ struct Versions {
     older: Option<Arc<DomainSealing>>,
 }
 
+impl Versions {
+    /// The working keys of a generation, where this process has its data key.
+    fn of(&self, generation: u32) -> Option<&Arc<DomainSealing>> {
+        std::iter::once(&self.now).chain(&self.older).find(|one| one.generation == generation)
+    }
+
+    /// The error of whoever wants a data key that is not there.
+    fn not_of_one_time(&self, generation: u32) -> Error {
+        let DomainSealing { number, generation: found, .. } = *self.now;
+        let what = format!(
+            "the data key of generation {generation} of domain {number} is not in `keys`, which has generation {found}"
+        );
+        let why = match generation < found {
+            true => {
+                "another process has changed it and erased the older one, and beginning again helps; if this stays, \
+                 the archive is older than its file `keys`: put back the `keys` that it had at that time"
+            }
+            false => "`keys` is an older one: put back the newest copy of it",
+        };
+        Error::new(Kind::Denied, format!("{what}: {why}"))
+    }
+}
+
+/// What the log says of a data key that took the place of an older one.
+pub(crate) struct KeyChanged<'a> {
+    pub(crate) rotation: &'a Rotation,
+    /// What stays of the older one, once it is said.
+    pub(crate) kept: Option<&'a Kept>,
+    /// The older one was erased.
+    pub(crate) erased: bool,
+}
+
 /// A data key that took the place of an older one.
 struct KeyChange {
     /// The first container under it.
     from: u64,
-    /// The key of fingerprints of the older one.
-    fingerprints: Secret,
-    /// The seed of its ends of tree nodes.
-    borders: u64,
+    /// What stays of the older one, sealed, once it is said.
+    kept: Option<Box<Kept>>,
+    /// What stays of the older one, where this process has a data key that opens it.
+    stays: Option<Stays>,
     /// The older one was erased.
     erased: bool,
 }
 
+/// What stays of an older data key.
+struct Stays {
+    /// Its key of fingerprints.
+    fingerprints: Secret,
+    /// The key that opens what stays of the data key before it.
+    before: Secret,
+    /// The seed of the ends of the domain's tree nodes.
+    borders: Option<u64>,
+}
+
+impl Stays {
+    /// Of a data key that is there.
+    fn of(domain: &DomainSealing) -> Stays {
+        Stays {
+            fingerprints: domain.fingerprints.again(),
+            before: domain.kept.again(),
+            // Nodes end by the first data key.
+            borders: domain.borders.filter(|_| domain.generation == 0),
+        }
+    }
+
+    /// The same, sealed for a generation of a domain by the key for it.
+    fn seal(&self, (number, generation): (u32, u32), by: &Secret) -> Result<Kept> {
+        let mut plain = Zeroizing::new([0; KEPT_BYTES]);
+        plain[..32].copy_from_slice(self.fingerprints.expose());
+        plain[32..64].copy_from_slice(self.before.expose());
+        plain[64..].copy_from_slice(&self.borders.unwrap_or(0).to_le_bytes());
+        let tag = SivKey::new(by)?.seal(kept_at(number, generation), &[], &mut plain[..])?;
+        let mut kept = [0; KEPT_BYTES + TAG_BYTES];
+        kept[..KEPT_BYTES].copy_from_slice(&plain[..]);
+        kept[KEPT_BYTES..].copy_from_slice(&tag);
+        Ok(kept)
+    }
+
+    /// What was sealed so; `None` when this is something else.
+    fn open(kept: &Kept, (number, generation): (u32, u32), by: &Secret) -> Result<Option<Stays>> {
+        let mut plain = Zeroizing::new([0; KEPT_BYTES]);
+        let (sealed, tag) = kept.split_at(KEPT_BYTES);
+        plain.copy_from_slice(sealed);
+        let mut whole = [0; TAG_BYTES];
+        whole.copy_from_slice(tag);
+        let place = kept_at(number, generation);
+        if !SivKey::new(by)?.open(place, &[], &mut plain[..], &whole) {
+            return Ok(None);
+        }
+        let (mut fingerprints, mut before, mut borders) = ([0; 32], [0; 32], [0; 8]);
+        fingerprints.copy_from_slice(&plain[..32]);
+        before.copy_from_slice(&plain[32..64]);
+        borders.copy_from_slice(&plain[64..]);
+        Ok(Some(Stays {
+            fingerprints: Secret::take(&mut fingerprints),
+            before: Secret::take(&mut before),
+            borders: Some(u64::from_le_bytes(borders)),
+        }))
+    }
+}
+
+/// Where what stays of the data key before a generation of a domain is.
+fn kept_at(number: u32, generation: u32) -> Place {
+    Place { kind: OLDER_KEY, file: number.into(), number: generation.into() }
+}
+
 impl Domains {
+    /// Finds out what stays of a domain's older data keys, from the newest one on: each opens the one before.
+    fn open_kept(&mut self, number: u32) -> Result<()> {
+        let Some(versions) = self.there.get(&number) else { return Ok(()) };
+        let mut next: Option<Secret> = None;
+        let changes = self.changes.range_mut((number, 0)..=(number, u32::MAX)).rev();
+        for ((_, generation), change) in changes {
+            let own = versions.of(*generation).map(|there| there.kept.again());
+            change.stays = match (own.or(next.take()), &change.kept) {
+                (Some(by), Some(kept)) => {
+                    let stays = Stays::open(kept, (number, *generation), &by)?;
+                    let other = "what stays of an older data key is not what was sealed";
+                    Some(stays.ok_or_else(|| corrupt(other))?)
+                }
+                // Nothing is said of the older one yet, or this process has no newer one: it is there.
+                _ => versions.of(generation.saturating_sub(1)).map(|before| Stays::of(before)),
+            };
+            next = change.stays.as_ref().map(|stays| stays.before.again());
+        }
+        Ok(())
+    }
+
+    /// The seed of the ends of tree nodes of a domain that got another data key.
+    fn borders(&self, number: u32) -> Option<u64> {
+        let mut changes = self.changes.range((number, 0)..=(number, u32::MAX));
+        changes.find_map(|(_, change)| change.stays.as_ref()?.borders)
+    }
+
     /// Forgets older data keys of which the log says that they were erased.
     fn forget_older(&mut self) {
         let Domains { there, changes, .. } = self;
@@ -248,7 +373,7 @@ impl Domains {
             there.insert(number, Versions { now, older });
         }
         let gone = keys.erased_domains().filter(|number| *number != FIRST_DOMAIN).collect();
-        Ok(Domains { from: keys.sequence(), there, gone, changes: BTreeMap::new() })
+        Ok(Domains { from: keys.sequence(), there, gone, ..Domains::default() })
     }
 
     /// The generation that the log says is the newest one of a domain.
@@ -266,6 +391,8 @@ pub(crate) struct DomainSealing {
     metadata: SivKey,
     containers: Secret,
     salts: Secret,
+    /// Seals what stays of the data key before.
+    kept: Secret,
     fingerprints: Secret,
     cuts: Secret,
     /// Seeds the checksums by which tree nodes end; those of the first domain are the archive's.
@@ -354,11 +481,29 @@ impl Sealing {
         Some(self.roles()?.role)
     }
 
-    /// The working keys of a domain, by its newest data key that this process has.
+    /// The working keys of a domain, by the newest data key that the log has, as far as this process knows it; by
+    /// the one before that where the key area has no newer one.
+    ///
+    /// # Errors
+    /// `Denied`: it was erased, or this process does not have its key. The key area may be of a later time than the
+    /// log.
+    pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
+        let said = self.newest_generation(number);
+        self.versions(number, |versions| {
+            if versions.now.generation <= said {
+                return Ok(versions.now.clone());
+            }
+            // Another process has changed the data key since this one looked at the log, or an older archive was put
+            // back.
+            versions.of(said).cloned().ok_or_else(|| versions.not_of_one_time(said))
+        })
+    }
+
+    /// The working keys of a domain by the newest data key of the key area, whatever the log says.
     ///
     /// # Errors
     /// `Denied`: it was erased, or this process does not have its key.
-    pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
+    pub(crate) fn domain_by_key_area(&self, number: u32) -> Result<Arc<DomainSealing>> {
         self.versions(number, |versions| Ok(versions.now.clone()))
     }
 
@@ -367,15 +512,8 @@ impl Sealing {
     /// # Errors
     /// `Denied`: as [`domain`](Self::domain), or this data key was erased.
     pub(crate) fn domain_at(&self, number: u32, generation: u32) -> Result<Arc<DomainSealing>> {
-        self.versions(number, |Versions { now, older }| {
-            let all = std::iter::once(now).chain(older);
-            let found = all.into_iter().find(|one| one.generation == generation).cloned();
-            found.ok_or_else(|| {
-                let why = format!(
-                    "the key area does not have the data key of domain {number} of generation {generation}"
-                );
-                Error::new(Kind::Denied, why)
-            })
+        self.versions(number, |versions| {
+            versions.of(generation).cloned().ok_or_else(|| versions.not_of_one_time(generation))
         })
     }
 
@@ -384,9 +522,8 @@ impl Sealing {
     /// # Errors
     /// As [`domain`](Self::domain), and [`agreed_upon`](Self::agreed_upon).
     pub(crate) fn domain_to_write(&self, number: u32) -> Result<Arc<DomainSealing>> {
-        let domain = self.domain(number)?;
         self.agreed_upon(number, self.newest_generation(number))?;
-        Ok(domain)
+        self.domain(number)
     }
 
     /// Errors when a domain's newest data key in the key area has another generation than the one that the log
@@ -396,7 +533,7 @@ impl Sealing {
     /// `Denied`: as [`domain`](Self::domain), or one of the two was put back. `Stopped`: a change of the data key
     /// was cut off, perhaps; whoever opens the archive to write ends it.
     pub(crate) fn agreed_upon(&self, number: u32, said: u32) -> Result<()> {
-        let generation = self.domain(number)?.generation;
+        let generation = self.domain_by_key_area(number)?.generation;
         let words = |kind, why: &str| {
             let what = format!(
                 "`keys` has the data key of generation {generation} of domain {number}, and the log says \
@@ -439,22 +576,21 @@ impl Sealing {
         of(found)
     }
 
-    /// Seals what stays of a domain's newest data key when another one takes its place.
+    /// Seals what stays of the data key before this generation of a domain by the data key of this one; `None`
+    /// where this process does not have both.
     ///
     /// # Errors
     /// As [`domain`](Self::domain).
-    pub(crate) fn keep(&self, number: u32, generation: u32) -> Result<Kept> {
-        let domain = self.domain(number)?;
-        let mut plain = Zeroizing::new([0; KEPT_BYTES]);
-        plain[..32].copy_from_slice(domain.fingerprints.expose());
-        let borders = self.borders(number).or(domain.borders).unwrap_or(0);
-        plain[32..].copy_from_slice(&borders.to_le_bytes());
-        let place = (u64::from(number), u64::from(generation));
-        let tag = self.seal(What::OlderKey, place, &[], &mut plain[..])?;
-        let mut kept = [0; KEPT_BYTES + TAG_BYTES];
-        kept[..KEPT_BYTES].copy_from_slice(&plain[..]);
-        kept[KEPT_BYTES..].copy_from_slice(&tag);
-        Ok(kept)
+    pub(crate) fn keep(&self, number: u32, generation: u32) -> Result<Option<Kept>> {
+        let borders = self.borders(number);
+        self.versions(number, |versions| {
+            let before = versions.of(generation.saturating_sub(1));
+            let (Some(now), Some(before)) = (versions.of(generation), before) else {
+                return Ok(None);
+            };
+            let stays = Stays { borders, ..Stays::of(before) };
+            stays.seal((number, generation), &now.kept).map(Some)
+        })
     }
 
     /// Takes over what the log says of data keys, with the generations whose older key was erased: that is
@@ -462,35 +598,23 @@ impl Sealing {
     ///
     /// # Errors
     /// `Corrupt`: what stays of an older key is not what was sealed.
-    pub(crate) fn follow<'a>(
-        &self,
-        rotations: impl Iterator<Item = (&'a Rotation, bool)>,
-    ) -> Result<()> {
-        for (rotation, erased) in rotations {
+    pub(crate) fn follow<'a>(&self, all: impl Iterator<Item = KeyChanged<'a>>) -> Result<()> {
+        for KeyChanged { rotation, kept, erased } in all {
             let key = (rotation.domain, rotation.generation);
-            if self.domains.read().changes.get(&key).is_some_and(|known| known.erased == erased) {
+            let is_known =
+                |known: &KeyChange| (known.erased, known.kept.as_deref()) == (erased, kept);
+            if self.domains.read().changes.get(&key).is_some_and(is_known) {
                 continue;
             }
-            let mut plain = Zeroizing::new([0; KEPT_BYTES]);
-            let (sealed, tag) = rotation.kept.split_at(KEPT_BYTES);
-            plain.copy_from_slice(sealed);
-            let mut whole = [0; TAG_BYTES];
-            whole.copy_from_slice(tag);
-            let place = (u64::from(rotation.domain), u64::from(rotation.generation));
-            if !self.open(What::OlderKey, place, &[], &mut plain[..], &whole) {
-                return Err(corrupt("what stays of an older data key is not what was sealed"));
-            }
-            let (mut fingerprints, mut borders) = ([0; 32], [0; 8]);
-            fingerprints.copy_from_slice(&plain[..32]);
-            borders.copy_from_slice(&plain[32..]);
-            let change = KeyChange {
-                from: rotation.from.0,
-                fingerprints: Secret::take(&mut fingerprints),
-                borders: u64::from_le_bytes(borders),
-                erased,
-            };
+            let kept = kept.map(|kept| Box::new(*kept));
+            let change = KeyChange { from: rotation.from.0, kept, stays: None, erased };
             let mut domains = self.domains.write();
+            if domains.gone.contains(&rotation.domain) {
+                continue;
+            }
             domains.changes.insert(key, change);
+            domains.news += 1;
+            domains.open_kept(rotation.domain)?;
             domains.forget_older();
         }
         Ok(())
@@ -510,6 +634,14 @@ impl Sealing {
         self.domains.read().newest(number)
     }
 
+    /// True when the key area may have a newer data key of a domain than this process: the log says so, and the key
+    /// area was not looked at since.
+    pub(crate) fn may_be_newer(&self, number: u32) -> bool {
+        let domains = self.domains.read();
+        let known = domains.there.get(&number).map(|versions| versions.now.generation);
+        known.is_some_and(|known| known < domains.newest(number)) && domains.looked < domains.news
+    }
+
     /// True when this process has the key of what was written in a domain before its key was changed.
     pub(crate) fn has_older(&self, number: u32) -> bool {
         self.domains.read().there.get(&number).is_some_and(|versions| versions.older.is_some())
@@ -519,14 +651,14 @@ impl Sealing {
     pub(crate) fn older_fingerprints(&self, number: u32, each: &mut dyn FnMut(&Secret)) {
         let domains = self.domains.read();
         let changes = domains.changes.range((number, 0)..=(number, u32::MAX)).rev();
-        changes.for_each(|(_, change)| each(&change.fingerprints));
+        changes
+            .filter_map(|(_, change)| change.stays.as_ref())
+            .for_each(|it| each(&it.fingerprints));
     }
 
     /// The seed of the checksums by which tree nodes of a domain end that got another data key: it stays.
     pub(crate) fn borders(&self, number: u32) -> Option<u64> {
-        let domains = self.domains.read();
-        let mut changes = domains.changes.range((number, 0)..=(number, u32::MAX));
-        changes.next().map(|(_, change)| change.borders).filter(|_| number != FIRST_DOMAIN)
+        self.domains.read().borders(number).filter(|_| number != FIRST_DOMAIN)
     }
 
     /// True when a domain was erased.
@@ -539,17 +671,33 @@ impl Sealing {
         self.domains.read().gone.iter().copied().collect()
     }
 
-    /// Takes over the domains of a newer key area. Those that are erased stay so.
+    /// Takes over the domains of a newer key area. Those that are erased stay so. A data key that the key area lacks
+    /// stays as long as it is the newest one that the log has, as far as this process knows it.
     pub(crate) fn renew_domains(&self, keys: &Keys) -> Result<()> {
         let mut new = Domains::new(keys, self.flaws)?;
         let mut domains = self.domains.write();
+        domains.looked = domains.news;
         if new.from > domains.from {
             new.gone.extend(&domains.gone);
             let Domains { there, gone, .. } = &mut new;
             there.retain(|number, _| !gone.contains(number));
+            for (number, versions) in there {
+                let said = domains.newest(*number);
+                let had = domains.there.get(number).and_then(|had| had.of(said));
+                if versions.now.generation > said && versions.of(said).is_none() {
+                    versions.older = had.cloned();
+                }
+            }
             new.changes = std::mem::take(&mut domains.changes);
-            new.forget_older();
+            new.changes.retain(|(number, _), _| !new.gone.contains(number));
+            (new.news, new.looked) = (domains.news, domains.looked);
             *domains = new;
+            // Those that this process has not read yet may be said in the log already.
+            let numbers: Vec<u32> = domains.there.keys().copied().collect();
+            for number in numbers {
+                domains.open_kept(number)?;
+            }
+            domains.forget_older();
         }
         Ok(())
     }
@@ -559,6 +707,7 @@ impl Sealing {
         if number != FIRST_DOMAIN && !self.is_erased(number) {
             let mut domains = self.domains.write();
             domains.there.remove(&number);
+            domains.changes.retain(|(of, _), _| *of != number);
             domains.gone.insert(number);
         }
     }
@@ -687,6 +836,7 @@ impl DomainSealing {
             metadata: SivKey::new(&key.derive(Use::ARCHIVE_DOMAIN))?,
             containers: key.derive(Use::CONTAINERS),
             salts: key.derive(Use::SALTS),
+            kept: key.derive(Use::KEPT),
             fingerprints: fingerprints.unwrap_or(key).derive(Use::FINGERPRINTS),
             cuts: key.derive(Use::CUTS),
             borders: (number != FIRST_DOMAIN).then(|| seed(&key.derive(Use::BORDERS))),
@@ -951,7 +1101,7 @@ mod tests {
     }
 
     /// Metadata of containers are sealed by their domain: see below.
-    const KINDS: [What; 12] = [
+    const KINDS: [What; 11] = [
         What::Label,
         What::Frame,
         What::Snapshot,
@@ -963,7 +1113,6 @@ mod tests {
         What::CountsPage,
         What::CountsDirectory,
         What::CountsHeader,
-        What::OlderKey,
     ];
 
     #[test]
@@ -1085,12 +1234,13 @@ mod tests {
     fn rule_24_a_domain_opens_by_two_data_keys_until_the_log_says_that_one_is_erased() {
         let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
         let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
-        let (first, kept) = (sealing.domain(0).unwrap(), sealing.keep(0, 1).unwrap());
+        let first = sealing.domain(0).unwrap();
+        assert!(sealing.keep(0, 1).unwrap().is_none(), "there is no newer key yet");
         let mut page = *b"a page of the chunk index";
         let tag = sealing.seal(What::IndexPage, (1, 2), &[], &mut page).unwrap();
         let (from, index) = (super::super::ContainerId(9), 3);
-        let rotation = Rotation { domain: 0, generation: 1, from, index, kept };
-        sealing.follow([(&rotation, false)].into_iter()).unwrap();
+        let rotation = Rotation { domain: 0, generation: 1, from, index };
+        sealing.follow([changed(&rotation, None, false)].into_iter()).unwrap();
         // The log asks for a key that is not there: nothing is sealed by the older one any more.
         assert_eq!(sealing.domain_to_write(0).err().unwrap().kind(), Kind::Stopped);
         assert_eq!((sealing.generation_of(0, 8), sealing.generation_of(0, 9)), (0, 1));
@@ -1110,12 +1260,17 @@ mod tests {
         assert!(sealing.domain_at(0, 0).is_ok() && sealing.domain_at(0, 2).is_err());
         assert!(sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
         // The fingerprints of the older key stay.
-        let mut stay = 0;
-        sealing.older_fingerprints(0, &mut |key| {
-            stay += usize::from(key.equals(first.fingerprints.expose()));
-        });
-        assert_eq!(stay, 1);
-        sealing.follow([(&rotation, true)].into_iter()).unwrap();
+        let stay = |sealing: &Sealing| {
+            let mut stay = 0;
+            sealing.older_fingerprints(0, &mut |key| {
+                stay += usize::from(key.equals(first.fingerprints.expose()));
+            });
+            stay
+        };
+        assert_eq!(stay(&sealing), 1);
+        let kept = sealing.keep(0, 1).unwrap().unwrap();
+        sealing.follow([changed(&rotation, Some(&kept), true)].into_iter()).unwrap();
+        assert_eq!(stay(&sealing), 1);
         assert!(sealing.domain_at(0, 0).is_err() && sealing.domain_at(0, 1).is_ok());
         assert!(!sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
         // A key area that has it does not bring it back.
@@ -1123,12 +1278,99 @@ mod tests {
         sealing.renew_domains(&keys).unwrap();
         assert!(sealing.domain_at(0, 0).is_err());
         // The remains of a key open for its own domain and generation alone.
-        for other in [
-            Rotation { domain: 2, ..rotation.clone() },
-            Rotation { generation: 2, ..rotation.clone() },
-        ] {
-            assert!(sealing.follow([(&other, false)].into_iter()).is_err());
+        let now = sealing.domain(0).unwrap();
+        assert!(Stays::open(&kept, (0, 1), &now.kept).unwrap().is_some());
+        for other in [(2, 1), (0, 2)] {
+            assert!(Stays::open(&kept, other, &now.kept).unwrap().is_none());
         }
+        let mut torn = kept;
+        torn[3] ^= 1;
+        let torn = [changed(&rotation, Some(&torn), true)].into_iter();
+        assert_eq!(sealing.follow(torn).unwrap_err().kind(), Kind::Corrupt);
+    }
+
+    fn changed<'a>(rotation: &'a Rotation, kept: Option<&'a Kept>, erased: bool) -> KeyChanged<'a> {
+        KeyChanged { rotation, kept, erased }
+    }
+
+    /// A domain whose data key was changed twice, what the log says of it, and all of its data keys.
+    fn changed_twice(
+        keys: &mut Keys,
+        number: u32,
+    ) -> (Vec<(Rotation, Kept)>, Vec<Arc<DomainSealing>>) {
+        let sealing = Sealing::new(keys, repeated(), Flaws::default()).unwrap();
+        let (mut said, mut all): (Vec<(Rotation, Kept)>, _) = (Vec::new(), Vec::new());
+        for generation in 1..=2 {
+            all.push(sealing.domain(number).unwrap());
+            keys.rotate_domain(number, &*repeated()).unwrap();
+            keys.saw(keys.sequence() + 10);
+            let from = super::super::ContainerId(u64::from(generation));
+            let rotation = Rotation { domain: number, generation, from, index: 0 };
+            sealing.follow([changed(&rotation, None, false)].into_iter()).unwrap();
+            sealing.renew_domains(keys).unwrap();
+            let kept = sealing.keep(number, generation).unwrap().unwrap();
+            sealing.follow([changed(&rotation, Some(&kept), true)].into_iter()).unwrap();
+            said.push((rotation, kept));
+            keys.drop_older(number, &*repeated()).unwrap();
+            keys.saw(keys.sequence() + 10);
+            sealing.renew_domains(keys).unwrap();
+        }
+        all.push(sealing.domain(number).unwrap());
+        (said, all)
+    }
+
+    #[test]
+    fn rule_24_what_stays_of_older_data_keys_opens_by_newer_ones_alone() {
+        for number in [0, 1] {
+            let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+            keys.add_domain("a customer", &*repeated()).unwrap();
+            let (said, all) = changed_twice(&mut keys, number);
+            // Another process, which has the newest key alone, finds all fingerprints and the first ends.
+            let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+            let changes = said.iter().map(|(rotation, kept)| changed(rotation, Some(kept), true));
+            sealing.follow(changes).unwrap();
+            let mut found = Vec::new();
+            sealing.older_fingerprints(number, &mut |key| found.push(*key.expose()));
+            let older = [&all[1], &all[0]].map(|one| *one.fingerprints.expose());
+            assert_eq!(found, older);
+            assert_eq!(sealing.borders(number), all[0].borders);
+            // Whoever was locked out by a change has what was before it, and gets nothing of what came.
+            for (generation, (_, kept)) in (1..).zip(&said) {
+                for (of, key) in (0..).zip(&all) {
+                    let opens = Stays::open(kept, (number, generation), &key.kept).unwrap();
+                    assert_eq!(opens.is_some(), of == generation, "{of} opens {generation}");
+                }
+                let store = keys.store_key(Use::KEPT);
+                assert!(Stays::open(kept, (number, generation), &store).unwrap().is_none());
+                let (mut plain, mut tag) = (*kept, [0; TAG_BYTES]);
+                tag.copy_from_slice(&kept[KEPT_BYTES..]);
+                let place = kept_at(number, generation);
+                assert!(!sealing.archive.open(place, &[], &mut plain[..KEPT_BYTES], &tag));
+            }
+        }
+    }
+
+    #[test]
+    fn rule_26_nothing_stays_of_the_data_keys_of_a_domain_that_was_erased() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        keys.add_domain("a customer", &*repeated()).unwrap();
+        let (said, _) = changed_twice(&mut keys, 1);
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        let all = || said.iter().map(|(rotation, kept)| changed(rotation, Some(kept), true));
+        sealing.follow(all()).unwrap();
+        let left = |sealing: &Sealing| {
+            let mut left = 0;
+            sealing.older_fingerprints(1, &mut |_| left += 1);
+            left
+        };
+        assert_eq!(left(&sealing), 2);
+        sealing.erase(1);
+        assert_eq!((left(&sealing), sealing.borders(1)), (0, None));
+        // Who opens the archive later finds nothing by the keys that are left.
+        keys.erase_domain(1, &*repeated()).unwrap();
+        let later = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        later.follow(all()).unwrap();
+        assert_eq!((left(&later), later.borders(1)), (0, None));
     }
 
     #[test]

@@ -11,7 +11,9 @@ use onefold_core::{Kind, Result};
 use super::collection::Collection;
 use crate::{
     chunk_index::make_anew_paced,
-    format::{ContainerId, damage::is_damage, domain::FIRST_DOMAIN, record::Record},
+    format::{
+        ContainerId, damage::is_damage, data_keys::Rotation, domain::FIRST_DOMAIN, record::Record,
+    },
     operations_log::erase_older_data_key,
     rules::Rule,
     tables::{Tables, with_older},
@@ -80,8 +82,9 @@ impl Collection {
                     continue;
                 }
             }
-            erase_older_data_key(&self.archive, rotation.domain, rotation.generation)?;
-            self.done.keys_erased += 1;
+            let Rotation { domain, generation, .. } = rotation;
+            self.done.keys_erased +=
+                u64::from(erase_older_data_key(&self.archive, domain, generation)?);
         }
         Ok(())
     }

@@ -216,9 +216,11 @@ pub fn create_sealed(
 }
 
 impl From<&Archive> for Cuts {
-    /// As the streams of the archive's first domain are cut.
+    /// As the streams of the archive's first domain are cut; by the data key that it was opened with where the
+    /// newest one can't be read, for then nothing is stored.
     fn from(archive: &Archive) -> Cuts {
-        Cuts::from(&*archive.first_domain())
+        let domain = archive.first_domain();
+        Cuts::from(domain.as_ref().map_or(&*archive.first, |domain| &**domain))
     }
 }
 

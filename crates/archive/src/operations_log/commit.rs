@@ -35,10 +35,12 @@ use crate::{
 };
 
 impl Archive {
-    /// The first domain, by its newest data key; by the one that the archive was opened with where that can't be
-    /// had, for then nothing is stored.
-    pub(crate) fn first_domain(&self) -> Arc<Domain> {
-        domain_of(self, FIRST_DOMAIN).unwrap_or_else(|_| self.first.clone())
+    /// The first domain, by its newest data key.
+    ///
+    /// # Errors
+    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    pub(crate) fn first_domain(&self) -> Result<Arc<Domain>> {
+        domain_of(self, FIRST_DOMAIN)
     }
 
     /// Ends changes and erasures of data keys that a crash cut off. The archive was opened to write.

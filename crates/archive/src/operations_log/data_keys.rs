@@ -2,13 +2,16 @@
 //!
 //! Nobody stores, collects or imports while a data key is changed, so nobody has a number for a container that
 //! is not written yet. The frame comes first: from it on, what is new must be under the new key, which the key
-//! area gets then. An erasure goes the other way: the key area first, then the frame.
+//! area gets then. A second frame says what stays of the older key, sealed by the new one. An erasure goes the
+//! other way: the key area first, then the frame. It waits for that second frame, without which nobody could
+//! prove any more what was stored.
 //!
 //! | a crash of a change | leaves |
 //! |---|---|
 //! | before the frame is durable | one data key |
 //! | later, before the first copy of the key area is | a log that asks for a data key that is not there: nothing can be stored in the domain, and what is there is read. Whoever opens the archive to write makes the key |
-//! | between the copies | both data keys; whoever opens the archive to write writes the other copy |
+//! | between the copies | both data keys; whoever opens the archive to write writes the other copy, and the second frame |
+//! | before the second frame is durable | both data keys, which both open by the key area; whoever opens the archive to write, or erases the older one, writes that frame |
 //!
 //! | a crash of the erasure of the older one | leaves |
 //! |---|---|
@@ -90,16 +93,39 @@ pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
         // Otherwise one of the two was put back, and the change would make a key that nobody finds.
         sealing.agreed_upon(domain, said)?;
         made = said + 1;
-        Ok(vec![Record::DataKeyRotated(Box::new(Rotation {
+        Ok(vec![Record::DataKeyRotated(Rotation {
             domain,
             generation: made,
             from: ContainerId(tables.next_id),
             index: tables.index.named_upto(),
-            kept: sealing.keep(domain, made)?,
-        }))])
+        })])
     })?;
     make_keys(archive)?;
+    say_what_stays(archive)?;
     Ok(made)
+}
+
+/// Says in the log what stays of data keys that another one took the place of, where it is not said yet.
+fn say_what_stays(archive: &Archive) -> Result<()> {
+    let sealing = sealing_of(archive)?;
+    let unsaid = |tables: &Tables| -> Result<Vec<Record>> {
+        let mut unsaid = Vec::new();
+        for change in tables.data_keys.changes().filter(|change| change.kept.is_none()) {
+            let Rotation { domain, generation, .. } = change.rotation;
+            if sealing.is_erased(domain) {
+                continue;
+            }
+            // A key area without the newer one is refused elsewhere.
+            if let Some(kept) = sealing.keep(domain, generation)? {
+                unsaid.push(Record::DataKeyKept { domain, generation, kept: Box::new(kept) });
+            }
+        }
+        Ok(unsaid)
+    };
+    if unsaid(&archive.tables())?.is_empty() {
+        return Ok(());
+    }
+    archive.commit(true, unsaid).map(drop)
 }
 
 /// Makes the data keys that the log asks for and the key area does not have.
@@ -122,12 +148,13 @@ fn make_keys(archive: &Archive) -> Result<()> {
 }
 
 /// The domains whose newest data key the key area does not have, and its generation. Where something is under
-/// that key, or the key area lags by more than this one change, it is an older one, and no other key takes its
-/// place.
+/// that key, or was sealed by it, or the key area lags by more than this one change, it is an older one, and no
+/// other key takes its place.
 fn lacking(archive: &Archive, tables: &Tables) -> Result<Vec<(u32, u32)>> {
     let sealing = sealing_of(archive)?;
     let mut lacking = Vec::new();
-    for rotation in with_older(tables) {
+    for change in tables.data_keys.changes().filter(|change| change.kept.is_none()) {
+        let rotation = &change.rotation;
         let Ok(known) = sealing.domain(rotation.domain) else { continue };
         if known.generation() + 1 == rotation.generation && !is_used(tables, rotation)? {
             lacking.push((rotation.domain, rotation.generation));
@@ -184,6 +211,7 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
     if archive.keeps(Rule::DataKeyChangeEnded) {
         make_keys(archive)?;
     }
+    say_what_stays(archive)?;
     let unsaid = |tables: &Tables| -> Result<Vec<Record>> {
         let sealing = sealing_of(archive)?;
         let erased = |rotation: &&Rotation| {
@@ -191,6 +219,7 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
             known.is_ok_and(|known| known.generation() == rotation.generation)
                 && !sealing.has_older(rotation.domain)
         };
+        // It goes only when what stays of it is said.
         let unsaid = with_older(tables).filter(erased);
         let erases = |Rotation { domain, generation, .. }: &Rotation| Record::DataKeyErased {
             domain: *domain,
@@ -206,11 +235,30 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
 
 /// Erases the older data key of a domain, under which nothing is any more: it is dropped, the key that wraps
 /// domains is renewed, and both copies of the key area are overwritten, each durable before the next; then a
-/// frame says so. The caller holds the collector's lock.
+/// frame says so. False when the whole domain was erased meanwhile. The caller holds the collector's lock.
 ///
 /// # Errors
 /// Errors of the system, after which it is erased or not.
-pub(crate) fn erase_older_data_key(archive: &Archive, domain: u32, generation: u32) -> Result<()> {
+pub(crate) fn erase_older_data_key(
+    archive: &Archive,
+    domain: u32,
+    generation: u32,
+) -> Result<bool> {
+    // The process that changed the key may have been killed before.
+    renew(archive, sealing_of(archive)?)?;
+    say_what_stays(archive)?;
+    let tables = archive.tables();
+    let sealing = sealing_of(archive)?;
+    if sealing.is_erased(domain) {
+        return Ok(false);
+    }
+    // A change may have been cut off before there was a newer one.
+    sealing.agreed_upon(domain, generation)?;
+    let newest = tables.data_keys.newest_change(domain);
+    if !newest.is_some_and(|it| it.rotation.generation == generation && it.kept.is_some()) {
+        let why = format!("the key area lacks the data key of domain {domain} that the log says");
+        return Err(Error::new(Kind::Denied, why));
+    }
     let both = archive.keeps(Rule::ErasedInBothCopies);
     let records = vec![Record::DataKeyErased { domain, generation }];
     change_and_append(archive, records, both, |keys, random| {
@@ -225,7 +273,8 @@ pub(crate) fn erase_older_data_key(archive: &Archive, domain: u32, generation: u
             }
         }
     })?;
-    renew(archive, sealing_of(archive)?)
+    renew(archive, sealing_of(archive)?)?;
+    Ok(true)
 }
 
 /// A data key of a domain, and what is left under the one before it.

@@ -55,7 +55,12 @@ impl Domain {
     pub(super) fn first(label: &Label, identity: &Identity) -> Result<Domain> {
         match identity.sealing() {
             Some(sealing) => {
-                Ok(Domain::of(label, identity, (sealing, &*sealing.domain(FIRST_DOMAIN)?)))
+                // The log is not read yet.
+                let keys = match label.data_keys {
+                    true => sealing.domain_by_key_area(FIRST_DOMAIN)?,
+                    false => sealing.domain(FIRST_DOMAIN)?,
+                };
+                Ok(Domain::of(label, identity, (sealing, &*keys)))
             }
             None => Ok(Domain {
                 number: FIRST_DOMAIN,

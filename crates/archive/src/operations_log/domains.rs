@@ -12,7 +12,7 @@ use super::{
 use crate::{
     format::{
         domain::FIRST_DOMAIN,
-        sealing::{Sealing, erased},
+        sealing::{KeyChanged, Sealing, erased},
     },
     tables::Tables,
 };
@@ -36,7 +36,7 @@ pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
     });
     // Whoever changed the data key said so in the log first.
     let keys = match keys {
-        Ok(keys) if keys.generation() < sealing.newest_generation(number) => {
+        Ok(_) if sealing.may_be_newer(number) => {
             renew(archive, sealing)?;
             sealing.domain(number)
         }
@@ -66,6 +66,20 @@ pub(crate) fn domain_of(archive: &Archive, number: u32) -> Result<Arc<Domain>> {
 pub(super) fn sealing_of(archive: &Archive) -> Result<&Sealing> {
     let none = || Error::new(Kind::Denied, "an archive without encryption has one domain");
     archive.identity.sealing().map(|sealing| &**sealing).ok_or_else(none)
+}
+
+/// Looks whether the key area has a data key that this process does not know yet. Where it has not, whoever opens by that
+/// key says so.
+///
+/// # Errors
+/// Those of reading the key area.
+pub(crate) fn look_for_data_key(archive: &Archive, number: u32, generation: u32) -> Result<()> {
+    let sealing = sealing_of(archive)?;
+    match sealing.domain_at(number, generation) {
+        Ok(_) => Ok(()),
+        Err(_) if archive.label.roles || sealing.is_erased(number) => Ok(()),
+        Err(_) => renew(archive, sealing),
+    }
 }
 
 /// Reads the keys of domains that other processes made.
@@ -98,7 +112,11 @@ pub(super) fn forget_erased(archive: &Archive, tables: &Tables) {
 /// `Corrupt`.
 pub(super) fn follow_data_keys(archive: &Archive, tables: &Tables) -> Result<()> {
     match archive.identity.sealing().filter(|_| archive.label.data_keys) {
-        Some(sealing) => sealing.follow(tables.data_keys.all()),
+        Some(sealing) => sealing.follow(tables.data_keys.changes().map(|change| KeyChanged {
+            rotation: &change.rotation,
+            kept: change.kept.as_deref(),
+            erased: change.erased,
+        })),
         None => Ok(()),
     }
 }

@@ -68,7 +68,7 @@ pub(crate) use self::{
     archive::memory_of,
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     data_keys::erase_older_data_key,
-    domains::{domain_of, is_there},
+    domains::{domain_of, is_there, look_for_data_key},
     epochs::await_earlier_epoch,
     key_changes::not_erased,
     leaf_check::look_at_leaves,

@@ -100,8 +100,14 @@ impl Reader {
     }
 
     /// The domain that was entered last; else the first one.
-    pub(crate) fn domain(&self) -> Arc<Domain> {
-        self.domain.clone().unwrap_or_else(|| self.archive.first_domain())
+    ///
+    /// # Errors
+    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    pub(crate) fn domain(&self) -> Result<Arc<Domain>> {
+        match &self.domain {
+            Some(domain) => Ok(domain.clone()),
+            None => self.archive.first_domain(),
+        }
     }
 
     /// The domain by which what lies at an address is proven.

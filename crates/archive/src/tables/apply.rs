@@ -180,11 +180,15 @@ impl Tables {
                 }
                 self.domains.last = self.domains.last.max(number);
                 self.domains.erased.insert(number, false);
+                self.data_keys.forget(number);
             }
             Record::DomainFreed { number, containers, all } => {
                 free_domain(self, number, containers, all)?
             }
-            Record::DataKeyRotated(rotation) => rotate_data_key(self, *rotation)?,
+            Record::DataKeyRotated(rotation) => rotate_data_key(self, rotation)?,
+            Record::DataKeyKept { domain, generation, kept } => {
+                self.data_keys.keep((domain, generation), kept)?
+            }
             Record::DataKeyErased { domain, generation } => {
                 self.data_keys.erase(domain, generation)?
             }

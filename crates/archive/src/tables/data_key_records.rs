@@ -10,6 +10,9 @@ pub(super) fn rotate_data_key(tables: &mut Tables, rotation: Rotation) -> Result
     if !tables.has_data_keys || (rotation.domain != FIRST_DOMAIN && !tables.has_domains) {
         return Err(corrupt("the log changes a data key, and the archive has none that changes"));
     }
+    if tables.domains.erased.contains_key(&rotation.domain) {
+        return Err(corrupt("the log changes a data key of a domain that was erased"));
+    }
     // All that is numbered from now on is under the new key, and nothing else.
     if rotation.from.0 != tables.next_id {
         return Err(corrupt("the log changes a data key for other containers than those to come"));
@@ -58,25 +61,34 @@ pub(crate) fn refuse_numbers_of_before(tables: &Tables, records: &[Record]) -> R
 /// True when a domain has two data keys.
 #[must_use]
 pub fn domain_has_older(tables: &Tables, domain: u32) -> bool {
-    !tables.domains.erased.contains_key(&domain)
-        && tables.data_keys.newest(domain).is_some_and(|(_, erased)| !erased)
+    tables.data_keys.newest(domain).is_some_and(|(_, erased)| !erased)
 }
 
 /// The domains that have two data keys.
 pub(crate) fn with_older(tables: &Tables) -> impl Iterator<Item = &Rotation> {
-    let two = tables.data_keys.all().filter(|(_, erased)| !erased);
-    two.map(|(rotation, _)| rotation)
-        .filter(|rotation| !tables.domains.erased.contains_key(&rotation.domain))
+    tables.data_keys.all().filter(|(_, erased)| !erased).map(|(rotation, _)| rotation)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::data_keys::DataKeys;
     use super::*;
-    use crate::format::{ContainerId, label::Kinds};
+    use onefold_seal::TAG_BYTES;
+
+    use crate::format::{
+        ContainerId,
+        bytes::{Reader, Writer},
+        data_keys::KEPT_BYTES,
+        label::Kinds,
+    };
 
     fn rotated(domain: u32, generation: u32, from: u64) -> Record {
-        let (from, kept) = (ContainerId(from), [7; 56]);
-        Record::DataKeyRotated(Box::new(Rotation { domain, generation, from, index: 0, kept }))
+        let from = ContainerId(from);
+        Record::DataKeyRotated(Rotation { domain, generation, from, index: 0 })
+    }
+
+    fn kept(domain: u32, generation: u32) -> Record {
+        Record::DataKeyKept { domain, generation, kept: Box::new([7; KEPT_BYTES + TAG_BYTES]) }
     }
 
     #[test]
@@ -88,8 +100,8 @@ mod tests {
             let mut tables = begin();
             tables.apply(1, records).map(|()| tables)
         };
-        let good = vec![rotated(0, 1, 5), erased(1), rotated(0, 2, 5)];
-        let tables = taken(good).unwrap();
+        let good = vec![rotated(0, 1, 5), kept(0, 1), erased(1), rotated(0, 2, 5)];
+        let tables = taken(good.clone()).unwrap();
         assert!(domain_has_older(&tables, 0));
         assert_eq!(tables.data_keys.generation_of(0, ContainerId(4)), 0);
         assert_eq!(tables.data_keys.generation_of(0, ContainerId(5)), 2);
@@ -101,11 +113,23 @@ mod tests {
             vec![rotated(0, 1, 4)],
             vec![rotated(0, 1, 6)],
             vec![rotated(0, 1, 5), rotated(0, 2, 5)],
+            vec![rotated(0, 1, 5), kept(0, 1), rotated(0, 2, 5)],
+            vec![kept(0, 1)],
+            vec![rotated(0, 1, 5), kept(0, 2)],
+            vec![rotated(0, 1, 5), kept(0, 1), kept(0, 1)],
+            vec![rotated(0, 1, 5), erased(1)],
             vec![erased(1)],
-            vec![rotated(0, 1, 5), erased(2)],
+            vec![rotated(0, 1, 5), kept(0, 1), erased(2)],
             vec![rotated(1, 1, 5)],
         ] {
             assert!(taken(bad.clone()).is_err(), "{bad:?}");
+        }
+        // What stays of keys comes through a snapshot.
+        for upto in 1..=good.len() {
+            let tables = taken(good[..upto].to_vec()).unwrap();
+            let mut w = Writer(Vec::new());
+            tables.data_keys.encode(&mut w);
+            assert_eq!(DataKeys::decode(&mut Reader(&w.0, None)).unwrap(), tables.data_keys);
         }
         let mut plain = Tables { next_id: 5, ..Tables::new([1, 1, 0], Kinds::default()) };
         assert!(plain.apply(1, vec![rotated(0, 1, 5)]).is_err());

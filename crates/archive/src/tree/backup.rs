@@ -21,7 +21,7 @@ use crate::{
     format::{
         backup::{Completeness, Snapshot, SnapshotId},
         domain::FIRST_DOMAIN,
-        tree_node::{Stat, TreeEntry},
+        tree_node::{FileMap, Stat, TreeEntry},
     },
     memory::BufferPool,
     operations_log::{Archive, admits, domain_of, is_put},
@@ -124,6 +124,8 @@ pub struct TreeFeeder<'a> {
     begun: (Arc<Archive>, Arc<Tables>),
     /// What the parent of this number has of the file that is read.
     comparison: Option<(usize, Comparison)>,
+    /// What is given is compared, and goes nowhere.
+    only_compares: bool,
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
 }
@@ -146,6 +148,7 @@ impl<'a> TreeFeeder<'a> {
             domain: FIRST_DOMAIN,
             begun: (archive.clone(), archive.tables()),
             comparison: None,
+            only_compares: false,
             parents: Parents::new(archive, parents)?,
         })
     }
@@ -163,6 +166,9 @@ impl TreeFeeder<'_> {
             && let Some(reader) = self.parents.reader(*parent)
         {
             comparison.bytes(reader, &self.filling.room()[..n])?;
+        }
+        if self.only_compares {
+            return Ok(n);
         }
         match &mut self.out {
             Out::Elsewhere(sink) => sink.bytes(&self.filling.room()[..n]).map(|()| n),
@@ -201,6 +207,9 @@ impl TreeFeeder<'_> {
         {
             comparison.zeroes(reader, bytes)?;
         }
+        if self.only_compares {
+            return Ok(());
+        }
         match &mut self.out {
             Out::Elsewhere(sink) => sink.hole(bytes),
             Out::Nowhere => Ok(()),
@@ -213,8 +222,42 @@ impl TreeFeeder<'_> {
 
     /// Compares the content that comes now with that of the first of the parents' entries that `is` the
     /// same, until [`differed`](Self::differed) is asked. Nothing stored is read but where chunks end.
-    pub fn compare(&mut self, found: &[Found], is: impl Fn(&TreeEntry, &Stat) -> bool) {
-        self.comparison = self.parents.comparison(found, is);
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn compare(
+        &mut self,
+        found: &[Found],
+        is: impl Fn(&TreeEntry, &Stat) -> bool,
+    ) -> Result<()> {
+        self.comparison = self.parents.comparison(found, is)?;
+        Ok(())
+    }
+
+    /// Behind [`compare`](Self::compare). True when what is stored of this file was stored before the data key was
+    /// changed, so that the same content would be stored again. Then the content that comes now is compared and goes
+    /// nowhere, until [`same`](Self::same) is asked.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn only_compares(&mut self) -> Result<bool> {
+        if let Some((parent, comparison)) = &mut self.comparison {
+            self.only_compares = self.parents.is_found_no_more(*parent, comparison)?;
+        }
+        Ok(self.only_compares)
+    }
+
+    /// What is stored of the file whose content was only compared, when all of it is the same.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn same(&mut self) -> Result<Option<FileMap>> {
+        self.only_compares = false;
+        let Some((parent, comparison)) = self.comparison.take() else { return Ok(None) };
+        match self.parents.reader(parent) {
+            Some(reader) => comparison.all_equal(reader),
+            None => Ok(None),
+        }
     }
 
     /// True when the content since [`compare`](Self::compare) is known to be another one. It has to have
@@ -345,6 +388,7 @@ pub fn backup_on(
                 domain,
                 begun: (ingest.archive.clone(), tables),
                 comparison: None,
+                only_compares: false,
                 parents,
             };
             source(&mut feeder)?;

@@ -12,6 +12,7 @@ use onefold_core::{Fingerprint, Result};
 use super::reader::{Pages, TreeReader};
 use crate::{
     format::{
+        Address,
         damage::is_damage,
         recipe::Part,
         tree_node::{FileMap, TreeNode},
@@ -43,6 +44,7 @@ enum Verdict {
 pub(super) struct Comparison {
     /// Of what is stored: its fingerprints may be by an older data key.
     domain: Arc<Domain>,
+    map: FileMap,
     pages: Pages,
     parts: std::vec::IntoIter<Part>,
     chunks: std::vec::IntoIter<(Fingerprint, u32)>,
@@ -61,6 +63,7 @@ impl Comparison {
         };
         Comparison {
             domain,
+            map: map.clone(),
             pages,
             parts: parts.into_iter(),
             chunks: Vec::new().into_iter(),
@@ -73,6 +76,60 @@ impl Comparison {
     /// True when the bytes that were given are known to be others than those that are stored.
     pub(super) fn differs(&self) -> bool {
         self.verdict == Verdict::Other
+    }
+
+    /// What is stored, once all of the file was given, when it is the same; `None` when it is not, or when that
+    /// is not known.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    pub(super) fn all_equal(mut self, reader: &mut TreeReader) -> Result<Option<FileMap>> {
+        if self.verdict != Verdict::Equal || !self.held.is_empty() {
+            return Ok(None);
+        }
+        let next = match self.next.take() {
+            None | Some(Next::Zeroes(0)) => self.find_next(reader),
+            Some(next) => Ok(next),
+        };
+        match next {
+            Ok(Next::End) => Ok(Some(self.map)),
+            Ok(_) => Ok(None),
+            Err(error) if is_damage(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is stored.
+    pub(super) fn map(&self) -> &FileMap {
+        &self.map
+    }
+
+    /// Where the first chunk of what is stored is, when the first page of the map names one. It is asked before any
+    /// content is given.
+    ///
+    /// # Errors
+    /// Errors of the system. Where what is stored is damaged, nothing is known.
+    pub(super) fn first_chunk(&mut self, reader: &mut TreeReader) -> Result<Option<Address>> {
+        while self.parts.as_slice().is_empty() {
+            let read = match self.pages.next(reader) {
+                Ok(Some(node)) => reader.node(&node),
+                Ok(None) => return Ok(None),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(TreeNode::FileMap(parts)) => self.parts = parts.into_iter(),
+                Ok(_) => {}
+                Err(error) if is_damage(&error) => {
+                    self.verdict = Verdict::Unknown;
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.parts.as_slice().iter().find_map(|part| match part {
+            Part::Run { first, .. } => Some(*first),
+            _ => None,
+        }))
     }
 
     /// The next bytes of the file.

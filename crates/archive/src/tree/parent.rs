@@ -140,15 +140,32 @@ impl Parents {
         &self,
         found: &[Found],
         is: impl Fn(&TreeEntry, &Stat) -> bool,
-    ) -> Option<(usize, Comparison)> {
-        let all = self.0.iter().zip(found).enumerate();
-        all.into_iter().find_map(|(n, (parent, found))| {
-            let (entry, stat) = (found.entry.as_ref()?, found.stat.as_ref()?);
-            let TreeWhat::File(_, map) = &entry.what else { return None };
-            let domain = parent.reader.domain();
-            let is_same = !entry.is_in_part && is(entry, stat);
-            is_same.then(|| (n, Comparison::new(domain, map)))
-        })
+    ) -> Result<Option<(usize, Comparison)>> {
+        for (n, (parent, found)) in self.0.iter().zip(found).enumerate() {
+            let Found { entry: Some(entry), stat: Some(stat) } = found else { continue };
+            let TreeWhat::File(_, map) = &entry.what else { continue };
+            if !entry.is_in_part && is(entry, stat) {
+                return Ok(Some((n, Comparison::new(parent.reader.domain()?, map))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True when what a comparison knows of a parent is whole, and was stored before the data key of its domain was
+    /// changed: the same content is not found there any more, and would be stored again.
+    pub(super) fn is_found_no_more(
+        &mut self,
+        number: usize,
+        comparison: &mut Comparison,
+    ) -> Result<bool> {
+        let Some(parent) = self.0.get_mut(number) else { return Ok(false) };
+        let tables = parent.reader.tables().clone();
+        let newest = tables.data_keys.newest(parent.reader.domain()?.number());
+        let Some((newest, _)) = newest else { return Ok(false) };
+        let first = comparison.first_chunk(&mut parent.reader)?;
+        // Chunks keep the addresses that they had first.
+        let is_older = first.is_some_and(|first| first.container < newest.from);
+        Ok(is_older && parent.is_sound(comparison.map())?)
     }
 
     /// The reader of the parent of this number.

@@ -85,14 +85,19 @@ impl TreeReader {
     }
 
     /// The domain of the snapshot whose root was read last.
-    #[must_use]
-    pub fn domain(&self) -> Arc<Domain> {
+    ///
+    /// # Errors
+    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    pub fn domain(&self) -> Result<Arc<Domain>> {
         self.reader.domain()
     }
 
     /// The seed of the checksums by which the nodes of its trees end.
-    pub(crate) fn borders(&self) -> u64 {
-        self.domain().borders
+    ///
+    /// # Errors
+    /// As [`domain`](Self::domain).
+    pub(crate) fn borders(&self) -> Result<u64> {
+        Ok(self.domain()?.borders)
     }
 
     /// The archive that it reads.

@@ -5,10 +5,13 @@ use std::collections::HashMap;
 use onefold_core::{Fingerprint, Result};
 
 use super::reader::{TreeReader, too_much};
-use crate::format::{
-    bytes::corrupt,
-    recipe::Part,
-    tree_node::{FileMap, TreeNodeRef, content_bytes},
+use crate::{
+    format::{
+        bytes::corrupt,
+        recipe::Part,
+        tree_node::{FileMap, TreeNodeRef, content_bytes},
+    },
+    operations_log::Domain,
 };
 
 /// Pages of which a comparison remembers that they are one stretch of zeroes, or one hole.
@@ -145,8 +148,7 @@ struct SoFar {
 }
 
 impl SoFar {
-    fn add(&mut self, reader: &TreeReader, part: &Part) {
-        let domain = reader.domain();
+    fn add(&mut self, domain: &Domain, part: &Part) {
         let fingerprinter = &domain.fingerprinter;
         let next = |id: Fingerprint, kind: u8, bytes: &[u8]| {
             fingerprinter.bytes(&[&id.0[..], &[kind], bytes].concat())
@@ -244,7 +246,8 @@ impl Walk {
     fn take(&mut self, reader: &TreeReader, parts: &[Part]) -> Result<()> {
         let at = self.at.checked_add(content_bytes(parts)).filter(|&at| at <= self.bytes);
         self.at = at.ok_or_else(too_much)?;
-        parts.iter().for_each(|part| self.so_far.add(reader, part));
+        let domain = reader.domain()?;
+        parts.iter().for_each(|part| self.so_far.add(&domain, part));
         Ok(())
     }
 }

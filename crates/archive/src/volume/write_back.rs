@@ -307,7 +307,7 @@ impl Chunking<'_> {
     /// keeps its mapping, a stream ends and another begins.
     fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
         let Some(volume) = self.tables.volumes.all().get(&self.id) else { return Ok(()) };
-        let mut cutting = Cutting::new(&self.volumes.archive);
+        let mut cutting = Cutting::new(&*self.volumes.archive.first_domain()?);
         let mut bytes = Vec::new();
         let mut next = 0;
         for (&block, patch) in

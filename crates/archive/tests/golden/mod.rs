@@ -133,7 +133,9 @@ impl Form {
             roles: _,
             data_keys,
         } = self.kinds;
-        let bits = [late, trees, leaves, self.sha256, clones, on_demand, domains, false, data_keys];
+        // Bit 7 is roles, and bit 8 a form that was given up.
+        let bits =
+            [late, trees, leaves, self.sha256, clones, on_demand, domains, false, false, data_keys];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write =
             u64::from(self.gathers) | u64::from(counts_in_pages) << 1 | u64::from(heads) << 2;

@@ -183,13 +183,19 @@ fn of_roles() -> Vec<Record> {
 /// Records about data keys: each change but the last one came to its end.
 fn of_data_keys() -> Vec<Record> {
     let rotated = |domain, generation| {
-        let (from, kept) = (ContainerId(1), [domain as u8 + 3; 56]);
-        Record::DataKeyRotated(Box::new(Rotation { domain, generation, from, index: 4, kept }))
+        let from = ContainerId(1);
+        Record::DataKeyRotated(Rotation { domain, generation, from, index: 4 })
+    };
+    let kept = |domain, generation| {
+        let kept = Box::new([domain as u8 + 3; 88]);
+        Record::DataKeyKept { domain, generation, kept }
     };
     vec![
         rotated(7, 1),
+        kept(7, 1),
         Record::DataKeyErased { domain: 7, generation: 1 },
         rotated(0, 1),
+        kept(0, 1),
         rotated(7, 2),
     ]
 }

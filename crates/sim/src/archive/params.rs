@@ -89,6 +89,9 @@ const NEWER_THAN_HEADS: &str = "# The seeds below draw heads.";
 /// The line behind the kept seeds that are older than changes of data keys.
 const NEWER_THAN_DATA_KEYS: &str = "# The seeds below draw changes of data keys.";
 
+/// The line behind the kept seeds that are older than lives with many changes of data keys.
+const NEWER_THAN_OFTEN: &str = "# The seeds below draw data keys that change often.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -198,6 +201,9 @@ pub struct Params {
     pub domains: u8,
     /// Data keys of a sealed archive change; drawn from a source of its own.
     pub data_keys: bool,
+    /// They change often, and so much is written again: puts list early what they store, are killed, and what they
+    /// leave is kept for others. Drawn from a source of its own.
+    pub data_keys_often: bool,
     /// Whoever holds the files of a sealed archive puts older ones back; drawn from a source of its own.
     pub puts_back: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
@@ -330,6 +336,15 @@ impl Params {
         rng.percent(90) && is_plain && is_new && self.sealed && self.older.is_none()
     }
 
+    /// Half of those change them often; none of the kept seeds that are older than that.
+    fn data_keys_often(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6f66_7465_6e5f_6b3f);
+        let found = ["data-key-erased-early"];
+        rng.percent(50)
+            && !is_older(self.seed, NEWER_THAN_OFTEN)
+            && !found_another_bug(self.seed, &found)
+    }
+
     /// Four sealed archives of five keep heads; none of the kept seeds that are older than that, nor of those
     /// that found a planted bug which has nothing to do with it.
     fn heads(&self) -> bool {
@@ -452,14 +467,16 @@ impl Params {
             all.push(with(&|params| {
                 (params.sealed, params.heads) = (false, false);
                 (params.puts_back, params.domains) = (false, 0);
-                params.data_keys = false;
+                (params.data_keys, params.data_keys_often) = (false, false);
             }));
         }
         if self.heads {
             all.push(with(&|params| params.heads = false));
         }
         if self.data_keys {
-            all.push(with(&|params| params.data_keys = false));
+            all.push(with(&|params| {
+                (params.data_keys, params.data_keys_often) = (false, false);
+            }));
         }
         if self.domains > 0 {
             all.push(with(&|params| params.domains -= 1));
@@ -554,6 +571,7 @@ impl Params {
             heads: false,
             domains: 0,
             data_keys: false,
+            data_keys_often: false,
             puts_back: false,
         };
         if many_snapshots {
@@ -586,6 +604,11 @@ impl Params {
         params.puts_back = params.puts_back();
         params.domains = params.domains();
         params.data_keys = params.data_keys();
+        if params.data_keys && params.data_keys_often() {
+            params.data_keys_often = true;
+            (params.list_bytes, params.container_bytes) = (1 << 10, 4 << 10);
+            (params.sync_bytes, params.keep_partial) = (8 << 10, 1000);
+        }
         params.late_counts = params.late_counts() && !params.puts_back;
         params.old_condemnation = params.old_condemnation();
         if profile == Profile::Damage {
@@ -632,7 +655,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 18] = [
+const SEALED_BUGS: [&str; 19] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -651,11 +674,16 @@ const SEALED_BUGS: [&str; 18] = [
     "data-key-changed-beside-others",
     "fingerprints-of-older-key",
     "data-key-change-unended",
+    "data-key-erased-early",
 ];
 
 /// Planted bugs that only archives meet whose data keys change.
-const DATA_KEY_BUGS: [&str; 3] =
-    ["data-key-changed-beside-others", "fingerprints-of-older-key", "data-key-change-unended"];
+const DATA_KEY_BUGS: [&str; 4] = [
+    "data-key-changed-beside-others",
+    "fingerprints-of-older-key",
+    "data-key-change-unended",
+    "data-key-erased-early",
+];
 
 /// Planted bugs that only archives with heads meet.
 const HEAD_BUGS: [&str; 3] = ["head-not-compared", "head-noted-early", "hashes-unwritten"];

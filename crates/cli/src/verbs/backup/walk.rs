@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use super::{
     reread::is_due,
     roots::{self, Root},
-    settled::{Matching, Now, Settled, stat_of},
+    settled::{Matching, Now, Settled, Trust, stat_of},
 };
 use crate::verbs::exclude::{self, Exclude};
 
@@ -624,16 +624,27 @@ impl<'a, 'f> Teller<'a, 'f> {
             }
             return Ok(());
         }
+        let trust = self.settled.ask(found.device, &file);
+        let compare = |feeder: &mut TreeFeeder<'_>| match trust {
+            Some(Trust { matching, .. }) => {
+                feeder.compare(before, |entry, known| now.is_same(entry, known, matching))
+            }
+            None => Ok(()),
+        };
+        compare(self.feeder)?;
+        if self.feeder.only_compares()? {
+            if let Some(map) = self.still_the_same(&file, &node, &mut stat, (trust, bytes))? {
+                self.counts.add(bytes);
+                self.keep_linked(node.link, bytes);
+                return self.feeder.event(Event::File(node, stat, Some((bytes, map))));
+            }
+            compare(self.feeder)?;
+        }
         let known = self.feeder.parents.pages_of(before)?;
         if !known.is_empty() {
             self.feeder.event(Event::Known(known))?;
         }
-        let trust = self.settled.ask(found.device, &file);
         let (mut tries, mut length) = (0, bytes);
-        if let Some(trust) = trust {
-            let matching = trust.matching;
-            self.feeder.compare(before, |entry, known| now.is_same(entry, known, matching));
-        }
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             // The length belongs to the time of change that is compared.
@@ -689,6 +700,35 @@ impl<'a, 'f> Teller<'a, 'f> {
             self.keep_linked(node.link, after.len());
             return self.feeder.event(Event::File(node, stat, None));
         }
+    }
+
+    /// Reads a file that would be stored again although it is there, since a data key was changed; gives what is
+    /// stored of it, when that is the same and the file did not change meanwhile.
+    fn still_the_same(
+        &mut self,
+        file: &File,
+        node: &TreeEntry,
+        stat: &mut Stat,
+        (trust, bytes): (Option<Trust>, u64),
+    ) -> Result<Option<FileMap>> {
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let read = self.read(file, bytes)?;
+        let same = self.feeder.same()?;
+        let Ok(after) = file.metadata() else { return Ok(None) };
+        let changed = (after.ctime(), whole(after.ctime_nsec()));
+        let written = (after.mtime(), whole(after.mtime_nsec()));
+        let is_as_it_was = changed == (stat.changed_seconds, stat.changed_nanoseconds)
+            && written == (node.seconds, node.nanoseconds)
+            && after.len() == bytes;
+        if read.is_some() || !is_as_it_was {
+            return Ok(None);
+        }
+        let time = match trust {
+            Some(trust) if !trust.matching.ctime => written,
+            _ => changed,
+        };
+        stat.is_settled = trust.is_some_and(|trust| trust.is_settled(began, time, time));
+        Ok(same)
     }
 
     /// What a parent has of a file, when it is the same and whole.

@@ -146,7 +146,7 @@ fn write(
         in_place: options.in_place,
         memory: usize::try_from(options.window.0).unwrap_or(usize::MAX),
     };
-    let mut writing = Writing::new(archive, reader, restorer, manner, (sizes.names, sizes.bytes));
+    let mut writing = Writing::new(archive, reader, restorer, manner, (sizes.names, sizes.bytes))?;
     let walked = walk(reader, snapshot, wanted, &mut writing);
     let written = walked.and_then(|()| writing.write());
     if let Err(error) = written.and_then(|()| writing.restorer.made_all()) {

@@ -59,11 +59,11 @@ impl Writing {
         restorer: Restorer,
         manner: Manner,
         (names, total): (AllNames, u64),
-    ) -> Writing {
+    ) -> Result<Writing> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Manner { verify, in_place, memory } = manner;
-        let of = (reader.tables(), &reader.domain());
-        Writing {
+        let of = (reader.tables(), &reader.domain()?);
+        Ok(Writing {
             slots: Slots::new(restorer.files(), names, total, in_place),
             window: RestoreWindow::new(archive, of, (verify, in_place), memory, threads),
             restorer,
@@ -73,7 +73,7 @@ impl Writing {
             paths: Paths::default(),
             links: Vec::new(),
             entries: 0,
-        }
+        })
     }
 
     /// Writes the window, then the further names of its files.

@@ -44,7 +44,7 @@ impl Sim {
     /// Now and then a domain gets another data key.
     pub(crate) fn data_key_move(&mut self) -> Flow {
         let Some(keys) = &mut self.data_keys else { return Ok(()) };
-        if !keys.rng.percent(20) {
+        if !keys.rng.percent(if self.params.data_keys_often { 40 } else { 20 }) {
             return Ok(());
         }
         let (draw, reseals) = (keys.rng.next(), keys.rng.percent(50));
@@ -155,6 +155,12 @@ impl Sim {
             tables.data_keys.all().any(|(rotation, _)| rotation.domain == domain)
                 && !domain_has_older(&tables, domain)
         };
+        let mut all = tables.data_keys.all();
+        if let Some((of, _)) = all.find(|(of, _)| tables.domains.erased.contains_key(&of.domain)) {
+            let message =
+                format!("something stays of the data keys of erased domain {}", of.domain);
+            return Err(Failure::new(Checker::Secrecy, message).into());
+        }
         for copy in bytes.chunks(AREA_BYTES) {
             let Some(keys) = Sim::opened_by_owner(copy) else { continue };
             let all = keys.domains().iter();

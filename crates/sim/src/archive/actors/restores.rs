@@ -131,7 +131,7 @@ impl Restoring<'_> {
         let tables = reader.tables().clone();
         let manner = (Verify::Chunks, in_place);
         let root = reader.root(snapshot)?;
-        let of = (&tables, &reader.domain());
+        let of = (&tables, &reader.domain()?);
         let mut window = RestoreWindow::new(archive, of, manner, memory, 1);
         let mut wanted = vec![(Vec::new(), root.directory)];
         while let Some((path, directory)) = wanted.pop() {
