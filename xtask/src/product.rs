@@ -273,6 +273,11 @@ impl Server {
 
     /// Ends it cleanly with SIGTERM.
     pub(crate) fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// The same, of one that is about to be replaced.
+    pub(crate) fn end(&mut self) -> Result<()> {
         self.running.signal(Signal::TERM);
         match self.running.wait(STOP_LIMIT)? {
             Some(status) if status.success() => Ok(()),

@@ -82,6 +82,7 @@ branches! {
     ZonesWhole = "moving: zones that became free as a whole",
     PagesMoved = "moving: pages of tables that a checkpoint writes at new places",
     MovesFull = "moving: no room for more copies before a checkpoint",
+    ReleasedInPart = "checkpoint: some of the blocks that become free are released, and others later",
     MovesPut = "checkpoint: copies of blocks come into the maps",
     MovePut = "checkpoint: an entry gets the copy of its block",
     MoveOvertaken = "checkpoint: an entry changed after its block was copied, and stays",

@@ -338,12 +338,24 @@ pub enum Rule {
     /// What a reader handed over is moved only when it is what the map names. Otherwise older data takes the
     /// place of what was written since.
     HandedBlocksProven,
+    /// A step of moving copies few blocks. Otherwise who asks for something meanwhile waits for it.
+    MoveStepsLimited,
+    /// What a checkpoint leaves of a plan is moved on, and not planned anew. Otherwise a leaf is moved again
+    /// and again, where few copies fit into a checkpoint.
+    PlansOutliveCheckpoints,
+    /// Without room for copies moving waits, and asks for no other step. Otherwise its thread never rests.
+    MovesWaitForRoom,
+    /// A step of a checkpoint releases few blocks. Otherwise who asks for something meanwhile waits for it.
+    ReleasesLimited,
+    /// Blocks that are about to be released are not handed out before. Otherwise they are released while
+    /// somebody has them.
+    ReleasingKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 113] = [
+    pub const BUGS: [(&'static str, Rule); 118] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -457,5 +469,10 @@ impl Rule {
         ("moved-page-young", Rule::MovedPagesKeepBirth),
         ("moved-beside-orphan", Rule::MovesWaitForOrphans),
         ("handed-unproven", Rule::HandedBlocksProven),
+        ("move-steps-unlimited", Rule::MoveStepsLimited),
+        ("planned-anew", Rule::PlansOutliveCheckpoints),
+        ("moving-never-rests", Rule::MovesWaitForRoom),
+        ("releases-unlimited", Rule::ReleasesLimited),
+        ("releasing-handed-out", Rule::ReleasingKept),
     ];
 }

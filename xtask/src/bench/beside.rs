@@ -38,6 +38,14 @@ const SNAPSHOTS_DELAY: f64 = 2.0;
 const SCRAPES_RATE: f64 = 0.99;
 const SCRAPE_MS: f64 = 5.0;
 
+/// The same of writes beside moving: of the rate, and of the slowest of 100 requests.
+const MOVING_RATE: f64 = 0.9;
+const MOVING_DELAY: f64 = 2.0;
+
+/// A client that writes and flushes one block, and pauses for longer than moving waits.
+const PAUSES: Pattern = Pattern { depth: 1, flush_every: 1, ..WRITES };
+const PAUSE: [&str; 2] = ["--thinktime=60000", "--thinktime_blocks=1"];
+
 /// Longest that a store may take to free what deleted snapshots held.
 const FREEING_LIMIT: Duration = Duration::from_secs(300);
 
@@ -123,6 +131,67 @@ pub(super) fn snapshots(arguments: &[String]) -> Result<bool> {
         p99(&sides[1]),
         verdict(times <= SNAPSHOTS_DELAY),
     );
+    finish([without, with], reached)
+}
+
+/// Writes while blocks are moved that lie scattered, and that a snapshot shares. Each round begins with a
+/// volume that was overwritten at random, and a server that looks through all maps.
+pub(super) fn moving(arguments: &[String]) -> Result<bool> {
+    let (volume, rounds, seconds) = if quick(arguments)? { (256, 2, 5) } else { (1024, 5, 20) };
+    let scratch = Scratch::new("bench-moving")?;
+    // The snapshot holds the volume, and copies wait for a checkpoint.
+    let store = volume * 4;
+    needs_space(&scratch, (2 * store) << 20)?;
+    let onefold = Onefold::build(Build::Release)?;
+    head(&scratch, rounds, seconds);
+    let mut without = Side::new(&onefold, &scratch, "without", store, volume, &[])?;
+    let mut with = Side::new(&onefold, &scratch, "with", store, volume, &[])?;
+    let (mut dense, mut paused) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    let mut moved = 0;
+    for round in 0..2 * rounds {
+        // Clients leave most of the volume alone.
+        let part = (volume / 8).max(16);
+        for n in [round % 2, 1 - round % 2] {
+            let (now, other) = if n == 0 { (&mut without, &with) } else { (&mut with, &without) };
+            other.server.signal(Signal::STOP);
+            let seed = 500 + 2 * round + n;
+            let found = now.beside_moving(round % 2 == 1, n == 1, part, seconds, seed);
+            other.server.signal(Signal::CONT);
+            let (measured, blocks) = found?;
+            moved += blocks;
+            let all = if round % 2 == 1 { &mut paused } else { &mut dense };
+            all[n as usize].push(measured);
+        }
+    }
+    ensure!(moved > 0, "nothing was moved");
+    let mut reached = rates("writes a second beside moving", &dense, MOVING_RATE);
+    for (what, sides) in [("at depth 32", &dense), ("between pauses of 60 ms", &paused)] {
+        let of = |all: &[Measured], what: fn(&Measured) -> f64| {
+            let all: Vec<f64> = all.iter().map(what).collect();
+            (median(&all), all.iter().copied().fold(0.0, f64::max))
+        };
+        let [p99, p99_with] = sides.each_ref().map(|side| of(side, |one| one.p99_us).0);
+        let times = p99_with / p99;
+        println!(
+            "| the slowest of 100 writes beside moving, {what}, µs | {p99:.0} | {p99_with:.0} | {times:.2} \
+             | {MOVING_DELAY} | {} |",
+            verdict(times <= MOVING_DELAY),
+        );
+        let longest = sides.each_ref().map(|side| of(side, |one| one.longest_us / 1000.0));
+        let is_short = longest[1].1 <= STALL_MS;
+        println!(
+            "| longest write or flush beside moving, {what}, ms | {:.1} | {:.1} | | {STALL_MS:.0} | {} |",
+            longest[0].1,
+            longest[1].1,
+            verdict(is_short),
+        );
+        println!(
+            "| the same, median of {rounds} | {:.1} | {:.1} | | | |",
+            longest[0].0, longest[1].0
+        );
+        reached &= times <= MOVING_DELAY && is_short;
+    }
+    println!("\n{moved} blocks were moved.");
     finish([without, with], reached)
 }
 
@@ -232,6 +301,36 @@ impl<'a> Side<'a> {
 
     fn measure(&self, seconds: u64, seed: u64) -> Result<Measured> {
         self.run(&WRITES, Length::Seconds(seconds), seed)
+    }
+
+    /// Overwrites the volume at random, takes a snapshot in the place of the one before, serves the store
+    /// anew, and measures writes to its first `part` MiB. Also how many blocks were moved meanwhile.
+    fn beside_moving(
+        &mut self,
+        pauses: bool,
+        moves: bool,
+        part: u64,
+        seconds: u64,
+        seed: u64,
+    ) -> Result<(Measured, u64)> {
+        let snapshots = self.onefold.verb(["snapshot", "list", path(&self.store)])?;
+        if snapshots.contains("v@still") {
+            self.delete(&["v@still".to_owned()])?;
+        }
+        self.run(&WRITES, Length::Mebibytes(self.volume_mib), 7 * seed)?;
+        self.onefold.verb(["snapshot", "create", path(&self.store), "v@still"])?;
+        let socket = self.scratch.file(&format!("{}.sock", self.name));
+        let listener = format!("unix:{}", socket.display());
+        self.server.end()?;
+        let more = ["--moving", if moves { "pauses" } else { "off" }];
+        self.server = self.onefold.serve(&self.store, &[listener], &more)?;
+        let (pattern, arguments) = if pauses { (&PAUSES, &PAUSE[..]) } else { (&WRITES, &[][..]) };
+        let (uri, length) = (uri(&socket, "v"), Length::Seconds(seconds));
+        let measured = fio::run_with(self.scratch, &uri, part, pattern, length, seed, arguments)?;
+        let status = self.onefold.status(&self.store)?;
+        let writes = &status["server"]["writes"];
+        let moved = ["neighbour_blocks", "emptied_blocks"].map(|what| writes[what].as_u64());
+        Ok((measured, moved.into_iter().flatten().sum()))
     }
 
     /// Measures, and grows the store to so many MiB when half of the time is over; also how long

@@ -85,6 +85,20 @@ pub(super) fn run(
     length: Length,
     seed: u64,
 ) -> Result<Measured> {
+    run_with(scratch, uri, mebibytes, pattern, length, seed, &[])
+}
+
+/// The same with more arguments for fio.
+#[allow(clippy::too_many_arguments, reason = "those of `run`, and one")]
+pub(super) fn run_with(
+    scratch: &Scratch,
+    uri: &str,
+    mebibytes: u64,
+    pattern: &Pattern,
+    length: Length,
+    seed: u64,
+    more: &[&str],
+) -> Result<Measured> {
     let writes = pattern.rw.ends_with("write");
     let mut command = program("fio");
     command.current_dir(scratch.path()).args([
@@ -101,7 +115,7 @@ pub(super) fn run(
         .arg(format!("--size={mebibytes}m"))
         .arg(format!("--iodepth={}", pattern.depth))
         .arg(format!("--randseed={seed}"));
-    command.args(["--norandommap", "--randrepeat=1"]);
+    command.args(["--norandommap", "--randrepeat=1"]).args(more);
     match length {
         Length::Seconds(seconds) => command.args(["--time_based", &format!("--runtime={seconds}")]),
         Length::Mebibytes(mebibytes) => command.arg(format!("--io_size={mebibytes}m")),

@@ -50,6 +50,7 @@ cargo xtask bench cluster-scale [--quick] [--only TEXT]
 cargo xtask bench snapshots [--quick]             pages and blocks that snapshots and clones cost, \
                      counted; writes between snapshots
 cargo xtask bench growth [--quick]                writes while a store grows, and afterwards
+cargo xtask bench moving [--quick]                writes while blocks are moved, and between pauses
 cargo xtask bench replication [--quick]           a volume sent whole beside nbdcopy, and its changes
 cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
@@ -96,6 +97,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "vhost" => vhost::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, rest)) if which == "growth" => beside::growth(rest),
+        Some((which, rest)) if which == "moving" => beside::moving(rest),
         Some((which, rest)) if which == "replication" => replication::run(rest),
         Some((which, rest)) if which == "metrics" => beside::metrics(rest),
         Some((which, [])) if which == "hot" => {

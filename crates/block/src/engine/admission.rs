@@ -52,6 +52,10 @@ pub struct Filled {
     pub moments: usize,
     /// Pieces of deleted maps that the last checkpoint worked through.
     pub pieces: u64,
+    /// Blocks that the last step of moving was to copy.
+    pub copied: usize,
+    /// Blocks that the last step of a checkpoint was to release.
+    pub released: usize,
 }
 
 /// Whether a change may go on.
@@ -74,6 +78,8 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
         snapshots: volumes.map(|id| state.volumes.snapshots_ahead(id)).max().unwrap_or(0),
         moments: state.moments_ahead().count(),
         pieces: state.pieces,
+        copied: state.copied,
+        released: state.released,
     }
 }
 

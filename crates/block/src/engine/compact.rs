@@ -67,7 +67,12 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
         let leaves = volume.blocks.div_ceil(Table::Map.per_leaf());
         let next = next.ok().flatten().filter(|&leaf| is_volume && leaf < leaves);
         let Some(leaf) = next else {
-            (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
+            // The last number is no volume of ours, and may be a stranger's.
+            let Some(next) = id.0.checked_add(1) else {
+                *compactor = Compactor { done_at: Some(changes), ..Compactor::default() };
+                return Ok(false);
+            };
+            (compactor.volume, compactor.leaf) = (VolumeId(next), 0);
             continue;
         };
         compactor.leaf = leaf + 1;

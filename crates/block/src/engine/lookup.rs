@@ -58,7 +58,7 @@ pub(crate) fn look_up(
     // tables.
     let mut entries: Vec<Option<(Fingerprint, bool)>> = {
         let state = kernel.state.lock();
-        candidates.iter().map(|&(_, pba)| state.allocator.data.fresh(pba)).collect()
+        candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
     };
     // A page that can't be read costs duplicates, not the write.
     let older = || {

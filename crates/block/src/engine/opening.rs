@@ -192,6 +192,8 @@ fn unrecovered(
         moment: None,
         act_turn: ActTurn::default(),
         pieces: 0,
+        copied: 0,
+        released: 0,
         moments: (0, 0),
         leftovers,
         orphans: 0,

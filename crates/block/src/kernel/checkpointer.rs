@@ -25,6 +25,8 @@ pub(crate) enum Phase {
     Twinned(Box<NextCheckpoint>, Option<Arc<Tables>>, u64),
     /// Durable twice; readers of the old version are waited for.
     Releasing(Box<NextCheckpoint>, Arc<Tables>),
+    /// Nobody reads the version before: the blocks that it alone needs become free, some in each step.
+    Freeing(Box<NextCheckpoint>),
 }
 
 /// The result of a checkpoint.

@@ -1,30 +1,19 @@
 //! The leaves and zones that moving still has to look at, and how far it has come.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::BTreeSet;
 
 use onefold_core::{Lba, VolumeId, ZoneId};
 
 use crate::{
     format::page::Table,
-    moving::{Found, HandedLeaf, Why},
+    moving::{Found, HandedLeaf, Leaves, Why},
     sharing::{Survey, Surveyed},
 };
 
-/// Leaves that are remembered, because checkpoints changed them. If there are more, all maps are
-/// looked through.
-const LEAVES_MAX: usize = 1 << 16;
-
 /// The leaves and zones that moving still has to look at, and how far it has come.
+#[derive(Default)]
 pub(crate) struct Mover {
-    /// Leaves that checkpoints changed, and when the last one did.
-    pub(crate) changed: BTreeMap<(VolumeId, u64), Duration>,
-    /// Where the walk through all maps goes on, while there is one.
-    pub(crate) walk: Option<(VolumeId, u64)>,
-    /// When more leaves had changed than are remembered, for the last time.
-    pub(crate) overflowed: Duration,
+    pub(crate) leaves: Leaves,
     /// Blocks that are about to be moved.
     pub(crate) plan: Plan,
     /// The zones that are being emptied, if there are any.
@@ -96,37 +85,4 @@ pub(crate) struct SharedPlan {
     pub(crate) family: u32,
     /// The places from the leaf up, as level and number, and how many pages the family has there.
     pub(crate) places: Vec<((u8, u64), u64)>,
-}
-
-impl Default for Mover {
-    /// Of a store that was opened just now: nobody has looked at its maps.
-    fn default() -> Mover {
-        Mover {
-            changed: BTreeMap::new(),
-            walk: Some((VolumeId(0), 0)),
-            overflowed: Duration::ZERO,
-            plan: Plan::default(),
-            emptying: None,
-            rests_until: 0,
-            neighbours: 0,
-            lacks_run: 0,
-            reached: 0,
-            sharers: None,
-            beside_requests: false,
-            goes_on: None,
-            handed: None,
-        }
-    }
-}
-
-impl Mover {
-    /// A checkpoint changed these leaves of maps.
-    pub(crate) fn note(&mut self, leaves: &[(VolumeId, u64)], now: Duration) {
-        if self.changed.len() + leaves.len() > LEAVES_MAX {
-            self.changed.clear();
-            (self.walk, self.overflowed) = (Some((VolumeId(0), 0)), now);
-        } else {
-            self.changed.extend(leaves.iter().map(|&leaf| (leaf, now)));
-        }
-    }
 }

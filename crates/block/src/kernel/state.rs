@@ -44,6 +44,10 @@ pub(crate) struct State {
     pub(crate) leftovers: Leftovers,
     /// Pieces of deleted maps that the last checkpoint worked through.
     pub(crate) pieces: u64,
+    /// Blocks that the last step of moving was to copy.
+    pub(crate) copied: usize,
+    /// Blocks that the last step of a checkpoint was to release.
+    pub(crate) released: usize,
     /// Pages that nothing counts for and that wait to be handed over, as far as is known.
     pub(crate) orphans: u64,
     /// The changes that the next checkpoint makes because blocks were moved, to count its pages.

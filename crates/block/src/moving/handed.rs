@@ -62,6 +62,11 @@ impl Handed {
         }
     }
 
+    /// A reader is there, and what it found is not scattered.
+    pub(crate) fn pass(&mut self, volume: VolumeId, lba: Lba) {
+        self.last = Some((volume, lba.0 / Table::Map.per_leaf()));
+    }
+
     /// The oldest leaf whose reader is elsewhere by now, or has read all of it.
     pub(crate) fn next(&mut self) -> Option<HandedLeaf> {
         let all = Table::Map.per_leaf() as usize;
@@ -95,5 +100,15 @@ mod tests {
         assert!(first.take(Lba(287)).is_some() && first.take(Lba(287)).is_none());
         assert!(first.take(Lba(288)).is_none());
         assert_eq!(handed.next().map(|leaf| leaf.leaf), Some(1));
+    }
+
+    #[test]
+    fn a_reader_leaves_a_leaf_for_one_that_is_not_scattered_too() {
+        let mut handed = Handed::default();
+        handed.take_over(VolumeId(1), Lba(0), &Block::zeroed_vec(100));
+        handed.pass(VolumeId(1), Lba(287));
+        assert!(handed.next().is_none(), "it is the same leaf");
+        handed.pass(VolumeId(1), Lba(288));
+        assert_eq!(handed.next().map(|leaf| leaf.leaf), Some(0));
     }
 }

@@ -14,6 +14,7 @@
 
 mod choice;
 mod handed;
+mod leaves;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,7 @@ use onefold_core::{Fingerprint, Lba, Pba, VolumeId};
 pub(crate) use self::{
     choice::{Found, comes_together, scattered},
     handed::{Handed, HandedLeaf},
+    leaves::Leaves,
 };
 use crate::format::page::{MapEntry, Table};
 
@@ -62,9 +64,20 @@ pub(crate) struct Moves {
     pages: BTreeSet<(Home, u64)>,
     /// New entries for maps that share pages, by their family.
     families: BTreeMap<u32, FamilyMoves>,
+    /// As many as one checkpoint takes, as things are now.
+    pub(crate) most: Most,
     /// Copies that a planted bug writes after the superblock.
     #[cfg(feature = "planted-bugs")]
     pub(crate) late: Vec<(Pba, onefold_core::Block)>,
+}
+
+/// How much one checkpoint moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Most {
+    /// Copies, and pages that are written at new places whatever is in them.
+    pub(crate) moves: usize,
+    /// Map pages that are written because blocks moved below them, of maps that share them.
+    pub(crate) shared_pages: u64,
 }
 
 /// The copies that are put into all maps of a family, and its pages that are to move.

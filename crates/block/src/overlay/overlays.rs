@@ -167,10 +167,14 @@ impl Overlays {
         self.built = true;
     }
 
-    /// Reads go to new tables, which hold the frozen overlay. Returns the old ones.
-    pub(crate) fn make_current(&mut self, tables: Arc<Tables>) -> Arc<Tables> {
-        (self.frozen, self.built) = (None, false);
-        std::mem::replace(&mut self.tables, tables)
+    /// Reads go to new tables, which hold the frozen overlay. Returns the old ones, and that overlay: its
+    /// memory takes long to give back.
+    pub(crate) fn make_current(
+        &mut self,
+        tables: Arc<Tables>,
+    ) -> (Arc<Tables>, Option<Arc<Overlay>>) {
+        self.built = false;
+        (std::mem::replace(&mut self.tables, tables), self.frozen.take())
     }
 
     /// Changes of the catalogue that no checkpoint holds, oldest first.

@@ -3,7 +3,7 @@
 //! A zone is *idle* ([`IdleZones`]), or *active*: opened for data ([`DataZones`]) and listed in the
 //! zone list ([`ZoneList`]), or for table pages (`PageZones`). Each of these has its own state; the
 //! allocator has the steps that concern more than one of them. Blocks are handed out only from
-//! active zones. A block becomes free again in one place only, [`Allocator::release`], after the
+//! active zones. A block becomes free again in one place only, [`Allocator::release_some`], after the
 //! superblock that no longer needs it is durable and nobody reads the version before it.
 //!
 //! *Invariant:* a block is handed out at most once between two releases of it; whatever
@@ -14,9 +14,7 @@
 mod broken;
 mod moving;
 
-use std::collections::BTreeSet;
-
-use onefold_core::{Error, Kind, Pba, Result, ZoneId};
+use onefold_core::{Error, Fingerprint, Kind, Pba, Result, ZoneId};
 
 use super::{
     active_zone::Extent,
@@ -42,7 +40,19 @@ pub(crate) struct Allocator {
     pub(crate) list: ZoneList,
     /// The tables hold the windows up to this one.
     committed: WindowNumber,
+    /// So many zones that are free as a whole are left to table pages, as long as there are others.
+    kept_for_pages: u64,
 }
+
+/// Table pages go into a zone that is free as a whole where fewer than so many would lie next to each
+/// other: a request for 16 blocks costs a disk hardly more than one for a block.
+const PAGES_A_RUN: u64 = 16;
+
+/// In small zones a quarter of a zone is enough.
+const RUNS_OF_PAGES: u64 = 4;
+
+/// Data zones that are opened at once while others are left to table pages, at most.
+const OPENED_FOR_PAGES: usize = 8;
 
 impl Allocator {
     /// The allocator of a store whose tables are in `state`.
@@ -59,6 +69,7 @@ impl Allocator {
             pages: PageZones::new(geometry),
             list,
             committed: state.committed,
+            kept_for_pages: 0,
         }
     }
 
@@ -119,18 +130,37 @@ impl Allocator {
     /// Opens data zones until `blocks` can be placed, as far as there is space and room in the
     /// list.
     pub(crate) fn open_ahead(&mut self, blocks: u64, source: &dyn ZoneSource) -> Result<()> {
+        let mut opened = 0;
         while self.data.ready_blocks() < blocks && self.list.has_room() {
+            // Zones with few blocks fill the list.
+            let spares = opened < OPENED_FOR_PAGES && self.list.listed() < self.list.limit() / 2;
+            opened += 1;
             // When no idle zone is left, one that the tables do not use yet will do.
-            let taken = self.idle.take_best(source)?.or_else(|| self.pages.give_up());
+            let kept = if spares { self.kept_for_pages } else { 0 };
+            let taken = self.idle.take_best(kept, source)?;
+            let taken = taken.or_else(|| self.pages.give_up());
             let Some((zone, used)) = taken else { break };
             self.data.open(zone, self.list.add(zone), used);
         }
         Ok(())
     }
 
+    /// A checkpoint wrote so many pages: whole zones are kept for as many, `most` at most. In holes each of
+    /// them would be a request of its own.
+    pub(crate) fn keep_for_pages(&mut self, pages: u64, most: u64) {
+        self.kept_for_pages = pages.div_ceil(self.zone_blocks).min(most);
+    }
+
+    /// Zones that are left to table pages.
+    pub(crate) fn kept_for_pages(&self) -> u64 {
+        self.kept_for_pages
+    }
+
     /// Takes a block for a table page; from data zones when nothing else is left.
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
         let mut rewound = false;
+        self.spare_copies(source)?;
+        self.prefer_whole(source)?;
         loop {
             self.spare_copies(source)?;
             if self.pages.may_offer() {
@@ -139,7 +169,7 @@ impl Allocator {
                     None => continue,
                 }
             }
-            if let Some((zone, used)) = self.idle.take_best(source)? {
+            if let Some((zone, used)) = self.idle.take_best(0, source)? {
                 self.pages.open(zone, used);
                 continue;
             }
@@ -156,6 +186,18 @@ impl Allocator {
                 Error::new(Kind::NoSpace, "no block is left for the tables of a checkpoint")
             });
         }
+    }
+
+    /// Opens a zone that is free as a whole, if there is one, where table pages would go into short holes.
+    fn prefer_whole(&mut self, source: &dyn ZoneSource) -> Result<()> {
+        let least = PAGES_A_RUN.min(self.zone_blocks / RUNS_OF_PAGES).max(1);
+        if self.pages.comes_short(least)
+            && self.idle.has_whole()
+            && let Some((zone, used)) = self.idle.take_best(0, source)?
+        {
+            self.pages.open_first(zone, used);
+        }
+        Ok(())
     }
 
     /// True when a block is not free.
@@ -191,15 +233,31 @@ impl Allocator {
         Ok(())
     }
 
-    /// Makes blocks free again, after the checkpoint up to `committed` is durable. `zones` are the
-    /// new bitmaps of all zones that it changed; `held` are the blocks that are free in it but
-    /// named by newer records. Closed zones that it holds completely leave the list.
-    pub(crate) fn release(
+    /// A checkpoint is durable, and nobody reads the version before: these blocks, in ascending order, are
+    /// about to be released, some at a time, so that nobody waits for long for the allocator. From now on
+    /// zones are read from the tables of that checkpoint.
+    pub(crate) fn begin_release(&mut self, freed: Vec<Pba>) {
+        self.idle.begin_release(freed);
+    }
+
+    /// Takes up to `most` of the blocks from `least` on that are about to be released, for
+    /// [`release_some`](Self::release_some).
+    pub(crate) fn next_released(&mut self, least: Pba, most: usize) -> Vec<Pba> {
+        self.idle.next_released(least, most)
+    }
+
+    /// True when no block from `least` on is about to be released.
+    pub(crate) fn is_released_from(&self, least: Pba) -> bool {
+        self.idle.is_released_from(least)
+    }
+
+    /// Makes blocks free again. `held` are free in the checkpoint, but newer records name them. `zones` are
+    /// the new bitmaps of zones that it changed, and of which no block is about to be released.
+    pub(crate) fn release_some(
         &mut self,
         freed: &[Pba],
+        held: &[Pba],
         zones: &[(ZoneId, ZoneBitmap)],
-        committed: WindowNumber,
-        held: BTreeSet<Pba>,
     ) {
         self.idle.hold(held);
         for &pba in freed {
@@ -209,9 +267,21 @@ impl Allocator {
         }
         self.idle.checkpointed(zones);
         self.data.count_ready();
+    }
+
+    /// All blocks of the checkpoint up to `committed` are released. Closed zones that it holds completely
+    /// leave the list.
+    pub(crate) fn end_release(&mut self, committed: WindowNumber) {
         self.committed = committed;
+        self.idle.end_release();
         self.retire();
         debug_assert!(self.pages.is_counted());
+    }
+
+    /// Fingerprint and kind of a block that was placed since the last checkpoint, unless it is about to be
+    /// released.
+    pub(crate) fn fresh(&self, pba: Pba) -> Option<(Fingerprint, bool)> {
+        self.data.fresh(pba).filter(|_| !self.idle.is_releasing(pba))
     }
 
     /// Makes zones idle that offer no more blocks, and whose windows a durable checkpoint holds.

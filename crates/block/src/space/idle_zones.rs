@@ -37,6 +37,10 @@ const IDLE_MAX: usize = 1 << 19;
 /// from the host.
 const GROW_RATHER_THAN_RUN: u16 = 64;
 
+/// A used zone with a free run this long, or of an eighth of a zone, is opened where zones that are free as
+/// a whole are to be spared. One with less would fill the list of zones for a few blocks.
+const RATHER_THAN_WHOLE: u16 = 8;
+
 /// The zones that are not open.
 pub(crate) struct IdleZones {
     geometry: Geometry,
@@ -53,6 +57,8 @@ pub(crate) struct IdleZones {
     longest: Longest,
     /// Zones with free blocks, by longest run.
     by_run: BTreeSet<(u16, Reverse<u64>)>,
+    /// Those among them that are free as a whole, and not being emptied.
+    whole: BTreeSet<u64>,
     /// Zones below are known,
     loaded: u64,
     /// except these, in which blocks became free that were held.
@@ -63,6 +69,11 @@ pub(crate) struct IdleZones {
     emptied: BTreeSet<ZoneId>,
     /// Free in the tables, but named by a record that is newer than them.
     held: BTreeSet<Pba>,
+    /// Free in the tables, and about to be released, in ascending order.
+    releasing: Vec<Pba>,
+    /// Blocks that are about to be released are overlooked.
+    #[cfg(feature = "planted-bugs")]
+    blind: bool,
 }
 
 impl IdleZones {
@@ -81,11 +92,15 @@ impl IdleZones {
             free: capacity.saturating_sub(used_blocks),
             longest: Longest::default(),
             by_run: BTreeSet::new(),
+            whole: BTreeSet::new(),
             loaded: first,
             changed: BTreeSet::new(),
             open: BTreeSet::new(),
             emptied: BTreeSet::new(),
             held: BTreeSet::new(),
+            releasing: Vec::new(),
+            #[cfg(feature = "planted-bugs")]
+            blind: false,
         }
     }
 
@@ -146,7 +161,8 @@ impl IdleZones {
         }
         for zone in std::mem::take(&mut self.changed) {
             if !self.open.contains(&ZoneId(zone)) {
-                let bitmap = source.bitmaps(ZoneId(zone), 1)?.pop().unwrap_or_default();
+                let mut bitmap = source.bitmaps(ZoneId(zone), 1)?.pop().unwrap_or_default();
+                self.mask(ZoneId(zone), &mut bitmap);
                 self.learn(ZoneId(zone), &bitmap);
             }
         }
@@ -155,7 +171,8 @@ impl IdleZones {
         }
         let count = LOAD_ZONES.min(self.high_water - self.loaded);
         let bitmaps = source.bitmaps(ZoneId(self.loaded), count)?;
-        for (zone, bitmap) in (self.loaded..).zip(bitmaps) {
+        for (zone, mut bitmap) in (self.loaded..).zip(bitmaps) {
+            self.mask(ZoneId(zone), &mut bitmap);
             if self.longest.get(zone).is_none() && !self.open.contains(&ZoneId(zone)) {
                 self.learn(ZoneId(zone), &bitmap);
             }
@@ -174,11 +191,15 @@ impl IdleZones {
         if longest > 0 {
             self.by_run.insert((longest, Reverse(zone.0)));
         }
+        if u64::from(longest) == self.geometry.zone_blocks && !self.emptied.contains(&zone) {
+            self.whole.insert(zone.0);
+        }
     }
 
     fn forget(&mut self, zone: ZoneId) {
         if let Some(longest) = self.longest.set(zone.0, None) {
             self.by_run.remove(&(longest, Reverse(zone.0)));
+            self.whole.remove(&zone.0);
         }
     }
 
@@ -188,17 +209,20 @@ impl IdleZones {
     }
 
     /// Takes the zone with the longest free run, with its blocks that may not be handed out; the
-    /// caller opens it.
+    /// caller opens it. As many zones that are free as a whole are left alone as are kept, as long as there
+    /// are others.
     pub(super) fn take_best(
         &mut self,
+        kept: u64,
         source: &dyn ZoneSource,
     ) -> Result<Option<(ZoneId, ZoneBitmap)>> {
         loop {
             let whole = self.geometry.zone_blocks as u16;
+            let spares_whole = self.spares_whole(kept);
             let reuse =
                 |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
-            if let Some((longest, zone)) = self.best()
-                && (reuse(longest) || self.high_water >= self.granted)
+            if let Some((longest, zone)) = self.best(spares_whole)
+                && (spares_whole || reuse(longest) || self.high_water >= self.granted)
             {
                 match self.take(zone, source)? {
                     Some(used) if used.count() == self.geometry.zone_blocks => continue,
@@ -231,15 +255,21 @@ impl IdleZones {
         let Some(mut used) = source.bitmaps(zone, 1)?.pop() else { return Ok(None) };
         self.forget(zone);
         self.emptied.remove(&zone);
-        let start = self.geometry.start_of(zone);
-        for &pba in self.held.range(start..start.plus(self.geometry.zone_blocks)) {
-            used.set(self.geometry.offset_of(pba));
-        }
+        self.mask(zone, &mut used);
         if used.count() < self.geometry.zone_blocks {
             self.free = self.free.saturating_sub(self.clear(&used));
             self.open.insert(zone);
         }
         Ok(Some(used))
+    }
+
+    /// Marks the blocks of a zone that are free in the tables, and may not be handed out.
+    fn mask(&self, zone: ZoneId, used: &mut ZoneBitmap) {
+        let start = self.geometry.start_of(zone);
+        let end = start.plus(self.geometry.zone_blocks);
+        for &pba in self.held.range(start..end).chain(self.releasing_within(start, end)) {
+            used.set(self.geometry.offset_of(pba));
+        }
     }
 
     /// Takes the zone with the shortest free run: none that is being emptied, and none that is free
@@ -248,14 +278,8 @@ impl IdleZones {
         &mut self,
         source: &dyn ZoneSource,
     ) -> Result<Option<(ZoneId, ZoneBitmap)>> {
-        let whole = self.geometry.zone_blocks as u16;
         loop {
-            let mut by_run =
-                self.by_run.iter().map(|&(longest, Reverse(zone))| (longest, ZoneId(zone)));
-            let shortest = by_run.find(|(_, zone)| !self.emptied.contains(zone));
-            let Some((_, zone)) = shortest.filter(|&(longest, _)| longest < whole) else {
-                return Ok(None);
-            };
+            let Some(zone) = self.next_hole() else { return Ok(None) };
             let Some(used) = self.take(zone, source)? else { return Ok(None) };
             if used.count() < self.geometry.zone_blocks {
                 return Ok(Some((zone, used)));
@@ -263,19 +287,55 @@ impl IdleZones {
         }
     }
 
-    /// The zone with the longest free run: one that is being emptied only when there is no other.
-    fn best(&self) -> Option<(u16, ZoneId)> {
+    /// The zone that [`take_hole`](Self::take_hole) looks at first.
+    pub(super) fn next_hole(&self) -> Option<ZoneId> {
+        let whole = self.geometry.zone_blocks as u16;
+        let mut by_run =
+            self.by_run.iter().map(|&(longest, Reverse(zone))| (longest, ZoneId(zone)));
+        let shortest = by_run.find(|(_, zone)| !self.emptied.contains(zone));
+        shortest.filter(|&(longest, _)| longest < whole).map(|(_, zone)| zone)
+    }
+
+    /// The zone with the longest free run: one that is being emptied only when there is no other, and the
+    /// same of one that is free as a whole if such are spared.
+    fn best(&self, spares_whole: bool) -> Option<(u16, ZoneId)> {
+        let whole = self.geometry.zone_blocks as u16;
+        let end = if spares_whole { (whole, Reverse(u64::MAX)) } else { (u16::MAX, Reverse(0)) };
         let stays = |&&(_, Reverse(zone)): &&(u16, Reverse<u64>)| {
             self.emptied.is_empty() || !self.emptied.contains(&ZoneId(zone))
         };
-        let best = self.by_run.iter().rev().find(stays).or(self.by_run.last());
+        let best = self.by_run.range(..end).rev().find(stays).or(self.by_run.last());
         best.map(|&(longest, Reverse(zone))| (longest, ZoneId(zone)))
     }
 
-    /// True when a zone has a run of so many blocks, as far as they are known.
-    pub(super) fn has_run(&self, least: u64) -> bool {
-        let longest = self.best().map_or(0, |(longest, _)| u64::from(longest));
-        longest >= least || self.high_water < self.granted
+    /// True when no more zones are free as a whole than are kept, and another one has a run that is worth
+    /// opening it. Who has not looked at all zones does not know.
+    fn spares_whole(&self, kept: u64) -> bool {
+        let never_used = self.granted.saturating_sub(self.high_water);
+        let all_known = self.loaded >= self.high_water || self.by_run.len() >= IDLE_MAX;
+        if !all_known || self.whole.len() as u64 + never_used > kept {
+            return false;
+        }
+        let whole = self.geometry.zone_blocks as u16;
+        let least = if self.grows { GROW_RATHER_THAN_RUN } else { RATHER_THAN_WHOLE };
+        let least = least.min(whole / 8).max(1);
+        let worth = (least, Reverse(u64::MAX))..(whole, Reverse(u64::MAX));
+        let mut others = self.by_run.range(worth).rev();
+        others.any(|(_, Reverse(zone))| !self.emptied.contains(&ZoneId(*zone)))
+    }
+
+    /// True when a zone has a run of so many blocks, as far as they are known, while as many that are free
+    /// as a whole are kept.
+    pub(super) fn has_run(&self, least: u64, kept: u64) -> bool {
+        let spares_whole = self.spares_whole(kept);
+        let longest = self.best(spares_whole).map_or(0, |(longest, _)| u64::from(longest));
+        longest >= least || !spares_whole && self.high_water < self.granted
+    }
+
+    /// True when [`take_best`](Self::take_best) gives a zone that is free as a whole, and the host need not be
+    /// asked for it.
+    pub(super) fn has_whole(&self) -> bool {
+        !self.whole.is_empty() || !self.grows && self.high_water < self.granted
     }
 
     /// True when a zone is left that is half free in one run.
@@ -304,7 +364,15 @@ impl IdleZones {
 
     /// These zones, and no others, are being emptied.
     pub(crate) fn empty(&mut self, zones: BTreeSet<ZoneId>) {
-        self.emptied = zones;
+        let whole = self.geometry.zone_blocks;
+        for zone in std::mem::replace(&mut self.emptied, zones) {
+            if self.longest.get(zone.0).is_some_and(|longest| u64::from(longest) == whole) {
+                self.whole.insert(zone.0);
+            }
+        }
+        for zone in &self.emptied {
+            self.whole.remove(&zone.0);
+        }
     }
 
     /// True when a block of a zone that is not open is not free.
@@ -314,7 +382,8 @@ impl IdleZones {
             return Ok(false);
         }
         let in_tables = |used: ZoneBitmap| used.get(self.geometry.offset_of(pba));
-        Ok(self.held.contains(&pba) || source.bitmaps(zone, 1)?.pop().is_some_and(in_tables))
+        let is_kept = self.held.contains(&pba) || self.is_releasing(pba);
+        Ok(is_kept || source.bitmaps(zone, 1)?.pop().is_some_and(in_tables))
     }
 
     /// Marks a block of a zone that is not open as in use; true when it was free.
@@ -378,9 +447,47 @@ impl IdleZones {
         }
     }
 
-    /// A checkpoint is being released: these blocks are free in it, but newer records name them.
-    pub(super) fn hold(&mut self, held: BTreeSet<Pba>) {
-        self.held = held;
+    /// The tables of a checkpoint are those that the source reads from now on. These blocks, in ascending
+    /// order, are free in it, and are about to be released.
+    pub(super) fn begin_release(&mut self, freed: Vec<Pba>) {
+        self.held.clear();
+        self.releasing = freed;
+    }
+
+    /// All blocks are released.
+    pub(super) fn end_release(&mut self) {
+        self.releasing = Vec::new();
+    }
+
+    /// Takes up to `most` of the blocks from `least` on that are about to be released. Each is released or
+    /// held next.
+    pub(super) fn next_released(&mut self, least: Pba, most: usize) -> Vec<Pba> {
+        let from = self.releasing.partition_point(|&pba| pba < least);
+        self.releasing.split_off(from.max(self.releasing.len().saturating_sub(most)))
+    }
+
+    /// True when no block from `least` on is about to be released.
+    pub(super) fn is_released_from(&self, least: Pba) -> bool {
+        self.releasing.last().is_none_or(|&last| last < least)
+    }
+
+    /// True for a block that is about to be released.
+    pub(super) fn is_releasing(&self, pba: Pba) -> bool {
+        self.releasing.binary_search(&pba).is_ok()
+    }
+
+    fn releasing_within(&self, start: Pba, end: Pba) -> &[Pba] {
+        #[cfg(feature = "planted-bugs")]
+        if self.blind {
+            return &[];
+        }
+        let at = |pba: Pba| self.releasing.partition_point(|&other| other < pba);
+        &self.releasing[at(start)..at(end)]
+    }
+
+    /// These blocks are free in the tables, but newer records name them.
+    pub(super) fn hold(&mut self, held: &[Pba]) {
+        self.held.extend(held);
     }
 
     /// A zone was closed, and these blocks of it may not be handed out.
@@ -393,8 +500,9 @@ impl IdleZones {
     /// Bytes of memory.
     pub(super) fn memory(&self) -> u64 {
         self.longest.memory()
-            + self.by_run.len() as u64 * 32
+            + (self.by_run.len() + self.whole.len()) as u64 * 32
             + (self.changed.len() + self.emptied.len() + self.held.len()) as u64 * 16
+            + self.releasing.capacity() as u64 * 8
     }
 }
 
@@ -423,7 +531,7 @@ mod tests {
     }
 
     fn take_all(idle: &mut IdleZones) -> Vec<ZoneId> {
-        std::iter::from_fn(|| idle.take_best(&Unused).unwrap().map(|(zone, _)| zone)).collect()
+        std::iter::from_fn(|| idle.take_best(0, &Unused).unwrap().map(|(zone, _)| zone)).collect()
     }
 
     #[test]
@@ -448,9 +556,9 @@ mod tests {
         let all = take_all(&mut idle);
         idle.close(all[0], &ZoneBitmap::default());
         let held = idle.geometry.start_of(all[0]).plus(7);
-        idle.hold([held].into());
+        idle.hold(&[held]);
         assert!(idle.is_used(held, &Unused).unwrap());
-        let (zone, used) = idle.take_best(&Unused).unwrap().unwrap();
+        let (zone, used) = idle.take_best(0, &Unused).unwrap().unwrap();
         assert_eq!((zone, used.iter().collect::<Vec<_>>()), (all[0], vec![7]));
     }
 
@@ -467,5 +575,66 @@ mod tests {
         assert!(idle.take_hole(&Unused).unwrap().is_none());
         idle.empty(BTreeSet::new());
         assert_eq!(idle.take_hole(&Unused).unwrap().unwrap().0, all[1]);
+    }
+
+    #[test]
+    fn as_many_whole_zones_as_are_kept_stay_while_there_are_others() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        assert!(!idle.has_whole());
+        let mut used = ZoneBitmap::default();
+        used.set(3);
+        idle.close(all[0], &ZoneBitmap::default());
+        idle.close(all[1], &ZoneBitmap::default());
+        idle.close(all[2], &used);
+        assert!(idle.has_run(16, 1) && !idle.has_run(16, 2) && idle.has_run(12, 2));
+        let mut take = |kept| idle.take_best(kept, &Unused).unwrap().map(|(zone, _)| zone);
+        assert_eq!([take(1), take(1), take(1)], [Some(all[0]), Some(all[2]), Some(all[1])]);
+        assert_eq!(take(1), None);
+    }
+
+    #[test]
+    fn no_zone_with_single_holes_is_opened_instead_of_a_whole_one() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        let mut used = ZoneBitmap::default();
+        for n in (0..16).step_by(2) {
+            used.set(n);
+        }
+        idle.close(all[0], &used);
+        idle.close(all[1], &ZoneBitmap::default());
+        let mut take = || idle.take_best(1, &Unused).unwrap().map(|(zone, _)| zone);
+        assert_eq!([take(), take()], [Some(all[1]), Some(all[0])]);
+    }
+
+    #[test]
+    fn a_whole_zone_that_is_being_emptied_is_none_for_pages() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        idle.empty([all[0], all[1]].into());
+        idle.close(all[0], &ZoneBitmap::default());
+        assert!(!idle.has_whole());
+        idle.empty(BTreeSet::new());
+        assert!(idle.has_whole());
+        assert_eq!(idle.take_best(0, &Unused).unwrap().unwrap().0, all[0]);
+        assert!(!idle.has_whole());
+    }
+
+    #[test]
+    fn a_block_that_is_about_to_be_released_is_not_handed_out() {
+        let mut idle = idle();
+        let all = take_all(&mut idle);
+        let at = |zone: usize, n| idle.geometry.start_of(all[zone]).plus(n);
+        let freed = vec![at(0, 2), at(0, 9), at(1, 4)];
+        let (first, next) = (at(0, 2), at(1, 0));
+        idle.begin_release(freed);
+        idle.close(all[0], &ZoneBitmap::default());
+        assert!(idle.is_used(first, &Unused).unwrap() && idle.is_releasing(first));
+        let (_, used) = idle.take_best(0, &Unused).unwrap().unwrap();
+        assert_eq!(used.iter().collect::<Vec<_>>(), [2, 9]);
+        assert_eq!((idle.next_released(next, 5).len(), idle.is_released_from(next)), (1, true));
+        assert_eq!((idle.next_released(Pba(0), 1).len(), idle.is_released_from(first)), (1, false));
+        assert_eq!(idle.next_released(Pba(0), 9), [first]);
+        assert!(!idle.is_used(first, &Unused).unwrap() && idle.is_released_from(Pba(0)));
     }
 }

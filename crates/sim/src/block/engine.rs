@@ -122,6 +122,8 @@ impl Thin {
             ranges: options.tight.ranges.unwrap_or(usual.ranges),
             snapshots: options.snapshots.map_or(usual.snapshots, |sharing| sharing.snapshots),
             moments: options.snapshots.map_or(usual.moments, |sharing| sharing.moments),
+            released: options.released.unwrap_or(usual.released),
+            moved: options.moves.and_then(|moves| moves.step).unwrap_or(usual.moved),
             leaving: options.snapshots.map_or(usual.leaving, |sharing| sharing.leaving),
             references: options.references.unwrap_or(usual.references),
             ..usual
@@ -219,10 +221,11 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
         LostWithCursor, LostWithEnd, ManyStays, MappedFollows, MomentCommitsNoMore,
-        MomentSealsOverlay, MomentsLimited, MovedBlocksKept, MovedIfUnchanged, MovedPagesKeepBirth,
-        MovesWaitForOrphans, NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, OverwritesAreFree, PageChecksumsCompared,
-        PagesCountApart, PayloadsByDomain, PinnedNotReclaimed, QuotaCharged, QuotaCountedFirst,
+        MomentSealsOverlay, MomentsLimited, MoveStepsLimited, MovedBlocksKept, MovedIfUnchanged,
+        MovedPagesKeepBirth, MovesWaitForOrphans, MovesWaitForRoom, NewerRecordsVerified,
+        OlderStateRefused, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
+        OverwritesAreFree, PageChecksumsCompared, PagesCountApart, PayloadsByDomain,
+        PinnedNotReclaimed, PlansOutliveCheckpoints, QuotaCharged, QuotaCountedFirst,
         QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared, RangesCopied,
         ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReserveKept,
         ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven, SealedPagesProven,
@@ -321,6 +324,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
                 MovedPagesKeepBirth,
                 MovesWaitForOrphans,
                 HandedBlocksProven,
+                MoveStepsLimited,
+                PlansOutliveCheckpoints,
+                MovesWaitForRoom,
             ],
             &["thin", "ordered", "cow"],
         ),
@@ -717,6 +723,8 @@ impl Subject for Thin {
             ("snapshots of a volume", filled.snapshots as u64, limits.snapshots),
             ("moments that wait", filled.moments as u64, limits.moments as u64),
             ("pieces of deleted maps in a checkpoint", filled.pieces, limits.leaving + 1),
+            ("blocks of a step of moving", filled.copied as u64, limits.moved as u64),
+            ("blocks that a step releases", filled.released as u64, limits.released as u64),
         ];
         let over = tables.into_iter().find(|(_, is, most)| is > most);
         over.map(|(what, is, most)| format!("{is} {what}; {most} is the most"))

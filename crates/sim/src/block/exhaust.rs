@@ -235,6 +235,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         quotas: false,
         domain_limits: false,
         moves: None,
+        released: None,
         bug: None,
     }
 }

@@ -179,6 +179,7 @@ impl Params {
         options.quotas = quotas(seed, &options, profile);
         options.domain_limits = domain_limits(seed, &options);
         options.moves = moves(seed, &options);
+        options.released = released(seed);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         if options.snapshots.is_some_and(|sharing| sharing.crowds) {
             options.limits[0] = Some(12);
@@ -421,6 +422,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         quotas: false,
         domain_limits: false,
         moves: None,
+        released: None,
         bug: None,
     }
 }
@@ -603,8 +605,34 @@ fn moves(seed: u64, options: &StoreOptions) -> Option<Moving> {
     let moving = Moving {
         blocks_a_run: [2, 2, 4, 16][rng.below(4) as usize],
         settled_ms: [0, 0, 0, 1_000][rng.below(4) as usize],
+        step: move_step(seed),
+        readers: readers(seed),
     };
     (wanted && !is_kept_before(WITH_MOVES, seed)).then_some(moving)
+}
+
+/// Behind this line of the lists of kept seeds are those in which somebody reads all in order, or few blocks
+/// move or are released in a step.
+const WITH_READERS: &str = "# With readers in order";
+
+/// Whether somebody reads all in order now and then, from a source of its own. The seeds that were kept
+/// before stay what they were.
+fn readers(seed: u64) -> bool {
+    Rng::new(seed ^ 0x7265_6164_6572_0095).percent(50) && !is_kept_before(WITH_READERS, seed)
+}
+
+/// How many blocks a step of a checkpoint releases, from a source of its own.
+fn released(seed: u64) -> Option<usize> {
+    let rng = &mut Rng::new(seed ^ 0x7265_6c65_6173_0095);
+    let wanted = rng.percent(40) && !is_kept_before(WITH_READERS, seed);
+    wanted.then(|| [1, 4, 20][rng.below(3) as usize])
+}
+
+/// How many blocks a step of moving copies, from a source of its own.
+fn move_step(seed: u64) -> Option<usize> {
+    let rng = &mut Rng::new(seed ^ 0x6d6f_7665_7374_0095);
+    let wanted = rng.percent(30) && !is_kept_before(WITH_READERS, seed);
+    wanted.then(|| [1, 4, 16][rng.below(3) as usize])
 }
 
 /// True for a seed that was kept, or found a planted bug, before this line was written.

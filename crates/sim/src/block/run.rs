@@ -67,6 +67,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) growing: Option<Growing>,
     /// Where the rot of what maps share is drawn from, which no other draw comes from.
     rot: Rng,
+    /// Where it is drawn from when somebody reads all in order, and what changes then.
+    pub(crate) readers: Rng,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
     /// Single blocks that could not be read.
@@ -82,6 +84,7 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn new(params: Params, loud: bool) -> Sim<S> {
         let mut rng = Rng::new(params.seed);
         let rot = Rng::new(params.seed ^ 0x726f_7473_0000_0115);
+        let readers = Rng::new(params.seed ^ 0x7265_6164_6572_0115);
         onefold_seal::observer::begin();
         let secrets = (S::SEALS && params.options.sealed).then(|| Secrets::new(params.seed));
         let tenants = secrets.as_ref().filter(|_| params.options.domains > 0);
@@ -108,6 +111,7 @@ impl<S: Subject> Sim<S> {
             bounds,
             growing: None,
             rot,
+            readers,
             moments: 0,
             refused_reads: 0,
             loud,
@@ -492,6 +496,7 @@ impl<S: Subject> Sim<S> {
         }
         let op = Op::ALL[self.rng.weighted(&mix)];
         self.request(op)?;
+        self.read_in_order()?;
         self.steps()?;
         let pace = self.params.pace.as_nanos() as u64;
         self.clock.advance(std::time::Duration::from_nanos(self.rng.below(pace + 1)));

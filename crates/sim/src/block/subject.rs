@@ -23,6 +23,10 @@ pub struct Moving {
     pub blocks_a_run: usize,
     /// And when nobody changed it for so long.
     pub settled_ms: u64,
+    /// Blocks that a step copies, at most; `None` where the usual limit stays.
+    pub step: Option<usize>,
+    /// Now and then somebody reads all in order.
+    pub readers: bool,
 }
 
 /// How a store is made and opened; drawn from the seed.
@@ -90,6 +94,8 @@ pub struct StoreOptions {
     pub quotas: bool,
     /// Blocks that lie scattered are moved by checkpoints.
     pub moves: Option<Moving>,
+    /// Blocks that a step of a checkpoint releases, at most; `None` where the usual limit stays.
+    pub released: Option<usize>,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }

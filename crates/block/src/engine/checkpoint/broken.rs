@@ -2,7 +2,7 @@
 
 use onefold_core::{BlockRef, Class, Result, Run};
 
-use super::release::{make_current, release};
+use super::release::{begin_release, make_current, release_some};
 use crate::{
     kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, write_superblock},
     rules::Rule,
@@ -30,6 +30,8 @@ pub(super) fn release_early(kernel: &Kernel, scheme: &dyn Scheme, checkpointer: 
         let (next, _) = make_current(kernel, scheme, next);
         // A failure stops the store at its next write.
         let _ = write_superblock(kernel, &next.tables, 0);
-        release(kernel, scheme, &mut checkpointer.deferred, *next);
+        let (mut next, deferred) = (next, &mut checkpointer.deferred);
+        begin_release(kernel, deferred, &mut next);
+        while !release_some(kernel, scheme, deferred, &mut next) {}
     }
 }

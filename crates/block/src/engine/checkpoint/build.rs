@@ -29,6 +29,9 @@ use crate::{
     window::ranges::Ranges,
 };
 
+/// Of all zones no more than this share is kept for the pages of checkpoints.
+const PAGES_SHARE: u64 = 16;
+
 /// Steps 1 and 2.
 pub(crate) fn build(
     kernel: &Kernel,
@@ -88,17 +91,19 @@ pub(crate) fn build(
     let (zones_root, zones, used_blocks) = build.zones()?;
     build.writer.finish()?;
     scheme.release(kernel, &build.space.pages)?;
-    add(&kernel.counters.checkpoint_blocks, build.writer.written);
+    let written = build.writer.written;
+    add(&kernel.counters.checkpoint_blocks, written);
     let TableBuild { freed, mapped, live, changed, domains, .. } = build;
     let more_features = domains.features();
     let (domains, limits) = domains.finish();
-    mover.note(&changed, kernel.clock.now());
+    mover.leaves.note(&changed, kernel.clock.now());
     let has_moves = !moves.is_empty();
     kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));
     #[cfg_attr(not(feature = "planted-bugs"), allow(unused_variables))]
     let put = std::mem::take(moves);
 
     let mut state = kernel.state.lock();
+    state.allocator.keep_for_pages(written, kernel.geometry().zones / PAGES_SHARE);
     state.overlays.mark_built();
     state.moving = Overlay::default();
     let (features, shares) = match sharing {

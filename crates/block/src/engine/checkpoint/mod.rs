@@ -9,7 +9,7 @@
 //! 6. *twin*: the same superblock, as the next version, to the other place; *flush*, once more a
 //!    window's.
 //! 7. *release*, when nobody reads the version before: old pages, blocks without references and
-//!    carriers become free.
+//!    carriers become free, some in each step.
 //!
 //! Because of 6 one superblock is enough at any time: when the other one rots, the store that it
 //! names is whole.
@@ -34,7 +34,7 @@ use crate::{
         admission::discards_crowded,
         checkpoint::{
             build::build,
-            release::{make_current, release, tell_of_acts},
+            release::{begin_release, make_current, release_some, tell_of_acts},
             spill::spill,
         },
         growth,
@@ -118,7 +118,11 @@ fn checkpoint_advance(
     reason: Reason,
 ) -> Result<CheckpointStep> {
     let mut checkpointer = kernel.checkpointing.lock();
-    kernel.state.lock().check_running()?;
+    {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        state.released = 0;
+    }
     let flushed_after = |note: u64| kernel.state.lock().flushes.has_followed(note);
     match std::mem::take(&mut checkpointer.phase) {
         // Between two checkpoints, so that the pages of none are on their way.
@@ -178,8 +182,16 @@ fn checkpoint_advance(
                 checkpointer.phase = Phase::Releasing(next, old);
                 return Ok(CheckpointStep::NeedsReaders);
             }
+            drop(old);
             scheme.release(kernel, &next.reclaimed.blocks).map_err(|e| kernel.stop(&e))?;
-            release(kernel, scheme, &mut checkpointer.deferred, *next);
+            let mut next = next;
+            begin_release(kernel, &mut checkpointer.deferred, &mut next);
+            checkpointer.phase = Phase::Freeing(next);
+        }
+        Phase::Freeing(mut next) => {
+            if !release_some(kernel, scheme, &mut checkpointer.deferred, &mut next) {
+                checkpointer.phase = Phase::Freeing(next);
+            }
         }
     }
     Ok(CheckpointStep::Advanced)

@@ -98,8 +98,13 @@ pub(super) fn look(
 /// Zones that should be free as a whole.
 fn wanted(kernel: &Kernel) -> u64 {
     let geometry = kernel.geometry();
-    let free = kernel.state.lock().allocator.free();
-    (geometry.zones / WHOLE_SHARE).min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
+    let (free, kept) = {
+        let state = kernel.state.lock();
+        (state.allocator.free(), state.allocator.kept_for_pages())
+    };
+    // Windows and neighbours leave alone what is kept for pages.
+    let wanted = (geometry.zones / WHOLE_SHARE).saturating_add(kept);
+    wanted.min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
 }
 
 fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {
@@ -149,10 +154,12 @@ pub(super) fn give_up(kernel: &Kernel, mover: &mut Mover) {
 fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> Result<Look> {
     let geometry = kernel.geometry();
     let Stage::Looking { next, best } = &mut emptying.stage else { return Ok(Look::Nothing) };
-    let (first, end) = (*next, (*next + ZONES_A_STEP).min(geometry.zones));
+    // Behind these no zone was ever used.
+    let used = kernel.state.lock().allocator.idle.high_water().min(geometry.zones);
+    let (first, end) = (*next, (*next + ZONES_A_STEP).min(used));
     let named = (geometry.zones / NAMED_SHARE).clamp(1, ZONES_MAX);
-    let bitmaps = kernel.zones(tables.state.zones).bitmaps(ZoneId(first), end - first)?;
-    {
+    if first < end {
+        let bitmaps = kernel.zones(tables.state.zones).bitmaps(ZoneId(first), end - first)?;
         let state = kernel.state.lock();
         for (zone, used) in (first..end).map(ZoneId).zip(bitmaps) {
             let free = used.clear_from(0, geometry.zone_blocks as usize) as u64;
@@ -167,7 +174,7 @@ fn look_at_zones(kernel: &Kernel, tables: &Tables, emptying: &mut Emptying) -> R
         }
     }
     *next = end;
-    if end < geometry.zones {
+    if end < used {
         return Ok(Look::More);
     }
     emptying.zones = best.iter().map(|&(_, zone)| zone).collect();
@@ -251,14 +258,17 @@ fn look_at_maps(
     for _ in 0..LEAVES_A_STEP {
         let Stage::Maps(at, from) = emptying.stage else { return Ok(Look::Nothing) };
         let Some((&id, volume)) = tables.volumes.range(at..).next() else {
-            let sequence = if moves.is_empty() { 0 } else { tables.state.sequence };
-            emptying.stage = Stage::Ends { sequence };
+            emptying.stage = after_last_map(tables, moves);
             want_checkpoint(kernel, mover.beside_requests, moves);
             return Ok(Look::More);
         };
         let from = if id == at { from } else { 0 };
         let Some(leaf) = next_movable(kernel, volume, from)? else {
-            emptying.stage = Stage::Maps(VolumeId(id.0.saturating_add(1)), 0);
+            // The last number is no volume of ours, and may be a stranger's.
+            emptying.stage = match id.0.checked_add(1) {
+                Some(next) => Stage::Maps(VolumeId(next), 0),
+                None => after_last_map(tables, moves),
+            };
             continue;
         };
         emptying.stage = Stage::Maps(id, leaf + 1);
@@ -294,7 +304,8 @@ fn look_at_maps(
                     emptying.stage = Stage::Maps(id, leaf);
                     return Ok(Look::More);
                 }
-                OfLeaf::Stays => continue,
+                // Finding that out may have read all leaves there.
+                OfLeaf::Stays => return Ok(Look::More),
                 OfLeaf::Found(place, shared) => Some((place, shared)),
             }
         };
@@ -336,6 +347,11 @@ fn look_at_maps(
         return Ok(Look::Chosen(Plan { volume: id, sequence, why, blocks, shared }));
     }
     Ok(Look::More)
+}
+
+/// All that lives in the zones has a copy, or stays.
+fn after_last_map(tables: &Tables, moves: &Moves) -> Stage {
+    Stage::Ends { sequence: if moves.is_empty() { 0 } else { tables.state.sequence } }
 }
 
 /// True when pages that must be written anew are few beside the blocks and pages that leave their zones, or

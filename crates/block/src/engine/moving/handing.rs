@@ -2,6 +2,7 @@
 
 use onefold_core::{Block, BlockRead, Fingerprint, Lba, Result, VolumeId};
 
+use super::looking::blocks_a_run;
 use crate::{
     coverage::Mark,
     engine::read::{Wanted, read, read_stored},
@@ -30,13 +31,17 @@ pub(in crate::engine) fn read_in_order(
     reads: &mut [BlockRead<'_>],
 ) {
     let found = read(kernel, volume, reads);
-    let blocks_a_run = kernel.settings.blocks_a_run;
+    let blocks_a_run = blocks_a_run(kernel);
     let is_scattered = found.runs * blocks_a_run > found.blocks && found.blocks >= blocks_a_run;
-    let moves = kernel.settings.tidying == Tidying::Moves && scheme.begin_moment().is_ok();
-    if moves && is_scattered {
-        let mut handed = kernel.handed.lock();
-        for read in reads.iter().filter(|read| read.result.is_ok()) {
+    if kernel.settings.tidying != Tidying::Moves || scheme.begin_moment().is_err() {
+        return;
+    }
+    let mut handed = kernel.handed.lock();
+    for read in reads.iter().filter(|read| read.result.is_ok() && !read.into.is_empty()) {
+        if is_scattered {
             handed.take_over(volume, read.first, read.into);
+        } else {
+            handed.pass(volume, read.first.plus(read.into.len() as u64 - 1));
         }
     }
 }

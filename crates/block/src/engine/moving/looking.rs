@@ -20,6 +20,12 @@ use crate::{
 /// Pages of references that one step reads to learn the counts of blocks.
 const COUNTS_A_STEP: usize = 96;
 
+/// A zone has room for so many runs, at least, before a leaf in it counts as scattered.
+const RUNS_A_ZONE: u64 = 16;
+
+/// The same in small zones: a run has so many blocks.
+const BLOCKS_A_RUN_MIN: usize = 4;
+
 /// The result of a look for blocks to move.
 pub(super) enum Look {
     /// These are to be moved.
@@ -28,6 +34,14 @@ pub(super) enum Look {
     More,
     /// There is nothing to move.
     Nothing,
+}
+
+/// A leaf in more runs than one for each so many blocks is scattered. Copies lie in runs that may be as
+/// short as half a zone, and are cut where a step ends. In small zones a leaf that was moved just now would
+/// be scattered again, if its runs had to be as long as elsewhere.
+pub(super) fn blocks_a_run(kernel: &Kernel) -> usize {
+    let of_zone = (kernel.geometry().zone_blocks / RUNS_A_ZONE) as usize;
+    kernel.settings.blocks_a_run.min(of_zone.max(BLOCKS_A_RUN_MIN))
 }
 
 /// True when there is room for so many copies more: few were made so far, and space is left for them and
@@ -51,7 +65,7 @@ pub(super) fn has_room(
     let pages = scheme.reserve(kernel, &state, &state.moving, copies);
     state.moving.set_shared_pages(before);
     let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, None);
-    moves.len() + more <= kernel.settings.moves_max() && has_spare(kernel, scheme, &state, wanted)
+    moves.len() + more <= moves.most.moves && has_spare(kernel, scheme, &state, wanted)
 }
 
 /// What was copied so far becomes true, but no checkpoint is made for that beside requests.

@@ -23,7 +23,7 @@ use onefold_core::{BlockRef, Class, Result, Run};
 use self::{
     handing::Copied,
     looking::{Look, has_room, is_movable, movable, want_checkpoint},
-    sharers::{OfLeaf, has_shared_room},
+    sharers::{OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
 pub(super) use self::{handing::read_in_order, looking::is_alone};
 use crate::{
@@ -32,16 +32,20 @@ use crate::{
     format::page::{MapEntry, Table},
     idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
-    moving::{Moves, Why},
+    moving::{Most, Moves, Why},
     overlay::Tables,
+    rules::Rule,
     scheme::verbs::Scheme,
     sharing::Orphan,
-    space::Extent,
+    space::{Extent, ZoneSource},
 };
 
-/// Blocks that one step copies: as many as a disk with 75,000 reads a second reads in 2 ms, with the
-/// time to write them.
-const BLOCKS_A_STEP: usize = 96;
+/// Beside requests a checkpoint moves so much less than in a pause, since clients wait for it: for its room,
+/// its acts, and with copy-on-write trees for their own writes.
+const BESIDE_SHARE: usize = 8;
+
+/// And no less than the blocks of four leaves, with little memory.
+const BESIDE_MIN: usize = 4 * 288;
 
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
 pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
@@ -57,8 +61,21 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     }
     // While requests flow copies wait for a checkpoint that clients need.
     mover.beside_requests = idleness < Idleness::Pause;
+    let most = kernel.settings.moves_max();
+    moves.most = if mover.beside_requests {
+        let some = (most / BESIDE_SHARE).max(BESIDE_MIN).min(most);
+        Most { moves: some, shared_pages: SHARED_PAGES_MAX / BESIDE_SHARE as u64 }
+    } else {
+        Most { moves: most, shared_pages: SHARED_PAGES_MAX }
+    };
     let (tables, orphans) = (kernel.tables(), orphans.as_deref());
     if mover.plan.sequence != tables.state.sequence {
+        if !kernel.keeps(Rule::PlansOutliveCheckpoints)
+            && let Some((lba, _)) = mover.plan.blocks.first()
+        {
+            mover.leaves.look_again((mover.plan.volume, lba.0 / Table::Map.per_leaf()));
+            mover.plan.blocks.clear();
+        }
         // A checkpoint has changed what it was made by. What can't be read stays.
         if !renew(kernel, &tables, (&mut *mover, orphans), moves).unwrap_or(true) {
             return Ok(true);
@@ -80,15 +97,16 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
             }
         }
     }
-    let most = BLOCKS_A_STEP.min(kernel.settings.moves_max());
-    let some = mover.plan.blocks.len().min(most);
+    let limited = kernel.keeps(Rule::MoveStepsLimited);
+    let most = if limited { kernel.settings.limits.moved } else { usize::MAX };
+    let some = mover.plan.blocks.len().min(most).min(moves.most.moves);
     let fits = match &mover.plan.shared {
         Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
         None => has_room(kernel, scheme, moves, some, 0),
     };
     if !fits {
         kernel.coverage.hit(Mark::MovesFull);
-        if moves.is_empty() && has_room(kernel, scheme, moves, 1, 0) {
+        if moves.is_empty() && !mover.beside_requests && has_room(kernel, scheme, moves, 1, 0) {
             // There will be none for this one. The leaf stays until it changes, and others have their turn.
             mover.plan.blocks.clear();
             return Ok(true);
@@ -98,7 +116,7 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         if !room_may_come {
             emptying::give_up(kernel, mover);
         }
-        return Ok(false);
+        return Ok(!kernel.keeps(Rule::MovesWaitForRoom));
     }
     copy_some(kernel, &tables, (mover, some), moves)
 }
@@ -115,48 +133,83 @@ fn copy_some(
         plan.blocks.clear();
         return Ok(true);
     };
+    kernel.state.lock().copied = some;
     let run = plan.blocks.len() as u64;
     let rest = plan.blocks.len().saturating_sub(some);
     let mut next = plan.blocks.split_off(rest);
     next.reverse();
     let copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    let (mut placed, all_placed) = place(kernel, tables, (plan.why, run), copied)?;
+    for (extent, copies) in &mut placed {
+        seal(kernel, domain, *extent, copies)?;
+    }
+    #[cfg(feature = "planted-bugs")]
+    let is_late = broken::writes_late(kernel, &placed, moves);
+    #[cfg(not(feature = "planted-bugs"))]
+    let is_late = false;
+    if !is_late {
+        write(kernel, &placed)?;
+    }
+    for (extent, copies) in placed {
+        note(kernel, plan, extent, copies, moves);
+    }
+    if !all_placed {
+        want_checkpoint(kernel, mover.beside_requests, moves);
+        plan.blocks.clear();
+        if plan.why == Why::Emptying && moves.is_empty() {
+            // No hole is left: reading what else lives in the zones would be in vain.
+            emptying::give_up(kernel, mover);
+        }
+    }
+    Ok(true)
+}
+
+/// Copies, and the places that they get.
+type Placed = Vec<(Extent, Vec<Copied>)>;
+
+/// Finds places for copies, of which about `run` belong together. Returns whether all of them got one.
+fn place(
+    kernel: &Kernel,
+    tables: &Tables,
+    (why, run): (Why, u64),
+    copied: Vec<Copied>,
+) -> Result<(Placed, bool)> {
+    let mut placed = Placed::new();
     let mut left = copied.into_iter().peekable();
     while left.peek().is_some() {
         let wanted = left.len() as u64;
-        let (placed, current) = {
+        if why == Why::Emptying {
+            read_ahead(kernel);
+        }
+        let (extent, current) = {
             let mut state = kernel.state.lock();
             let zones = kernel.zones(state.releases.zone_table());
-            let placed = match plan.why {
+            let extent = match why {
                 Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
                 Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
             };
-            (placed, state.overlays.tables().state.sequence)
+            (extent, state.overlays.tables().state.sequence)
         };
         // Stopping takes the state.
-        let extent = placed.map_err(|e| kernel.stop(&e))?;
+        let extent = extent.map_err(|e| kernel.stop(&e))?;
         debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
-        let Some(extent) = extent else {
-            want_checkpoint(kernel, mover.beside_requests, moves);
-            plan.blocks.clear();
-            if plan.why == Why::Emptying && moves.is_empty() {
-                // No hole is left: reading what else lives in the zones would be in vain.
-                emptying::give_up(kernel, mover);
-            }
-            return Ok(true);
-        };
-        let mut copies: Vec<Copied> = left.by_ref().take(extent.blocks as usize).collect();
-        seal(kernel, domain, extent, &mut copies)?;
-        #[cfg(feature = "planted-bugs")]
-        let is_late =
-            broken::writes_late(kernel, extent, copies.iter().map(|copy| &copy.block), moves);
-        #[cfg(not(feature = "planted-bugs"))]
-        let is_late = false;
-        if !is_late {
-            write(kernel, extent, &copies)?;
-        }
-        note(kernel, plan, extent, copies, moves);
+        let Some(extent) = extent else { return Ok((placed, false)) };
+        placed.push((extent, left.by_ref().take(extent.blocks as usize).collect()));
     }
-    Ok(true)
+    Ok((placed, true))
+}
+
+/// Has the bitmap of the zone in memory that takes the next copies. Else it would be read under the lock of
+/// the state, for every few copies: the zones whose holes are filled have few.
+fn read_ahead(kernel: &Kernel) {
+    let (zone, root) = {
+        let state = kernel.state.lock();
+        (state.allocator.hole_ahead(), state.releases.zone_table())
+    };
+    // Who places the copies is told what can't be read.
+    if let Some(zone) = zone {
+        let _ = kernel.zones(root).bitmaps(zone, 1);
+    }
 }
 
 /// Seals copies for their places, in a sealed store.
@@ -170,12 +223,21 @@ fn seal(kernel: &Kernel, domain: u32, extent: Extent, copies: &mut [Copied]) -> 
     Ok(())
 }
 
-/// Writes sealed copies to their places. They are durable with the flush of the checkpoint.
-fn write(kernel: &Kernel, extent: Extent, copies: &[Copied]) -> Result<()> {
-    let blocks: Vec<BlockRef<'_>> =
-        copies.iter().map(|copy| BlockRef { block: &copy.block, class: Class::Data }).collect();
-    let run = Run { at: extent.at, blocks: &blocks };
-    kernel.disk.write(&[run]).map_err(|e| kernel.stop(&e))
+/// Writes sealed copies to their places, all together: holes are short, and a disk takes many writes at
+/// once. They are durable with the flush of the checkpoint.
+fn write(kernel: &Kernel, placed: &Placed) -> Result<()> {
+    let blocks: Vec<BlockRef<'_>> = placed
+        .iter()
+        .flat_map(|(_, copies)| copies)
+        .map(|copy| BlockRef { block: &copy.block, class: Class::Data })
+        .collect();
+    let (mut runs, mut rest) = (Vec::with_capacity(placed.len()), &blocks[..]);
+    for (extent, copies) in placed {
+        let (mine, others) = rest.split_at(copies.len());
+        runs.push(Run { at: extent.at, blocks: mine });
+        rest = others;
+    }
+    if runs.is_empty() { Ok(()) } else { kernel.disk.write(&runs).map_err(|e| kernel.stop(&e)) }
 }
 
 /// The next checkpoint puts these copies into the map.

@@ -1,11 +1,9 @@
 //! Which blocks should be neighbours: those of a leaf that lies in many runs.
 
-use std::time::Duration;
-
 use onefold_core::{Result, VolumeId};
 
 use super::{
-    looking::{Look, is_alone, is_movable, movable, next_movable, part_of},
+    looking::{Look, blocks_a_run, is_alone, is_movable, movable, next_movable, part_of},
     sharers::{self, OfLeaf},
 };
 use crate::{
@@ -47,8 +45,9 @@ pub(super) fn look(
         };
         let plan = match planned {
             Planned::Stays => continue,
+            Planned::StaysForOthers => return Look::More,
             Planned::Later => {
-                mover.changed.insert(at, Duration::ZERO);
+                mover.leaves.look_again(at);
                 mover.handed = handed;
                 return Look::More;
             }
@@ -61,8 +60,8 @@ pub(super) fn look(
         if kernel.state.lock().allocator.has_run(plan.blocks.len() as u64) {
             return Look::Chosen(plan);
         }
-        // Its turn comes when emptying has made room.
-        mover.changed.insert((volume, leaf), Duration::ZERO);
+        // Its turn comes when emptying has made room, and after others that may need less.
+        mover.leaves.look_later(at, kernel.clock.now());
         mover.lacks_run = tables.state.sequence;
         return Look::Nothing;
     }
@@ -79,40 +78,32 @@ enum Next {
 
 /// The next leaf to look at. What a reader handed over is kept only if it is of this leaf.
 fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
-    let now = kernel.clock.now();
-    let settled = kernel.settings.settled_after;
+    let (now, settled) = (kernel.clock.now(), kernel.settings.settled_after);
     if mover.handed.is_none() {
         mover.handed = kernel.handed.lock().next();
     }
     if let Some(HandedLeaf { volume, leaf, .. }) = mover.handed {
-        let changed = mover.changed.get(&(volume, leaf));
-        if changed.is_none_or(|&at| now.saturating_sub(at) >= settled) {
-            mover.changed.remove(&(volume, leaf));
+        if mover.leaves.take((volume, leaf), now, settled) {
             return Next::Leaf(volume, leaf);
         }
         mover.handed = None;
     }
-    // Neighbours come one after the other, so that their copies are neighbours.
-    let old = mover.changed.iter().find(|&(_, &at)| now.saturating_sub(at) >= settled);
-    if let Some((&(volume, leaf), _)) = old {
-        mover.changed.remove(&(volume, leaf));
+    if let Some((volume, leaf)) = mover.leaves.take_settled(now, settled) {
         return Next::Leaf(volume, leaf);
     }
-    let opened = mover.overflowed == Duration::ZERO;
-    let settled = opened || now.saturating_sub(mover.overflowed) >= settled;
-    let Some((at, from)) = mover.walk.filter(|_| settled) else { return Next::Nothing };
+    let Some((at, from)) = mover.leaves.walk(now, settled) else { return Next::Nothing };
     let Some((&id, volume)) = tables.volumes.range(at..).next() else {
-        mover.walk = None;
-        return Next::Nothing;
+        mover.leaves.walk_on(None);
+        return Next::EndOfMap;
     };
     let from = if id == at { from } else { 0 };
     match next_movable(kernel, volume, from).ok().flatten() {
         Some(leaf) => {
-            mover.walk = Some((id, leaf + 1));
+            mover.leaves.walk_on(Some((id, leaf + 1)));
             Next::Leaf(id, leaf)
         }
         None => {
-            mover.walk = id.0.checked_add(1).map(|next| (VolumeId(next), 0));
+            mover.leaves.walk_on(id.0.checked_add(1).map(|next| (VolumeId(next), 0)));
             Next::EndOfMap
         }
     }
@@ -122,6 +113,9 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
 enum Planned {
     /// It stays as it is.
     Stays,
+    /// The same, since maps share it. Finding that out may have read all leaves at its place, so that it is
+    /// enough for a step.
+    StaysForOthers,
     /// Not all maps that share it are found yet.
     Later,
     /// These blocks are moved: none when that is not worth it.
@@ -142,7 +136,8 @@ fn plan(
     };
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
     let Some((pointer, page)) = found else { return Ok(Planned::Stays) };
-    let mut short = scattered(leaf, &page, kernel.settings.blocks_a_run);
+    let blocks_a_run = blocks_a_run(kernel);
+    let mut short = scattered(leaf, &page, blocks_a_run);
     let goes_on = part_of(mover.goes_on, id, &mut short);
     let (Some(&(first, _)), Some(&(last, _))) = (short.first(), short.last()) else {
         return Ok(Planned::Stays);
@@ -152,13 +147,13 @@ fn plan(
     } else {
         match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
             OfLeaf::More => return Ok(Planned::Later),
-            OfLeaf::Stays => return Ok(Planned::Stays),
+            OfLeaf::Stays => return Ok(Planned::StaysForOthers),
             OfLeaf::Found(place, shared) => Some((place, shared)),
         }
     };
     mover.goes_on = goes_on;
     if goes_on.is_some() {
-        mover.changed.insert((id, leaf), Duration::ZERO);
+        mover.leaves.look_again((id, leaf));
     }
     let why = Why::Neighbours;
     let all = short.len();
@@ -173,7 +168,7 @@ fn plan(
         && sharers.as_ref().is_none_or(|(place, shared)| {
             blocks.len() >= place.len() && is_worth_pages(blocks.len(), moves, shared)
         })
-        && comes_together((leaf, &page), (first, last), &blocks, kernel.settings.blocks_a_run);
+        && comes_together((leaf, &page), (first, last), &blocks);
     if !is_worth_it {
         blocks.clear();
     }

@@ -34,7 +34,7 @@ const INNER_PAGES_A_STEP: usize = 64;
 const SHARED_LEAVES_MAX: usize = 64;
 
 /// Map pages that a checkpoint writes because blocks below them moved, at most: 16 MiB.
-const SHARED_PAGES_MAX: u64 = 4096;
+pub(super) const SHARED_PAGES_MAX: u64 = 4096;
 
 /// The pages of all maps of a family at the place of a leaf.
 pub(super) enum OfLeaf {
@@ -105,7 +105,7 @@ pub(super) fn has_shared_room(
 ) -> bool {
     let pages = moves.uncounted(shared.family, &shared.places);
     let counted = kernel.state.lock().moving.shared_pages();
-    counted + pages <= SHARED_PAGES_MAX && has_room(kernel, scheme, moves, more, pages)
+    counted + pages <= moves.most.shared_pages && has_room(kernel, scheme, moves, more, pages)
 }
 
 /// Counts the pages of the maps of a family for the next checkpoint.

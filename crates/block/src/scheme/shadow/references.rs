@@ -20,6 +20,9 @@ use crate::{
     table_build::TableBuild,
 };
 
+/// Blocks that are looked up under one lock of the state: whoever reads or writes waits for it.
+const EXAMINED_TOGETHER: usize = 4096;
+
 impl TableBuild<'_> {
     /// Changes reference counts; finds the blocks that are free from now on, and notes those whose
     /// fingerprints are to be written.
@@ -120,13 +123,17 @@ impl TableBuild<'_> {
 
     /// Notes blocks that are to be looked at, and what is known of those that are new.
     fn examine(&self, blocks: impl Iterator<Item = Pba>, deltas: &mut Vec<Delta>) {
-        let state = self.kernel.state.lock();
-        deltas.extend(blocks.map(|pba| match state.allocator.data.fresh(pba) {
-            Some((fingerprint, carried)) => {
-                Delta::new(pba, Touch::New { carried }, fingerprint.prefix())
-            }
-            None => Delta::new(pba, Touch::Examine, 0),
-        }));
+        let mut blocks = blocks.peekable();
+        while blocks.peek().is_some() {
+            let state = self.kernel.state.lock();
+            let some = blocks.by_ref().take(EXAMINED_TOGETHER);
+            deltas.extend(some.map(|pba| match state.allocator.data.fresh(pba) {
+                Some((fingerprint, carried)) => {
+                    Delta::new(pba, Touch::New { carried }, fingerprint.prefix())
+                }
+                None => Delta::new(pba, Touch::Examine, 0),
+            }));
+        }
     }
 
     /// Writes the fingerprints of the blocks that [`references`](Self::references) noted.

@@ -29,6 +29,11 @@ impl Allocator {
         is_ready
     }
 
+    /// Breaks `ReleasingKept`: blocks that are about to be released are handed out.
+    pub(crate) fn overlook_releasing(&mut self) {
+        self.idle.overlook_releasing();
+    }
+
     /// Breaks `ReuseAfterRelease`: hands a block out again although it may be needed.
     pub(crate) fn reuse_early(&mut self, pba: Pba) {
         self.data.reuse_early(pba);

@@ -1,7 +1,7 @@
 //! Places for blocks that are moved: idle zones are opened for copies where runs are long, and for
 //! the filling of holes where they are short.
 
-use onefold_core::Result;
+use onefold_core::{Result, ZoneId};
 
 use super::{Allocator, Extent, ZoneSource};
 
@@ -20,10 +20,11 @@ impl Allocator {
             if placed.is_some() {
                 return Ok(placed);
             }
-            if !self.idle.has_run(least) {
+            if !self.idle.has_run(least, self.kept_for_pages) {
                 return Ok(None);
             }
-            let Some((zone, used)) = self.idle.take_best(source)? else { return Ok(None) };
+            let taken = self.idle.take_best(self.kept_for_pages, source)?;
+            let Some((zone, used)) = taken else { return Ok(None) };
             self.idle.is_current(zone);
             self.pages.open_for_copies(zone, used);
         }
@@ -38,7 +39,13 @@ impl Allocator {
     /// True when there is a run for so many blocks, or of half a zone.
     pub(crate) fn has_run(&self, blocks: u64) -> bool {
         let least = self.run_of(blocks);
-        self.pages.has_run(least) || self.idle.has_run(least)
+        self.pages.has_run(least) || self.idle.has_run(least, self.kept_for_pages)
+    }
+
+    /// The zone whose bitmap [`place_in_holes`](Self::place_in_holes) needs next. It may lie on the disk, which
+    /// nobody should wait for who waits for the allocator.
+    pub(crate) fn hole_ahead(&self) -> Option<ZoneId> {
+        if self.pages.has_hole() { None } else { self.idle.next_hole() }
     }
 
     /// Takes up to `blocks` blocks where free runs are shortest: nothing where there are only zones that
@@ -64,7 +71,7 @@ impl Allocator {
         if !self.pages.would_cut_copies() || self.pages.rotate() {
             return Ok(());
         }
-        if let Some((zone, used)) = self.idle.take_best(source)? {
+        if let Some((zone, used)) = self.idle.take_best(0, source)? {
             self.idle.is_current(zone);
             self.pages.open(zone, used);
             self.pages.rotate();

@@ -17,7 +17,7 @@ use crate::{
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// Blocks of one read request when all is read.
-const READ_BLOCKS: u64 = 64;
+pub(super) const READ_BLOCKS: u64 = 64;
 
 /// A change of a byte range.
 #[derive(Clone, Copy, Debug)]

@@ -7,6 +7,7 @@ mod domains;
 mod growth;
 mod keys;
 mod quotas;
+mod readers;
 mod replication;
 mod schedule;
 

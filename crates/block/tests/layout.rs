@@ -1,0 +1,247 @@
+//! Where blocks and pages of an aged store come to lie, and what that costs its disk.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{CheckpointStep, Engine, Format, Idleness, Settings, Tidying, check::check};
+use onefold_core::{Block, BlockRead, Class, Disk, Lba, Pba, Read, Result, Run, VolumeId};
+use support::{content, persevere};
+
+/// A disk that counts what is written to it.
+struct Watched {
+    disk: MemoryDisk,
+    calls: AtomicU64,
+    pages: AtomicU64,
+    page_runs: AtomicU64,
+}
+
+impl Watched {
+    fn new(blocks: u64) -> Arc<Watched> {
+        let (calls, pages, page_runs) = Default::default();
+        Arc::new(Watched { disk: MemoryDisk::new(blocks), calls, pages, page_runs })
+    }
+
+    /// Pages of tables that were written, and the runs in which they lay.
+    fn pages(&self) -> (u64, u64) {
+        (self.pages.load(Relaxed), self.page_runs.load(Relaxed))
+    }
+}
+
+impl Disk for Watched {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [Read<'_>]) {
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.calls.fetch_add(1, Relaxed);
+        for run in runs.iter().filter(|run| run.blocks[0].class == Class::Table) {
+            self.pages.fetch_add(run.blocks.len() as u64, Relaxed);
+            self.page_runs.fetch_add(1, Relaxed);
+        }
+        self.disk.write(runs)
+    }
+
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+
+    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(start, blocks)
+    }
+}
+
+/// A store, and the next content to write.
+struct Aged {
+    disk: Arc<Watched>,
+    engine: Engine,
+    volume: VolumeId,
+    next: u64,
+    random: u64,
+}
+
+impl Aged {
+    fn new(zones: u64, zone_blocks: u32, volume_blocks: u64) -> Aged {
+        let blocks = zones * u64::from(zone_blocks);
+        let disk = Watched::new(blocks);
+        let format = Format { zone_blocks, ..Format::new([1; 16], [2; 32], blocks) };
+        Engine::format(&*disk, &format).unwrap();
+        let settings = Settings {
+            records_max: 6_000,
+            window_blocks: 32,
+            unflushed_blocks: 128,
+            tidying: Tidying::Moves,
+            settled_after: Duration::ZERO,
+            ..Settings::for_memory(32 << 20)
+        };
+        let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+        let (volume, _) = persevere(&engine, || engine.create_volume("one", volume_blocks));
+        Aged { disk, engine, volume, next: 0, random: 7 }
+    }
+
+    fn write(&mut self, lba: u64) {
+        self.next += 1;
+        let block = content(self.next);
+        let write = || self.engine.write(self.volume, lba * 4096, &block);
+        if write().is_err() {
+            // No checkpoint before one is needed.
+            self.engine.flush().unwrap();
+            persevere(&self.engine, write);
+        }
+    }
+
+    /// Writes some addresses of the first `of`, all equally likely.
+    fn write_at_random(&mut self, blocks: u64, of: u64) {
+        for _ in 0..blocks {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            self.write((self.random >> 33) % of);
+        }
+    }
+
+    fn settle(&self) {
+        self.engine.flush().unwrap();
+        self.engine.checkpoint().unwrap();
+    }
+
+    /// A pause until nothing is left to move.
+    fn pause(&self) {
+        for _ in 0..500 {
+            let before = self.moved();
+            let more = (0..100_000).all(|_| self.engine.idle_step(Idleness::Pause).unwrap());
+            assert!(!more, "idle work does not end");
+            self.settle();
+            self.settle();
+            if self.moved() == before {
+                return;
+            }
+        }
+        panic!("moving does not end");
+    }
+
+    fn moved(&self) -> u64 {
+        let counts = self.engine.counts();
+        counts.neighbour_blocks + counts.emptied_blocks
+    }
+
+    fn read_in_order(&self, end: u64) {
+        for first in (0..end).step_by(100) {
+            let mut blocks = Block::zeroed_vec(100.min(end - first) as usize);
+            let mut reads = [BlockRead { first: Lba(first), into: &mut blocks, result: Ok(()) }];
+            self.engine.read_in_order(self.volume, &mut reads);
+            let [BlockRead { result, .. }] = reads;
+            result.unwrap();
+        }
+    }
+}
+
+#[test]
+fn rule_19_pages_of_a_checkpoint_take_whole_zones_before_windows_do() {
+    let (zones, zone_blocks) = (512, 64);
+    let all = zones * zone_blocks * 3 / 4;
+    let mut aged = Aged::new(zones, zone_blocks as u32, all);
+    (0..all).for_each(|lba| aged.write(lba));
+    aged.write_at_random(2 * all, all);
+    aged.settle();
+    aged.pause();
+    let before = aged.disk.pages();
+    aged.write_at_random(1_000, all);
+    aged.settle();
+    let after = aged.disk.pages();
+    let (pages, runs) = (after.0 - before.0, after.1 - before.1);
+    // Where windows take the whole zones first, these are more than 80 runs.
+    assert!(runs * 4 <= pages, "{pages} pages in {runs} runs");
+}
+
+#[test]
+fn rule_20_a_step_writes_all_its_copies_at_once() {
+    let mut aged = Aged::new(1_024, 16, 1_500);
+    (0..1_500).for_each(|n| aged.write(n * 7 % 1_500));
+    aged.settle();
+    let mut most = 0;
+    for _ in 0..10_000 {
+        let before = aged.disk.calls.load(Relaxed);
+        if !aged.engine.idle_step(Idleness::Share).unwrap() {
+            break;
+        }
+        most = most.max(aged.disk.calls.load(Relaxed) - before);
+    }
+    assert!(aged.moved() > 700, "{} moved", aged.moved());
+    assert_eq!(most, 1, "writes that wait for each other");
+}
+
+#[test]
+fn rule_23_among_small_holes_a_leaf_is_not_moved_each_time_it_is_read() {
+    let all = 12_000;
+    let mut aged = Aged::new(1_024, 16, all + 1_000);
+    (0..1_000).for_each(|n| aged.write(all + n * 7 % 1_000));
+    (0..all).for_each(|lba| aged.write(lba));
+    // Free runs are short, and so is every zone that is free as a whole.
+    for start in (0..all).step_by(60) {
+        let (volume, engine) = (aged.volume, &aged.engine);
+        persevere(engine, || engine.trim(volume, start * 4096, 36 * 4096));
+    }
+    aged.settle();
+    aged.settle();
+    aged.pause();
+    for pass in 0..4 {
+        let before = aged.moved();
+        aged.read_in_order(all + 1_000);
+        aged.pause();
+        let moved = aged.moved() - before;
+        assert!(pass == 0 || moved == 0, "{moved} moved again, pass {pass}");
+    }
+}
+
+#[test]
+fn decision_95_clients_come_between_the_steps_in_which_a_checkpoint_releases_its_blocks() {
+    let all = 12_000;
+    let mut aged = Aged::new(512, 64, all);
+    (0..all).for_each(|lba| aged.write(lba));
+    aged.settle();
+    aged.settle();
+    let free = aged.engine.status().unused_blocks;
+    // Each block that is overwritten is released by the next checkpoint.
+    (0..4_000).for_each(|lba| aged.write(lba * 3));
+    aged.engine.flush().unwrap();
+    let (mut steps, mut released) = (0, 0);
+    while released < 4_000 {
+        match aged.engine.checkpoint_step().unwrap() {
+            CheckpointStep::NeedsFlush => drop(aged.engine.make_durable().unwrap()),
+            CheckpointStep::Idle => break,
+            _ => {}
+        }
+        let now = aged.engine.filled().released;
+        assert!(now <= 2_048, "{now} released in a step");
+        released += now;
+        steps += u64::from(now > 0);
+        // What is written meanwhile gets other places, and what it names stays.
+        aged.write(steps * 3 + 1);
+    }
+    assert!(steps >= 3 && released >= 4_000, "{released} released in {steps} steps");
+    aged.settle();
+    aged.settle();
+    let after = aged.engine.status().unused_blocks;
+    assert!(after + 600 >= free, "{after} free, and {free} before");
+    aged.read_in_order(all);
+    aged.engine.close().unwrap();
+    let disk: Arc<dyn Disk> = aged.disk.clone();
+    let report = check(&disk, &mut |_| {}).unwrap();
+    assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+}
