@@ -243,12 +243,12 @@ impl Allocator {
     /// Takes up to `most` of the blocks from `least` on that are about to be released, for
     /// [`release_some`](Self::release_some).
     pub(crate) fn next_released(&mut self, least: Pba, most: usize) -> Vec<Pba> {
-        self.idle.next_released(least, most)
+        self.idle.releasing.next(least, most)
     }
 
     /// True when no block from `least` on is about to be released.
     pub(crate) fn is_released_from(&self, least: Pba) -> bool {
-        self.idle.is_released_from(least)
+        self.idle.releasing.is_over_from(least)
     }
 
     /// Makes blocks free again. `held` are free in the checkpoint, but newer records name them. `zones` are
@@ -273,7 +273,7 @@ impl Allocator {
     /// leave the list.
     pub(crate) fn end_release(&mut self, committed: WindowNumber) {
         self.committed = committed;
-        self.idle.end_release();
+        self.idle.releasing.are(Vec::new());
         self.retire();
         debug_assert!(self.pages.is_counted());
     }
@@ -281,7 +281,7 @@ impl Allocator {
     /// Fingerprint and kind of a block that was placed since the last checkpoint, unless it is about to be
     /// released.
     pub(crate) fn fresh(&self, pba: Pba) -> Option<(Fingerprint, bool)> {
-        self.data.fresh(pba).filter(|_| !self.idle.is_releasing(pba))
+        self.data.fresh(pba).filter(|_| !self.idle.releasing.has(pba))
     }
 
     /// Makes zones idle that offer no more blocks, and whose windows a durable checkpoint holds.

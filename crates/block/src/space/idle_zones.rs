@@ -14,7 +14,7 @@ use std::{cmp::Reverse, collections::BTreeSet};
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
 
-use super::longest::Longest;
+use super::{longest::Longest, releasing::Releasing};
 use crate::format::{geometry::Geometry, superblock, zone_bitmap::ZoneBitmap};
 
 /// Where the allocator learns what it does not keep in memory, and asks the host for space.
@@ -69,11 +69,8 @@ pub(crate) struct IdleZones {
     emptied: BTreeSet<ZoneId>,
     /// Free in the tables, but named by a record that is newer than them.
     held: BTreeSet<Pba>,
-    /// Free in the tables, and about to be released, in ascending order.
-    releasing: Vec<Pba>,
-    /// Blocks that are about to be released are overlooked.
-    #[cfg(feature = "planted-bugs")]
-    blind: bool,
+    /// Free in the tables, and about to be released.
+    pub(super) releasing: Releasing,
 }
 
 impl IdleZones {
@@ -98,9 +95,7 @@ impl IdleZones {
             open: BTreeSet::new(),
             emptied: BTreeSet::new(),
             held: BTreeSet::new(),
-            releasing: Vec::new(),
-            #[cfg(feature = "planted-bugs")]
-            blind: false,
+            releasing: Releasing::default(),
         }
     }
 
@@ -267,7 +262,7 @@ impl IdleZones {
     fn mask(&self, zone: ZoneId, used: &mut ZoneBitmap) {
         let start = self.geometry.start_of(zone);
         let end = start.plus(self.geometry.zone_blocks);
-        for &pba in self.held.range(start..end).chain(self.releasing_within(start, end)) {
+        for &pba in self.held.range(start..end).chain(self.releasing.within(start, end)) {
             used.set(self.geometry.offset_of(pba));
         }
     }
@@ -382,7 +377,7 @@ impl IdleZones {
             return Ok(false);
         }
         let in_tables = |used: ZoneBitmap| used.get(self.geometry.offset_of(pba));
-        let is_kept = self.held.contains(&pba) || self.is_releasing(pba);
+        let is_kept = self.held.contains(&pba) || self.releasing.has(pba);
         Ok(is_kept || source.bitmaps(zone, 1)?.pop().is_some_and(in_tables))
     }
 
@@ -451,38 +446,7 @@ impl IdleZones {
     /// order, are free in it, and are about to be released.
     pub(super) fn begin_release(&mut self, freed: Vec<Pba>) {
         self.held.clear();
-        self.releasing = freed;
-    }
-
-    /// All blocks are released.
-    pub(super) fn end_release(&mut self) {
-        self.releasing = Vec::new();
-    }
-
-    /// Takes up to `most` of the blocks from `least` on that are about to be released. Each is released or
-    /// held next.
-    pub(super) fn next_released(&mut self, least: Pba, most: usize) -> Vec<Pba> {
-        let from = self.releasing.partition_point(|&pba| pba < least);
-        self.releasing.split_off(from.max(self.releasing.len().saturating_sub(most)))
-    }
-
-    /// True when no block from `least` on is about to be released.
-    pub(super) fn is_released_from(&self, least: Pba) -> bool {
-        self.releasing.last().is_none_or(|&last| last < least)
-    }
-
-    /// True for a block that is about to be released.
-    pub(super) fn is_releasing(&self, pba: Pba) -> bool {
-        self.releasing.binary_search(&pba).is_ok()
-    }
-
-    fn releasing_within(&self, start: Pba, end: Pba) -> &[Pba] {
-        #[cfg(feature = "planted-bugs")]
-        if self.blind {
-            return &[];
-        }
-        let at = |pba: Pba| self.releasing.partition_point(|&other| other < pba);
-        &self.releasing[at(start)..at(end)]
+        self.releasing.are(freed);
     }
 
     /// These blocks are free in the tables, but newer records name them.
@@ -502,7 +466,7 @@ impl IdleZones {
         self.longest.memory()
             + (self.by_run.len() + self.whole.len()) as u64 * 32
             + (self.changed.len() + self.emptied.len() + self.held.len()) as u64 * 16
-            + self.releasing.capacity() as u64 * 8
+            + self.releasing.memory()
     }
 }
 
@@ -629,12 +593,18 @@ mod tests {
         let (first, next) = (at(0, 2), at(1, 0));
         idle.begin_release(freed);
         idle.close(all[0], &ZoneBitmap::default());
-        assert!(idle.is_used(first, &Unused).unwrap() && idle.is_releasing(first));
+        assert!(idle.is_used(first, &Unused).unwrap() && idle.releasing.has(first));
         let (_, used) = idle.take_best(0, &Unused).unwrap().unwrap();
         assert_eq!(used.iter().collect::<Vec<_>>(), [2, 9]);
-        assert_eq!((idle.next_released(next, 5).len(), idle.is_released_from(next)), (1, true));
-        assert_eq!((idle.next_released(Pba(0), 1).len(), idle.is_released_from(first)), (1, false));
-        assert_eq!(idle.next_released(Pba(0), 9), [first]);
-        assert!(!idle.is_used(first, &Unused).unwrap() && idle.is_released_from(Pba(0)));
+        assert_eq!(
+            (idle.releasing.next(next, 5).len(), idle.releasing.is_over_from(next)),
+            (1, true)
+        );
+        assert_eq!(
+            (idle.releasing.next(Pba(0), 1).len(), idle.releasing.is_over_from(first)),
+            (1, false)
+        );
+        assert_eq!(idle.releasing.next(Pba(0), 9), [first]);
+        assert!(!idle.is_used(first, &Unused).unwrap() && idle.releasing.is_over_from(Pba(0)));
     }
 }

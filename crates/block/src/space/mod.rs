@@ -8,6 +8,7 @@ mod idle_zones;
 mod longest;
 mod page_zones;
 mod releases;
+mod releasing;
 pub(crate) mod zone_list;
 
 pub(crate) use active_zone::Extent;

@@ -1,6 +1,6 @@
 //! Steps that break a rule; only the simulator runs them.
 
-use super::Placed;
+use super::handing::Placed;
 use crate::{kernel::Kernel, moving::Moves, rules::Rule};
 
 /// Breaks `CopiesBeforeSuperblock`: copies wait until the superblock that names them is written. Returns

@@ -12,6 +12,7 @@ use crate::{
     rules::Rule,
     scheme::verbs::Scheme,
     settings::Tidying,
+    space::Extent,
 };
 
 /// A block that was read and proved.
@@ -21,6 +22,9 @@ pub(super) struct Copied {
     pub(super) fingerprint: Fingerprint,
     pub(super) block: Block,
 }
+
+/// Copies, and the places that they get.
+pub(super) type Placed = Vec<(Extent, Vec<Copied>)>;
 
 /// Reads for a client that reads in order. What lies in more pieces than blocks that are neighbours should
 /// is handed over to moving.

@@ -20,12 +20,12 @@ mod sharers;
 
 use onefold_core::{BlockRef, Class, Result, Run};
 
+pub(super) use self::{handing::read_in_order, looking::is_alone};
 use self::{
-    handing::Copied,
+    handing::{Copied, Placed},
     looking::{Look, has_room, is_movable, movable, want_checkpoint},
     sharers::{OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
-pub(super) use self::{handing::read_in_order, looking::is_alone};
 use crate::{
     counters::add,
     coverage::Mark,
@@ -163,9 +163,6 @@ fn copy_some(
     }
     Ok(true)
 }
-
-/// Copies, and the places that they get.
-type Placed = Vec<(Extent, Vec<Copied>)>;
 
 /// Finds places for copies, of which about `run` belong together. Returns whether all of them got one.
 fn place(

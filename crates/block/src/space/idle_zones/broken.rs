@@ -19,6 +19,6 @@ impl IdleZones {
 
     /// Breaks `ReleasingKept`: blocks that are about to be released count as free.
     pub(crate) fn overlook_releasing(&mut self) {
-        self.blind = true;
+        self.releasing.blind = true;
     }
 }
