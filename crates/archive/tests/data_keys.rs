@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::FileExt,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -841,6 +841,141 @@ fn rule_24_nothing_is_stored_where_the_keys_are_newer_than_the_archive() {
     fs::write(desk.at().join("keys"), keys).unwrap();
     let archive = desk.open_by(By(1, true), true).unwrap();
     put(&archive, "after", &content).unwrap();
+    is_well(&archive);
+}
+
+#[test]
+fn rule_24_an_erasure_is_not_said_of_a_key_that_the_log_still_needs() {
+    let desk = Desk::new();
+    let content = noise(5, 300_000);
+    put(&desk.open(), "before", &content).unwrap();
+    rotate_data_key(&desk.open(), 0).unwrap();
+    let before = files_of(&desk);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    put_back_but_for_keys(&desk, &before);
+    for accepts in [false, true] {
+        let refused = desk.open_by(By(1, accepts), true).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("older than its file"), "{said}");
+    }
+    // With the keys of then it goes on.
+    let (_, keys) = before.iter().find(|(name, _)| name == "keys").unwrap();
+    fs::write(desk.at().join("keys"), keys).unwrap();
+    let archive = desk.open_by(By(1, true), true).unwrap();
+    assert_eq!(get(&archive, "before").unwrap(), content);
+    drop(archive);
+    assert_eq!(desk.reseal().keys_erased, 1);
+    assert_eq!(get(&desk.open(), "before").unwrap(), content);
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_24_a_change_that_was_cut_off_and_put_back_without_its_keys_is_no_damage() {
+    let content = noise(5, 300_000);
+    for changes in 0.. {
+        let desk = Desk::new();
+        put(&desk.open(), "before", &content).unwrap();
+        let (files, made) = dies_after(&desk, changes);
+        let archive = desk.open_over(files, By(1, false), true).unwrap();
+        made.store(0, Relaxed);
+        let is_done = rotate_data_key(&archive, 0).is_ok();
+        drop(archive);
+        let before = files_of(&desk);
+        if desk.reseal().keys_erased == 1 {
+            put_back_but_for_keys(&desk, &before);
+            let refused = desk.open_by(By(1, true), true).err().unwrap();
+            let said = refused.to_string();
+            let is_told = refused.kind() == Kind::Denied && said.contains("older than its file");
+            assert!(is_told, "{said} after {changes} changes");
+            let reading = desk.open_by(By(1, true), false).unwrap();
+            let refused = get(&reading, "before").unwrap_err();
+            assert_eq!(refused.kind(), Kind::Denied, "{refused} after {changes} changes");
+        }
+        if is_done {
+            break;
+        }
+    }
+}
+
+#[test]
+fn rule_24_what_stays_of_a_key_is_said_when_the_newer_one_is_durable() {
+    let mut is_seen = false;
+    for changes in 0.. {
+        let desk = Desk::new();
+        // This process does not open the archive again when the other one was killed.
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let seen = calls.clone();
+        let watch: Watch =
+            Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+                if matches!(call, Call::Change) && (name == "keys" || name.starts_with("log-")) {
+                    seen.lock().unwrap().push(name == "keys");
+                }
+                does()
+            });
+        let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+        let files = Arc::new(Watched { files, watch });
+        let other = desk.open_over(files, By(1, false), true).unwrap();
+        let (files, made) = dies_after(&desk, changes);
+        let archive = desk.open_over(files, By(1, false), true).unwrap();
+        made.store(0, Relaxed);
+        let is_done = rotate_data_key(&archive, 0).is_ok();
+        drop(archive);
+        calls.lock().unwrap().clear();
+        let mut collection = Collection::begin(&other, options(2_000_000)).unwrap();
+        collection.reseal(None);
+        if collection.run(&mut |_| {}).is_ok_and(|done| done.keys_erased == 1) {
+            let mut calls = calls.lock().unwrap().clone();
+            calls.dedup();
+            // Once before the frame that says what stays, and once to erase.
+            is_seen |= !is_done && calls.iter().filter(|is_keys| **is_keys).count() == 2;
+        }
+        if is_done {
+            break;
+        }
+    }
+    assert!(is_seen, "the key area is made durable before that frame");
+}
+
+#[test]
+fn rule_24_the_keys_of_another_copy_of_the_archive_erase_nothing_and_leave_other_domains() {
+    let desk = Desk::plain();
+    assert!(allow_domains(&desk.open()).unwrap());
+    assert!(allow_data_keys(&desk.open()).unwrap());
+    let content = noise(5, 300_000);
+    let number = create_domain(&desk.open(), "customer").unwrap();
+    put_in(&desk.open(), 0, "first", &content).unwrap();
+    let mut keys = desk.both().remove(0);
+    let open_before = desk.open();
+    rotate_data_key(&desk.open(), number).unwrap();
+    put_in(&desk.open(), number, "other", &content).unwrap();
+    let own = desk.keys();
+    // The other copy draws another key.
+    let random = Counter(AtomicU64::new(1 << 40));
+    keys.rotate_domain(number, &random).unwrap();
+    keys.saw(1_000);
+    let area = keys.next_area(&random).unwrap();
+    let another = [area.bytes(), area.bytes()].concat();
+    fs::write(desk.at().join("keys"), &another).unwrap();
+    for (archive, name) in [(desk.open(), "more"), (open_before, "another")] {
+        assert_eq!(get(&archive, "first").unwrap(), content);
+        put_in(&archive, 0, name, &content).unwrap();
+        for refused in [
+            put_in(&archive, number, "new", &content).map(drop).unwrap_err(),
+            get(&archive, "other").map(drop).unwrap_err(),
+        ] {
+            let said = refused.to_string();
+            assert!(refused.kind() == Kind::Denied && said.contains("another copy"), "{said}");
+        }
+        // The older key does not go by it.
+        let mut collection = Collection::begin(&archive, options(2_000_000)).unwrap();
+        collection.reseal(None);
+        let refused = collection.run(&mut |_| {}).unwrap_err();
+        assert!(refused.to_string().contains("another copy"), "{refused}");
+        assert!(desk.both().iter().all(|keys| keys.older(number).is_some()));
+    }
+    fs::write(desk.at().join("keys"), &own).unwrap();
+    let archive = desk.open_by(By(1, true), true).unwrap();
+    assert_eq!(get(&archive, "other").unwrap(), content);
     is_well(&archive);
 }
 

@@ -26,7 +26,6 @@ use parking_lot::RwLock;
 use zeroize::Zeroizing;
 
 use super::{
-    bytes::corrupt,
     data_keys::{KEPT_BYTES, Kept, Rotation},
     domain::FIRST_DOMAIN,
 };
@@ -315,7 +314,26 @@ fn kept_at(number: u32, generation: u32) -> Place {
     Place { kind: OLDER_KEY, file: number.into(), number: generation.into() }
 }
 
+/// The error of whoever has another data key of the same generation.
+fn of_another_copy(number: u32) -> Error {
+    let why = format!(
+        "what stays of an older data key of domain {number} does not open by `keys`, which is that of another copy \
+         of this archive, perhaps: put back its own one"
+    );
+    Error::new(Kind::Denied, why)
+}
+
 impl Domains {
+    fn versions(&self, number: u32) -> Result<&Versions> {
+        if self.gone.contains(&number) {
+            return Err(erased(number));
+        }
+        self.there.get(&number).ok_or_else(|| {
+            let why = format!("the key area has no key of domain {number}");
+            Error::new(Kind::Denied, why)
+        })
+    }
+
     /// Finds out what stays of a domain's older data keys, from the newest one on: each opens the one before.
     fn open_kept(&mut self, number: u32) -> Result<()> {
         let Some(versions) = self.there.get(&number) else { return Ok(()) };
@@ -324,11 +342,8 @@ impl Domains {
         for ((_, generation), change) in changes {
             let own = versions.of(*generation).map(|there| there.kept.again());
             change.stays = match (own.or(next.take()), &change.kept) {
-                (Some(by), Some(kept)) => {
-                    let stays = Stays::open(kept, (number, *generation), &by)?;
-                    let other = "what stays of an older data key is not what was sealed";
-                    Some(stays.ok_or_else(|| corrupt(other))?)
-                }
+                // Where it does not open, the domain is of no use, and others are.
+                (Some(by), Some(kept)) => Stays::open(kept, (number, *generation), &by)?,
                 // Nothing is said of the older one yet, or this process has no newer one: it is there.
                 _ => versions.of(generation.saturating_sub(1)).map(|before| Stays::of(before)),
             };
@@ -485,18 +500,45 @@ impl Sealing {
     /// the one before that where the key area has no newer one.
     ///
     /// # Errors
-    /// `Denied`: it was erased, or this process does not have its key. The key area may be of a later time than the
-    /// log.
+    /// `Denied`: it was erased, or this process does not have its key, or not what stays of an older one, without
+    /// which what is whole would not prove true. The key area may be of a later time than the log.
     pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
-        let said = self.newest_generation(number);
-        self.versions(number, |versions| {
-            if versions.now.generation <= said {
-                return Ok(versions.now.clone());
-            }
+        let domains = self.domains.read();
+        let versions = domains.versions(number)?;
+        let said = domains.newest(number);
+        let used = match versions.now.generation <= said {
+            true => &versions.now,
             // Another process has changed the data key since this one looked at the log, or an older archive was put
             // back.
-            versions.of(said).cloned().ok_or_else(|| versions.not_of_one_time(said))
-        })
+            false => versions.of(said).ok_or_else(|| versions.not_of_one_time(said))?,
+        };
+        let mut changes = domains.changes.range((number, 0)..=(number, used.generation)).rev();
+        match changes.find(|(_, change)| change.stays.is_none()) {
+            None => Ok(used.clone()),
+            Some((_, KeyChange { kept: Some(_), .. })) => Err(of_another_copy(number)),
+            Some(((_, generation), _)) => {
+                Err(versions.not_of_one_time(generation.saturating_sub(1)))
+            }
+        }
+    }
+
+    /// Looks whether what stays of the older data key of a domain opens by the newest one in these keys.
+    ///
+    /// # Errors
+    /// `Denied`: it does not, or is not said yet.
+    pub(crate) fn opens_kept(&self, keys: &Keys, number: u32) -> Result<()> {
+        let domains = self.domains.read();
+        let generation = domains.newest(number);
+        let change = domains.changes.get(&(number, generation));
+        let kept = change.and_then(|change| change.kept.as_ref());
+        let (Some(kept), Some(key)) = (kept, keys.domain(number)) else {
+            return Err(of_another_copy(number));
+        };
+        let by = DomainSealing::new((number, generation, key, None), None, self.flaws)?;
+        match Stays::open(kept, (number, generation), &by.kept)? {
+            Some(_) => Ok(()),
+            None => Err(of_another_copy(number)),
+        }
     }
 
     /// The working keys of a domain by the newest data key of the key area, whatever the log says.
@@ -565,32 +607,25 @@ impl Sealing {
     }
 
     fn versions<T>(&self, number: u32, of: impl FnOnce(&Versions) -> Result<T>) -> Result<T> {
-        let domains = self.domains.read();
-        if domains.gone.contains(&number) {
-            return Err(erased(number));
-        }
-        let found = domains.there.get(&number).ok_or_else(|| {
-            let why = format!("the key area has no key of domain {number}");
-            Error::new(Kind::Denied, why)
-        })?;
-        of(found)
+        of(self.domains.read().versions(number)?)
     }
 
     /// Seals what stays of the data key before this generation of a domain by the data key of this one; `None`
     /// where this process does not have both.
     ///
     /// # Errors
-    /// As [`domain`](Self::domain).
+    /// Those of sealing.
     pub(crate) fn keep(&self, number: u32, generation: u32) -> Result<Option<Kept>> {
-        let borders = self.borders(number);
-        self.versions(number, |versions| {
-            let before = versions.of(generation.saturating_sub(1));
-            let (Some(now), Some(before)) = (versions.of(generation), before) else {
-                return Ok(None);
-            };
-            let stays = Stays { borders, ..Stays::of(before) };
-            stays.seal((number, generation), &now.kept).map(Some)
-        })
+        let domains = self.domains.read();
+        // Where the key area lacks the domain, or it was erased, others are stored in.
+        let Some(versions) = domains.there.get(&number) else { return Ok(None) };
+        let borders = domains.borders(number).filter(|_| number != FIRST_DOMAIN);
+        let before = versions.of(generation.saturating_sub(1));
+        let (Some(now), Some(before)) = (versions.of(generation), before) else {
+            return Ok(None);
+        };
+        let stays = Stays { borders, ..Stays::of(before) };
+        stays.seal((number, generation), &now.kept).map(Some)
     }
 
     /// Takes over what the log says of data keys, with the generations whose older key was erased: that is
@@ -671,12 +706,18 @@ impl Sealing {
         self.domains.read().gone.iter().copied().collect()
     }
 
+    /// How often the log had something new of data keys.
+    pub(crate) fn news(&self) -> u64 {
+        self.domains.read().news
+    }
+
     /// Takes over the domains of a newer key area. Those that are erased stay so. A data key that the key area lacks
-    /// stays as long as it is the newest one that the log has, as far as this process knows it.
-    pub(crate) fn renew_domains(&self, keys: &Keys) -> Result<()> {
+    /// stays as long as it is the newest one that the log has, as far as this process knows it. `news` is what
+    /// [`news`](Self::news) gave before the key area was read.
+    pub(crate) fn renew_domains(&self, keys: &Keys, news: u64) -> Result<()> {
         let mut new = Domains::new(keys, self.flaws)?;
         let mut domains = self.domains.write();
-        domains.looked = domains.news;
+        domains.looked = domains.looked.max(news);
         if new.from > domains.from {
             new.gone.extend(&domains.gone);
             let Domains { there, gone, .. } = &mut new;
@@ -1246,7 +1287,7 @@ mod tests {
         assert_eq!((sealing.generation_of(0, 8), sealing.generation_of(0, 9)), (0, 1));
         keys.rotate_domain(0, &*repeated()).unwrap();
         keys.saw(9);
-        sealing.renew_domains(&keys).unwrap();
+        sealing.renew_domains(&keys, sealing.news()).unwrap();
         let second = sealing.domain_to_write(0).unwrap();
         assert_eq!((first.generation(), second.generation()), (0, 1));
         for (one, other) in [
@@ -1275,7 +1316,7 @@ mod tests {
         assert!(!sealing.open(What::IndexPage, (1, 2), &[], &mut page.clone(), &tag));
         // A key area that has it does not bring it back.
         keys.saw(10);
-        sealing.renew_domains(&keys).unwrap();
+        sealing.renew_domains(&keys, sealing.news()).unwrap();
         assert!(sealing.domain_at(0, 0).is_err());
         // The remains of a key open for its own domain and generation alone.
         let now = sealing.domain(0).unwrap();
@@ -1285,8 +1326,30 @@ mod tests {
         }
         let mut torn = kept;
         torn[3] ^= 1;
-        let torn = [changed(&rotation, Some(&torn), true)].into_iter();
-        assert_eq!(sealing.follow(torn).unwrap_err().kind(), Kind::Corrupt);
+        // Nothing is read or written where it does not open, now or later.
+        for _ in 0..2 {
+            sealing.follow([changed(&rotation, Some(&torn), true)].into_iter()).unwrap();
+            let refused = sealing.domain(0).err().unwrap();
+            assert!(refused.to_string().contains("another copy"), "{refused}");
+        }
+        sealing.follow([changed(&rotation, Some(&kept), true)].into_iter()).unwrap();
+        assert!(sealing.domain(0).is_ok());
+    }
+
+    #[test]
+    fn rule_24_a_domain_is_not_read_without_the_fingerprints_of_its_older_keys() {
+        let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
+        let (said, _) = changed_twice(&mut keys, 0);
+        let sealing = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        let [(first, kept), (second, newest)] = &said[..] else { unreachable!() };
+        sealing.follow([changed(first, Some(kept), true)].into_iter()).unwrap();
+        // The key area has the second change alone, and nothing is said of the key before.
+        sealing.follow([changed(second, None, false)].into_iter()).unwrap();
+        let refused = sealing.domain(0).err().unwrap();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("older than its file"), "{said}");
+        sealing.follow([changed(second, Some(newest), true)].into_iter()).unwrap();
+        assert!(sealing.domain(0).is_ok());
     }
 
     fn changed<'a>(rotation: &'a Rotation, kept: Option<&'a Kept>, erased: bool) -> KeyChanged<'a> {
@@ -1307,13 +1370,13 @@ mod tests {
             let from = super::super::ContainerId(u64::from(generation));
             let rotation = Rotation { domain: number, generation, from, index: 0 };
             sealing.follow([changed(&rotation, None, false)].into_iter()).unwrap();
-            sealing.renew_domains(keys).unwrap();
+            sealing.renew_domains(keys, sealing.news()).unwrap();
             let kept = sealing.keep(number, generation).unwrap().unwrap();
             sealing.follow([changed(&rotation, Some(&kept), true)].into_iter()).unwrap();
             said.push((rotation, kept));
             keys.drop_older(number, &*repeated()).unwrap();
             keys.saw(keys.sequence() + 10);
-            sealing.renew_domains(keys).unwrap();
+            sealing.renew_domains(keys, sealing.news()).unwrap();
         }
         all.push(sealing.domain(number).unwrap());
         (said, all)
@@ -1381,7 +1444,7 @@ mod tests {
         assert!(sealing.domain(number).is_ok() && !sealing.is_erased(number));
         keys.erase_domain(number, &*repeated()).unwrap();
         keys.saw(9);
-        sealing.renew_domains(&keys).unwrap();
+        sealing.renew_domains(&keys, sealing.news()).unwrap();
         assert!(sealing.is_erased(number) && !sealing.is_erased(number + 1));
         for number in [number, number + 1] {
             assert_eq!(sealing.domain(number).err().unwrap().kind(), Kind::Denied);
@@ -1390,7 +1453,7 @@ mod tests {
         let mut older = Keys::create([1; 16], &*repeated()).unwrap();
         older.add_domain("a customer", &*repeated()).unwrap();
         older.saw(10);
-        sealing.renew_domains(&older).unwrap();
+        sealing.renew_domains(&older, sealing.news()).unwrap();
         assert!(sealing.is_erased(number) && sealing.domain(number).is_err());
     }
 }

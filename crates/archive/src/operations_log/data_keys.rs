@@ -23,7 +23,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    domains::{renew, sealing_of},
+    domains::{renew, renew_durable, sealing_of},
     key_changes::{change_and_append, change_keys},
     upgrade::{upgrade_to, without_writers},
 };
@@ -125,7 +125,11 @@ fn say_what_stays(archive: &Archive) -> Result<()> {
     if unsaid(&archive.tables())?.is_empty() {
         return Ok(());
     }
-    archive.commit(true, unsaid).map(drop)
+    let durable = |tables: &Tables| {
+        renew_durable(archive, sealing)?;
+        unsaid(tables)
+    };
+    archive.commit(true, durable).map(drop)
 }
 
 /// Makes the data keys that the log asks for and the key area does not have.
@@ -212,25 +216,56 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
         make_keys(archive)?;
     }
     say_what_stays(archive)?;
-    let unsaid = |tables: &Tables| -> Result<Vec<Record>> {
-        let sealing = sealing_of(archive)?;
-        let erased = |rotation: &&Rotation| {
-            let known = sealing.domain(rotation.domain);
-            known.is_ok_and(|known| known.generation() == rotation.generation)
-                && !sealing.has_older(rotation.domain)
-        };
-        // It goes only when what stays of it is said.
-        let unsaid = with_older(tables).filter(erased);
-        let erases = |Rotation { domain, generation, .. }: &Rotation| Record::DataKeyErased {
-            domain: *domain,
-            generation: *generation,
-        };
-        Ok(unsaid.map(erases).collect())
+    let sealing = sealing_of(archive)?;
+    let is_gone = |rotation: &&Rotation| {
+        let known = sealing.domain_by_key_area(rotation.domain);
+        known.is_ok_and(|known| known.generation() == rotation.generation)
+            && !sealing.has_older(rotation.domain)
     };
-    if unsaid(&archive.tables())?.is_empty() {
+    if !with_older(&archive.tables()).any(|rotation| is_gone(&rotation)) {
         return Ok(());
     }
-    archive.commit(true, unsaid).map(drop)
+    let erased = |tables: &Tables| -> Result<Vec<Record>> {
+        renew_durable(archive, sealing)?;
+        let mut erased = Vec::new();
+        for Rotation { domain, generation, .. } in with_older(tables).filter(is_gone) {
+            if is_erasable(tables, *domain)? {
+                erased.push(Record::DataKeyErased { domain: *domain, generation: *generation });
+            }
+        }
+        Ok(erased)
+    };
+    archive.commit(true, erased).map(drop)
+}
+
+/// True when the older data key of a domain, which the key area does not have, was erased since nothing was under
+/// it any more; false when a damaged part of the container table leaves that open.
+///
+/// # Errors
+/// `Denied`: the log is from before that, and was put back.
+fn is_erasable(tables: &Tables, domain: u32) -> Result<bool> {
+    let older = || {
+        let why = format!(
+            "`keys` has not the older data key of domain {domain}, which the log still needs: the archive is older \
+             than its file `keys`; put back the `keys` that it had at that time"
+        );
+        Err(Error::new(Kind::Denied, why))
+    };
+    // An erasure waits until it is said what stays.
+    if tables.data_keys.newest_change(domain).is_some_and(|change| change.kept.is_none()) {
+        return older();
+    }
+    let mut is_whole = true;
+    for container in &tables.containers {
+        match container {
+            Err(error) if is_damage(&error) => is_whole = false,
+            Ok(found) if found.stored.domain == domain && is_under_older(tables, &found) => {
+                return older();
+            }
+            found => drop(found?),
+        }
+    }
+    Ok(is_whole)
 }
 
 /// Erases the older data key of a domain, under which nothing is any more: it is dropped, the key that wraps
@@ -263,7 +298,10 @@ pub(crate) fn erase_older_data_key(
     let records = vec![Record::DataKeyErased { domain, generation }];
     change_and_append(archive, records, both, |keys, random| {
         match keys.generation(domain) == Some(generation) {
-            true if keys.older(domain).is_some() => keys.drop_older(domain, random),
+            true if keys.older(domain).is_some() => {
+                sealing.opens_kept(keys, domain)?;
+                keys.drop_older(domain, random)
+            }
             true => Ok(()),
             false => {
                 let why = format!(

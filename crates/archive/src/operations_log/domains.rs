@@ -84,10 +84,23 @@ pub(crate) fn look_for_data_key(archive: &Archive, number: u32, generation: u32)
 
 /// Reads the keys of domains that other processes made.
 pub(super) fn renew(archive: &Archive, sealing: &Sealing) -> Result<()> {
+    let news = sealing.news();
     let opener = archive.settings.opener.of().ok_or_else(no_key)?;
     let file = open_file(&*archive.files)?;
     let judged = judged(&*file, &archive.label, false, &archive.settings, opener)?;
-    sealing.renew_domains(&judged.keys)
+    sealing.renew_domains(&judged.keys, news)
+}
+
+/// The same, when both copies of the key area are equal and durable: a process that was killed may have left them
+/// otherwise. The caller holds the commit lock, and a frame that it appends may say what the key area has.
+pub(super) fn renew_durable(archive: &Archive, sealing: &Sealing) -> Result<()> {
+    let news = sealing.news();
+    let opener = archive.settings.opener.of().ok_or_else(no_key)?;
+    let file = open_file(&*archive.files)?;
+    file.sync()?;
+    let judged = judged(&*file, &archive.label, true, &archive.settings, opener)?;
+    archive.files.confirm()?;
+    sealing.renew_domains(&judged.keys, news)
 }
 
 /// True when a domain was erased: nothing in it can be read.

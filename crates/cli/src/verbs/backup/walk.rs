@@ -633,7 +633,9 @@ impl<'a, 'f> Teller<'a, 'f> {
         };
         compare(self.feeder)?;
         if self.feeder.only_compares()? {
-            if let Some(map) = self.still_the_same(&file, &node, &mut stat, (trust, bytes))? {
+            let found = self.still_the_same(&file, &node, &stat, (trust, bytes))?;
+            if let Some((map, is_settled)) = found {
+                stat.is_settled = is_settled;
                 self.counts.add(bytes);
                 self.keep_linked(node.link, bytes);
                 return self.feeder.event(Event::File(node, stat, Some((bytes, map))));
@@ -703,14 +705,14 @@ impl<'a, 'f> Teller<'a, 'f> {
     }
 
     /// Reads a file that would be stored again although it is there, since a data key was changed; gives what is
-    /// stored of it, when that is the same and the file did not change meanwhile.
+    /// stored of it, when that is the same and the file did not change meanwhile, and whether it is settled.
     fn still_the_same(
         &mut self,
         file: &File,
         node: &TreeEntry,
-        stat: &mut Stat,
+        stat: &Stat,
         (trust, bytes): (Option<Trust>, u64),
-    ) -> Result<Option<FileMap>> {
+    ) -> Result<Option<(FileMap, bool)>> {
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let read = self.read(file, bytes)?;
         let same = self.feeder.same()?;
@@ -727,8 +729,8 @@ impl<'a, 'f> Teller<'a, 'f> {
             Some(trust) if !trust.matching.ctime => written,
             _ => changed,
         };
-        stat.is_settled = trust.is_some_and(|trust| trust.is_settled(began, time, time));
-        Ok(same)
+        let is_settled = trust.is_some_and(|trust| trust.is_settled(began, time, time));
+        Ok(same.map(|map| (map, is_settled)))
     }
 
     /// What a parent has of a file, when it is the same and whole.
