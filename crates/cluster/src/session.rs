@@ -40,7 +40,8 @@ pub struct Session {
 }
 
 /// How old the last look after its volumes may be for a session that answers alone: a process that was stopped
-/// for longer may have lost its store.
+/// for longer may have lost its store. The look proves that the process runs again, and nothing of the store: after a
+/// stop what was read before may be given for a moment, as a plain read of a file may then.
 const TENDED: Duration = Duration::from_secs(3);
 
 impl Session {
@@ -103,8 +104,9 @@ impl Session {
         self.tended.store(nanoseconds(self.store().monotonic()), Relaxed);
     }
 
-    /// True when nobody else changes the volumes of this session at this moment: another server would wait for
-    /// a lease first, or for the end of this process.
+    /// True when no server that stands by, and no other process, changes the volumes of this session at this
+    /// moment: it would wait for a lease first, or for the end of this process. The lock of each volume says the
+    /// same of all others. Who shuts this session out without waiting is told of by its next beat.
     pub(crate) fn is_alone(&self) -> bool {
         let store = self.store();
         match self.proof.get() {

@@ -14,10 +14,14 @@ use std::{
 };
 
 use onefold_cluster::{
-    Dedup, Format, Mode, Published, Session, Settings, Volume, Watermarks, Worker, create,
+    Dedup, Format, Found, Mode, Published, Session, Settings, Standby, Volume, Watermarks, Worker,
+    create,
 };
-use onefold_core::object::{
-    Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+use onefold_core::{
+    Kind, Volume as _,
+    object::{
+        Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+    },
 };
 use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
@@ -195,4 +199,33 @@ fn a_step_that_fails_notes_its_attempts_again() {
     deduplicate(&session);
     assert!(attempts().is_superset(&noted));
     volume.detach().unwrap();
+}
+
+#[test]
+fn a_write_that_was_refused_is_over_and_a_trim_that_panicked_may_still_come() {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+    let state = Arc::new(AtomicU64::new(0));
+    let now = state.clone();
+    let fails = move |_: &Write| match now.load(Relaxed) {
+        0 => None,
+        1 => Some(Fault { refusal: Refusal::Full, applied: false }),
+        _ => panic!("as a test wants it"),
+    };
+    let faulty = Arc::new(Faulty { store: store.session("first"), fault: fails });
+    let session = Arc::new(Session::open(faulty, Settings::default()).unwrap());
+    session.create_volume("v", 1 << 20).unwrap();
+    let Found::Mine(_gateway) = Standby::new(session.clone()).look().unwrap() else {
+        panic!("it does not serve")
+    };
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    volume.write_at(0, &[7; 8192]).unwrap();
+    state.store(1, Relaxed);
+    assert_eq!(volume.write_at(0, &[8; 4096]).unwrap_err().kind(), Kind::NoSpace);
+    assert!(volume.changes().is_some(), "nothing of the write will come");
+    state.store(2, Relaxed);
+    let trim = std::panic::AssertUnwindSafe(|| volume.discard(0, 4096));
+    assert!(std::panic::catch_unwind(trim).is_err());
+    assert!(volume.changes().is_none(), "the trim may come");
+    state.store(0, Relaxed);
 }

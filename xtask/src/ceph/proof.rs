@@ -445,7 +445,10 @@ impl Site<'_> {
     /// Servers are asked to end while the cluster answers nothing: one that serves, and one that stands by.
     fn unreachable(&self) -> Result<()> {
         let new = fs::read(self.file("new"))?;
-        let (mut serves, socket) = self.serve("unreachable", &["--standby"])?;
+        let back = self.file("back");
+        let goes_back = format!("echo $ONEFOLD_WHY >> {}", back.display());
+        let options = ["--standby", "--on-replaced", &goes_back];
+        let (mut serves, socket) = self.serve("unreachable", &options)?;
         write(&socket, &new, 0..REQUEST_BYTES)?;
         let mut waits = self.stands_by("waits", &socket)?;
         self.cluster.ceph(&["osd", "pause"])?;
@@ -471,6 +474,7 @@ impl Site<'_> {
             "the one that serves says:\n{}",
             serves.said()
         );
+        ensure!(fs::read_to_string(&back)? == "asked\n", "its clients still find it");
         let (server, socket) = self.serve("reachable", &["--take-over"])?;
         let mut client = Client::connect(&socket, "small")?;
         client.read_all(REQUEST_BYTES as u64, |at, bytes| {

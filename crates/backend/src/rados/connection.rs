@@ -12,13 +12,14 @@ use std::{
     path::Path,
     ptr,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_core::{
     Error, Kind, Result,
     object::{Holder, Refusal},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{
@@ -46,6 +47,28 @@ const LOCKERS: usize = 4096;
 
 /// Longest value of an option that is read.
 const SETTING: usize = 4096;
+
+/// When a cluster last replied to an operation of this process.
+static REPLIED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// When a cluster last replied to a read or a change of this process, also by a refusal; `None` before the first
+/// reply.
+#[must_use]
+pub fn last_reply() -> Option<Instant> {
+    *REPLIED.lock()
+}
+
+/// True for the code of an operation that had a reply in time.
+fn is_reply(code: c_int) -> bool {
+    code != -rustix::io::Errno::TIMEDOUT.raw_os_error()
+}
+
+/// An operation is over, with this code.
+pub(super) fn is_over(code: c_int) {
+    if is_reply(code) {
+        *REPLIED.lock() = Some(Instant::now());
+    }
+}
 
 /// A connection. The connection ends when its last I/O context is dropped.
 pub struct Connection {
@@ -661,6 +684,12 @@ impl PoolIo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_is_a_reply_and_a_time_that_ran_out_is_none() {
+        assert!(is_reply(0) && is_reply(-rustix::io::Errno::NOENT.raw_os_error()));
+        assert!(!is_reply(-rustix::io::Errno::TIMEDOUT.raw_os_error()));
+    }
 
     #[test]
     fn addresses_are_shown_one_way() {

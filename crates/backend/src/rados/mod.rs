@@ -41,7 +41,7 @@ use onefold_core::{
 };
 use parking_lot::Mutex;
 
-pub use connection::Connection;
+pub use connection::{Connection, last_reply};
 pub use pool_info::PoolInfo;
 pub use pools::{Location, TIMEOUT};
 

@@ -26,7 +26,7 @@ use onefold_core::object::{
 };
 
 use super::{
-    connection::{PoolIo, refusal, text},
+    connection::{PoolIo, is_over, refusal, text},
     library::{Handle, Library, Text},
 };
 
@@ -158,6 +158,7 @@ impl Flight {
             (library.aio_wait_for_complete)(self.completion);
             (library.aio_get_return_value)(self.completion)
         };
+        is_over(code);
         if code < 0 {
             return Err(self.refused(code));
         }

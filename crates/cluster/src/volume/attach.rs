@@ -191,8 +191,7 @@ impl Volume {
     pub fn detach(self) -> Result<()> {
         let Some(ownership) = self.ownership else { return Ok(()) };
         self.group_commit.drain();
-        self.promotion.keep_hits(true);
-        ownership.release(self.objects.are_recorded())
+        ownership.release(self.objects.are_recorded(), self.promotion.last_hits())
     }
 
     /// Sets the size of a volume that is attached for writing. The objects beyond the size stay.

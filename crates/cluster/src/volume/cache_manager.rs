@@ -118,6 +118,11 @@ impl CacheManager {
         self.cache.lock().hits.due(second, closing)
     }
 
+    /// The header has what was due at that second.
+    pub(super) fn hits_kept(&self, second: u64) {
+        self.cache.lock().hits.kept(second);
+    }
+
     /// True when the session may keep one chunk more.
     fn has_room(&self) -> bool {
         let budget = self.session.cache_budget();

@@ -46,7 +46,7 @@ impl Drop for Group<'_> {
         let failed = self.failed.take().unwrap_or_else(|| {
             self.writes.iter().map(|waiting| (waiting.ticket(), panicked())).collect()
         });
-        if !failed.is_empty() {
+        if failed.values().any(|error| self.commit.may_come(error)) {
             self.commit.failed.store(true, Relaxed);
         }
         let object_bytes = self.commit.objects.bytes();
@@ -62,7 +62,7 @@ pub(super) struct GroupCommit {
     queue: Mutex<Queue>,
     /// A group of writes is over.
     group_over: Condvar,
-    /// A write failed: when it had no reply, it may still come.
+    /// A write failed and may still come.
     failed: AtomicBool,
 }
 
@@ -77,7 +77,14 @@ impl GroupCommit {
         }
     }
 
-    /// True when a write failed since the volume was attached.
+    /// True when a write that failed may still come. What the store refused does not, unless it was sent before
+    /// and had no reply.
+    fn may_come(&self, error: &Error) -> bool {
+        let refused = matches!(error.kind(), Kind::NoSpace | Kind::Denied);
+        !refused || self.objects.kernel().counts().unknown.load(Relaxed) > 0
+    }
+
+    /// True when a write failed since the volume was attached, and may still come.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Relaxed)
     }

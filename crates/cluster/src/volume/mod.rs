@@ -53,6 +53,26 @@ use self::{
 };
 use crate::rules::Rule;
 
+/// A trim under way: where it ends by an error or a panic, it may still come.
+struct Trim<'a> {
+    volume: &'a Volume,
+    over: bool,
+}
+
+impl Trim<'_> {
+    fn over(mut self) {
+        self.over = true;
+    }
+}
+
+impl Drop for Trim<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.volume.unsure.store(true, Relaxed);
+        }
+    }
+}
+
 /// A volume that is attached.
 pub struct Volume {
     id: u64,
@@ -153,11 +173,9 @@ impl Volume {
         self.group_commit.drain();
         self.foreground(0);
         let _change = self.change(offset, bytes);
-        let discarded = self.trims.discard(offset, bytes);
-        if discarded.is_err() {
-            self.unsure.store(true, Relaxed);
-        }
-        discarded
+        // Ends before the change does, also by a panic.
+        let trim = Trim { volume: self, over: false };
+        self.trims.discard(offset, bytes).map(|()| trim.over())
     }
 
     /// Applies long discards to one more object; false when there is none.
@@ -215,7 +233,9 @@ impl Volume {
     /// that failed may still come.
     fn is_alone(&self) -> bool {
         let unsure = self.unsure.load(Relaxed) || self.group_commit.has_failed();
-        self.ownership.is_some() && !unsure && self.objects.session().is_alone()
+        // The sessions that do not stand by ask for the lock alone.
+        let locked = self.ownership.as_ref().is_some_and(Ownership::is_locked);
+        locked && !unsure && self.objects.session().is_alone()
     }
 
     /// Counts a change, from before anybody can see it until everybody does.

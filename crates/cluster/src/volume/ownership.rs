@@ -6,7 +6,10 @@
 
 use std::{
     ops::ControlFlow::{Break, Continue},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use onefold_core::{
@@ -18,6 +21,7 @@ use super::header::{INLINE, Inline, LOCK, OWNER, name};
 use crate::{
     chunk_map::stamp_value,
     kernel::{Fate, Kernel, Operation},
+    proof::nanoseconds,
     replies::failed,
     rules::Rule,
     session::Session,
@@ -44,6 +48,9 @@ pub(super) struct Ownership {
     /// The right to make references before their entries, where writes are deduplicated as they
     /// come.
     inline: Option<Arc<Inline>>,
+    /// When the last request for the lock was sent that the store confirmed, in nanoseconds of the monotonic
+    /// clock.
+    locked: AtomicU64,
 }
 
 impl Ownership {
@@ -53,7 +60,7 @@ impl Ownership {
         name: &str,
         inline: Option<Arc<Inline>>,
     ) -> Ownership {
-        Ownership { session, volume, name: name.to_owned(), inline }
+        Ownership { session, volume, name: name.to_owned(), inline, locked: AtomicU64::new(0) }
     }
 
     fn kernel(&self) -> &Kernel {
@@ -67,11 +74,11 @@ impl Ownership {
     /// Acquires the lock and becomes the owner; true when the previous owner closed in order.
     pub(super) fn acquire(&self, take_over: bool) -> Result<bool, Refusal> {
         let (kernel, header) = (self.kernel(), name(self.volume));
-        let (store, lease) = (kernel.store(), kernel.settings().volume_lease);
+        let store = kernel.store();
         let mut busy = false;
         let locked = kernel.retry(|| {
             busy = false;
-            match store.lock(&header, LOCK, &kernel.cookie(), Some(lease)) {
+            match self.lock() {
                 Err(Refusal::Busy) if take_over => {
                     if let Some(holder) = store.holder(&header, LOCK)? {
                         self.fence(&holder.identity)?;
@@ -124,23 +131,43 @@ impl Ownership {
         self.kernel().store().fence(identity)
     }
 
+    /// Asks for the lock, or for more time.
+    fn lock(&self) -> Result<(), Refusal> {
+        let kernel = self.kernel();
+        let (store, lease) = (kernel.store(), kernel.settings().volume_lease);
+        let sent = store.monotonic();
+        store.lock(&name(self.volume), LOCK, &kernel.cookie(), Some(lease))?;
+        self.locked.fetch_max(nanoseconds(sent), Relaxed);
+        Ok(())
+    }
+
+    /// True while the lock keeps all others away that do not shut this session out, as far as the clock of this
+    /// host tells.
+    pub(super) fn is_locked(&self) -> bool {
+        let kernel = self.kernel();
+        let age = nanoseconds(kernel.store().monotonic()).saturating_sub(self.locked.load(Relaxed));
+        age < nanoseconds(kernel.settings().volume_lease * 2 / 3)
+    }
+
     /// Keeps the lock.
     pub(super) fn renew(&self) -> Result<()> {
-        let kernel = self.kernel();
-        let lease = Some(kernel.settings().volume_lease);
-        match kernel.store().lock(&name(self.volume), LOCK, &kernel.cookie(), lease) {
+        match self.lock() {
             // The server renews again soon, and the fence protects the data until then.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),
-            Err(refusal) => Err(failed(
-                format_args!("the lock of volume '{}' is lost", self.name.escape_debug()),
-                refusal,
-            )),
+            Err(refusal) => {
+                self.locked.store(0, Relaxed);
+                Err(failed(
+                    format_args!("the lock of volume '{}' is lost", self.name.escape_debug()),
+                    refusal,
+                ))
+            }
         }
     }
 
     /// Gives the ownership up. The header tells so where the header and the dirty list lack nothing
-    /// about any object: then the next owner need not rescan the objects.
-    pub(super) fn release(self, all_recorded: bool) -> Result<()> {
+    /// about any object: then the next owner need not rescan the objects, and finds the `hits`, which are keys
+    /// of the header with their values.
+    pub(super) fn release(self, all_recorded: bool, hits: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
         let failed = |refusal| {
             failed(format_args!("volume '{}' can't be closed", self.name.escape_debug()), refusal)
         };
@@ -158,7 +185,14 @@ impl Ownership {
                 op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(inline.stamp())));
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
-            match kernel.until_answered(&op) {
+            let without = op.clone();
+            op.changes.extend((!hits.is_empty()).then_some(Change::SetOmap(hits)));
+            let answer = match kernel.until_answered(&op) {
+                // Advice may have no room where the end has.
+                Err(Refusal::Full | Refusal::Failed(_)) => kernel.until_answered(&without),
+                answer => answer,
+            };
+            match answer {
                 // Our write was applied before, and its reply lost; or another server is the owner
                 // now, and it rescanned the objects if need be.
                 Ok(_) | Err(Refusal::Mismatch) => {}

@@ -9,8 +9,9 @@ use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 
 use super::{
     cache_manager::{CacheManager, HOT_SECONDS, parse, place},
-    header::{CACHED, HOT},
+    header::{CACHED, HOT, OWNER},
     objects::Objects,
+    ownership::owner,
 };
 use crate::{
     chunk_map::stamp_value,
@@ -43,7 +44,7 @@ impl Promotion {
     pub(super) fn evict_step(&self) -> onefold_core::Result<bool> {
         // If this fails, the records remain in the header, but their time is over all the same.
         let _ = self.forget_hot();
-        self.keep_hits(false);
+        self.keep_hits();
         let Some(place) = self.cache.oldest() else { return Ok(false) };
         let (index, offset) = parse(place);
         self.evict(index, offset, place).map_err(|refusal| self.objects.failed(index, refusal))?;
@@ -88,19 +89,29 @@ impl Promotion {
         Ok(())
     }
 
-    /// Writes into the header what was read lately, so that the next owner knows it: all of it with `closing`,
-    /// otherwise what is over, every ten seconds. An error is ignored: the next owner knows less then.
-    pub(super) fn keep_hits(&self, closing: bool) {
+    /// Writes into the header what was read in seconds that are over, every ten seconds, so that the next owner
+    /// knows it. An error is ignored: the next time has it, too.
+    fn keep_hits(&self) {
         let kernel = self.objects.kernel();
-        let pairs = self.cache.hits_due(kernel.store().time().as_secs(), closing);
+        let second = kernel.store().time().as_secs();
+        let pairs = self.cache.hits_due(second, false);
         if pairs.is_empty() {
             return;
         }
-        let _ = kernel.write_one(&Write {
+        let me = owner(true, &kernel.store().identity());
+        let kept = kernel.write_one(&Write {
             object: self.objects.header(),
-            guards: vec![Guard::Exists],
+            guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), me)],
             changes: vec![Change::SetOmap(pairs)],
         });
+        if kept.is_ok() {
+            self.cache.hits_kept(second);
+        }
+    }
+
+    /// What the header is to have of the reads when the volume is closed.
+    pub(super) fn last_hits(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.cache.hits_due(self.objects.kernel().store().time().as_secs(), true)
     }
 
     /// Removes the records of hot chunks whose time is over.
@@ -244,9 +255,10 @@ impl Promotion {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use onefold_core::object::PoolKind;
+    use onefold_core::object::{Change, Guard, ObjectStore, PoolKind, Write};
     use onefold_testbed::MemoryObjects;
 
+    use super::{OWNER, owner};
     use crate::{Format, Mode, Session, Settings, Volume, Watermarks, Worker, create};
 
     /// Writes two chunks, reads the first, and lets a worker take so many steps; bytes that are
@@ -316,6 +328,16 @@ mod tests {
             volume.evict_step().unwrap();
         };
         assert_eq!(kept_after(12, killed_later), 32 << 10);
+        // Who lost the volume tells nothing any more.
+        let replaced = |store: &MemoryObjects, volume: Volume| {
+            let other = Change::SetOmap(vec![(OWNER.to_vec(), owner(false, "another"))]);
+            let object = volume.objects.header();
+            let op = Write { object, guards: vec![Guard::Exists], changes: vec![other] };
+            store.write(&[op]).remove(0).unwrap();
+            store.set_time(Duration::from_secs(1010));
+            volume.evict_step().unwrap();
+        };
+        assert_eq!(kept_after(12, replaced), 0);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) struct Queue {
     /// The ticket given last.
     last: u64,
     waiting: Vec<Waiting>,
-    /// Bytes of the writes that wait.
+    /// Bytes of the writes that wait or are in flight.
     bytes: usize,
     /// Tickets and places of the writes in flight.
     flying: BTreeMap<u64, Range<u64>>,
@@ -66,8 +66,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// True while so many bytes more may wait, of so many at most; a client that brings more sends
-    /// them.
+    /// True while so many bytes more may wait or be in flight, of so many at most; a client that brings
+    /// more lets them go first.
     pub(super) fn has_room(&self, bytes: usize, most: usize) -> bool {
         self.bytes + bytes <= most
     }
@@ -101,6 +101,7 @@ impl Queue {
     ) {
         self.keep(failed);
         for waiting in group {
+            self.bytes -= waiting.data.len();
             self.flying.remove(&waiting.ticket);
             for object in waiting.objects(object_bytes) {
                 self.busy.remove(&object);
@@ -162,7 +163,6 @@ impl Queue {
             std::mem::take(&mut self.waiting).into_iter().partition(goes);
         self.waiting = stay;
         for waiting in &taken {
-            self.bytes -= waiting.data.len();
             self.flying.insert(waiting.ticket, waiting.range());
             self.busy.extend(waiting.objects(object_bytes));
         }
@@ -196,6 +196,24 @@ mod tests {
     }
 
     #[test]
+    fn writes_in_flight_take_room_until_they_are_over() {
+        let mut queue = Queue::default();
+        (0..4).for_each(|at| {
+            queue.push(at * 1000, &[1; 100]);
+        });
+        let sent = queue.dequeue(1000);
+        assert!(sent.len() == 4 && queue.has_room(100, 500) && !queue.has_room(101, 500));
+        queue.push(9000, &[1; 100]);
+        queue.group_is_over(&sent, BTreeMap::new(), 1000);
+        assert!(queue.has_room(400, 500) && !queue.has_room(401, 500));
+        // One that is larger than all the room goes when nothing else does.
+        let rest = queue.dequeue(1000);
+        queue.group_is_over(&rest, BTreeMap::new(), 1000);
+        assert!(!queue.is_open(queue.last()) && !queue.has_room(501, 500));
+        assert!(queue.push(0, &[1; 501]) == 6 && queue.dequeue(1000).len() == 1);
+    }
+
+    #[test]
     fn groups_share_no_object_and_nothing_overtakes() {
         let mut queue = Queue { last: 4, bytes: 400, ..Queue::default() };
         queue.waiting = vec![waiting(1, 0, 100), waiting(2, 1000, 100)];
@@ -206,7 +224,7 @@ mod tests {
         // free.
         queue.waiting = vec![waiting(3, 1950, 100), waiting(4, 2500, 50), waiting(5, 7000, 50)];
         assert_eq!(tickets(&queue.dequeue(1000)), [5]);
-        assert_eq!((queue.groups, queue.bytes, queue.busy.len()), (2, 150, 3));
+        assert_eq!((queue.groups, queue.busy.len()), (2, 3));
         assert!(queue.is_open(1) && queue.is_under_way(4) && !queue.is_under_way(6));
         queue.busy.remove(&1);
         assert_eq!(tickets(&queue.dequeue(1000)), [3, 4]);

@@ -10,6 +10,7 @@ mod right;
 mod standing;
 mod stops;
 mod told;
+mod way_back;
 
 use std::{
     ops::ControlFlow,
@@ -44,10 +45,11 @@ use serde_json::{Value, json};
 
 use self::{
     hook::Hook,
-    right::{Right, Why, taken_no_more},
+    right::{Right, taken_no_more},
     standing::{Waited, open, stand_by},
     stops::{End, Stops},
     told::Told,
+    way_back::Why,
 };
 use super::{
     looked::Looked,
@@ -179,7 +181,7 @@ impl<'a> Turn<'a> {
             Some(installed) => &*stops.insert(installed),
             None => &*stops.insert(Stops::install(is_cluster(url))?),
         };
-        let (right, shut_out) = (Right::default(), Vec::new());
+        let right = Right { work: None, heart: None, way_back: stops.way_back().clone() };
         Ok(Some(Turn {
             options,
             url,
@@ -188,7 +190,7 @@ impl<'a> Turn<'a> {
             trust,
             stops,
             mode,
-            shut_out,
+            shut_out: Vec::new(),
             right,
             session,
             backing,
@@ -239,8 +241,8 @@ impl<'a> Turn<'a> {
                 ("ONEFOLD_SHUT_OUT", before.clone().unwrap_or_default()),
             ],
         };
-        self.right.way_back =
-            self.options.on_replaced.as_ref().map(|command| hook("--on-replaced", command));
+        let way_back = self.options.on_replaced.as_ref();
+        self.right.way_back.begin(way_back.map(|command| hook("--on-replaced", command)));
         let Some(command) = &self.options.on_takeover else { return Ok(None) };
         let ended = hook("--on-takeover", command).run(&mut |time| self.stops.within(time));
         match ended.map_err(|error| Failure::from(error).and("this server does not take over"))? {
@@ -367,7 +369,7 @@ impl<'a> Turn<'a> {
         }
         if matches!(end, End::Lost(_)) {
             // Clients find the other server the sooner.
-            self.right.go_back(Why::Replaced);
+            self.right.way_back.go(Why::Replaced);
         }
         let (gone, quiet) = doors.shut();
         match gone {

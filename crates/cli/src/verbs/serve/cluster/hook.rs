@@ -8,8 +8,6 @@ use std::{
 
 use onefold_core::{Error, Kind};
 
-use super::stops::End;
-
 /// How long a command may take: clients wait for it.
 const MOST: Duration = Duration::from_secs(30);
 
@@ -30,7 +28,7 @@ impl Hook {
     ///
     /// # Errors
     /// When it can't be run, failed, or took too long.
-    pub(super) fn run(
+    pub(super) fn run<End>(
         &self,
         ends: &mut dyn FnMut(Duration) -> Option<End>,
     ) -> Result<Option<End>, Error> {
