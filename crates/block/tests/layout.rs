@@ -14,26 +14,18 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{CheckpointStep, Engine, Format, Idleness, Settings, Tidying, check::check};
-use onefold_core::{Block, BlockRead, Class, Disk, Lba, Pba, Read, Result, Run, VolumeId};
+use onefold_core::{Block, BlockRead, Disk, Lba, Pba, Read, Result, Run, VolumeId};
 use support::{content, persevere};
 
-/// A disk that counts what is written to it.
+/// A disk that counts the calls by which it is written.
 struct Watched {
     disk: MemoryDisk,
     calls: AtomicU64,
-    pages: AtomicU64,
-    page_runs: AtomicU64,
 }
 
 impl Watched {
     fn new(blocks: u64) -> Arc<Watched> {
-        let (calls, pages, page_runs) = Default::default();
-        Arc::new(Watched { disk: MemoryDisk::new(blocks), calls, pages, page_runs })
-    }
-
-    /// Pages of tables that were written, and the runs in which they lay.
-    fn pages(&self) -> (u64, u64) {
-        (self.pages.load(Relaxed), self.page_runs.load(Relaxed))
+        Arc::new(Watched { disk: MemoryDisk::new(blocks), calls: AtomicU64::new(0) })
     }
 }
 
@@ -48,10 +40,6 @@ impl Disk for Watched {
 
     fn write(&self, runs: &[Run<'_>]) -> Result<()> {
         self.calls.fetch_add(1, Relaxed);
-        for run in runs.iter().filter(|run| run.blocks[0].class == Class::Table) {
-            self.pages.fetch_add(run.blocks.len() as u64, Relaxed);
-            self.page_runs.fetch_add(1, Relaxed);
-        }
         self.disk.write(runs)
     }
 
@@ -74,7 +62,6 @@ struct Aged {
     engine: Engine,
     volume: VolumeId,
     next: u64,
-    random: u64,
 }
 
 impl Aged {
@@ -93,7 +80,7 @@ impl Aged {
         };
         let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
         let (volume, _) = persevere(&engine, || engine.create_volume("one", volume_blocks));
-        Aged { disk, engine, volume, next: 0, random: 7 }
+        Aged { disk, engine, volume, next: 0 }
     }
 
     fn write(&mut self, lba: u64) {
@@ -104,14 +91,6 @@ impl Aged {
             // No checkpoint before one is needed.
             self.engine.flush().unwrap();
             persevere(&self.engine, write);
-        }
-    }
-
-    /// Writes some addresses of the first `of`, all equally likely.
-    fn write_at_random(&mut self, blocks: u64, of: u64) {
-        for _ in 0..blocks {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            self.write((self.random >> 33) % of);
         }
     }
 
@@ -149,24 +128,6 @@ impl Aged {
             result.unwrap();
         }
     }
-}
-
-#[test]
-fn rule_19_pages_of_a_checkpoint_take_whole_zones_before_windows_do() {
-    let (zones, zone_blocks) = (512, 64);
-    let all = zones * zone_blocks * 3 / 4;
-    let mut aged = Aged::new(zones, zone_blocks as u32, all);
-    (0..all).for_each(|lba| aged.write(lba));
-    aged.write_at_random(2 * all, all);
-    aged.settle();
-    aged.pause();
-    let before = aged.disk.pages();
-    aged.write_at_random(1_000, all);
-    aged.settle();
-    let after = aged.disk.pages();
-    let (pages, runs) = (after.0 - before.0, after.1 - before.1);
-    // Where windows take the whole zones first, these are more than 80 runs.
-    assert!(runs * 4 <= pages, "{pages} pages in {runs} runs");
 }
 
 #[test]
