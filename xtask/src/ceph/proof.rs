@@ -113,7 +113,6 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
             step("a server is killed while it writes", &|| site.kill_server());
             step("a stopped server is taken over, and wakes up", &|| site.take_over());
             step("servers that stand by follow each other by themselves", &|| site.stand_by());
-            step("a server ends though its cluster does not answer", &|| site.unreachable());
         }
         if chunks == "chunks-2" {
             step("a full cluster says so, and goes on when there is room", &|| site.full());
@@ -440,50 +439,6 @@ impl Site<'_> {
         fourth.stop()?;
         writes_again(&socket, &new)?;
         third.stop()
-    }
-
-    /// Servers are asked to end while the cluster answers nothing: one that serves, and one that stands by.
-    fn unreachable(&self) -> Result<()> {
-        let new = fs::read(self.file("new"))?;
-        let back = self.file("back");
-        let goes_back = format!("echo $ONEFOLD_WHY >> {}", back.display());
-        let options = ["--standby", "--on-replaced", &goes_back];
-        let (mut serves, socket) = self.serve("unreachable", &options)?;
-        write(&socket, &new, 0..REQUEST_BYTES)?;
-        let mut waits = self.stands_by("waits", &socket)?;
-        self.cluster.ceph(&["osd", "pause"])?;
-        let end = |server: &mut Server| {
-            server.signal(Signal::TERM);
-            let ended = server.ended(PATIENCE);
-            if ended.is_err() {
-                server.signal(Signal::KILL);
-            }
-            ended
-        };
-        let ended = [end(&mut waits), end(&mut serves)];
-        // Again at work, whatever was found.
-        self.cluster.ceph(&["osd", "unpause"])?;
-        let [waited, served] = ended;
-        ensure!(
-            waited?.success() && waits.said().contains("ending without it"),
-            "the one that stands by says:\n{}",
-            waits.said()
-        );
-        ensure!(
-            !served?.success() && serves.said().contains("ending without detaching"),
-            "the one that serves says:\n{}",
-            serves.said()
-        );
-        ensure!(fs::read_to_string(&back)? == "asked\n", "its clients still find it");
-        let (server, socket) = self.serve("reachable", &["--take-over"])?;
-        let mut client = Client::connect(&socket, "small")?;
-        client.read_all(REQUEST_BYTES as u64, |at, bytes| {
-            let right = &new[at as usize..at as usize + bytes.len()];
-            ensure!(bytes == right, "something that was flushed is lost");
-            Ok(())
-        })?;
-        client.disconnect()?;
-        server.stop()
     }
 
     /// A server that waits for another one, and then listens there.
