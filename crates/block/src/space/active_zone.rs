@@ -71,12 +71,6 @@ impl ActiveZone {
         }
     }
 
-    /// True when fewer than `least` blocks come next to each other.
-    pub(super) fn comes_short(&self, least: u64) -> bool {
-        let next = self.used.clear_run(self.cursor, self.blocks, least as usize);
-        next.is_none_or(|(_, length)| (length as u64) < least)
-    }
-
     /// True when a run that has `least` blocks can be handed out.
     pub(super) fn has_run(&self, least: u64) -> bool {
         let mut at = self.cursor;

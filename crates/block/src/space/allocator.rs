@@ -40,19 +40,7 @@ pub(crate) struct Allocator {
     pub(crate) list: ZoneList,
     /// The tables hold the windows up to this one.
     committed: WindowNumber,
-    /// So many zones that are free as a whole are left to table pages, as long as there are others.
-    kept_for_pages: u64,
 }
-
-/// Table pages go into a zone that is free as a whole where fewer than so many would lie next to each
-/// other: a request for 16 blocks costs a disk hardly more than one for a block.
-const PAGES_A_RUN: u64 = 16;
-
-/// In small zones a quarter of a zone is enough.
-const RUNS_OF_PAGES: u64 = 4;
-
-/// Data zones that are opened at once while others are left to table pages, at most.
-const OPENED_FOR_PAGES: usize = 8;
 
 impl Allocator {
     /// The allocator of a store whose tables are in `state`.
@@ -69,7 +57,6 @@ impl Allocator {
             pages: PageZones::new(geometry),
             list,
             committed: state.committed,
-            kept_for_pages: 0,
         }
     }
 
@@ -130,37 +117,18 @@ impl Allocator {
     /// Opens data zones until `blocks` can be placed, as far as there is space and room in the
     /// list.
     pub(crate) fn open_ahead(&mut self, blocks: u64, source: &dyn ZoneSource) -> Result<()> {
-        let mut opened = 0;
         while self.data.ready_blocks() < blocks && self.list.has_room() {
-            // Zones with few blocks fill the list.
-            let spares = opened < OPENED_FOR_PAGES && self.list.listed() < self.list.limit() / 2;
-            opened += 1;
             // When no idle zone is left, one that the tables do not use yet will do.
-            let kept = if spares { self.kept_for_pages } else { 0 };
-            let taken = self.idle.take_best(kept, source)?;
-            let taken = taken.or_else(|| self.pages.give_up());
+            let taken = self.idle.take_best(source)?.or_else(|| self.pages.give_up());
             let Some((zone, used)) = taken else { break };
             self.data.open(zone, self.list.add(zone), used);
         }
         Ok(())
     }
 
-    /// A checkpoint wrote so many pages: whole zones are kept for as many, `most` at most. In holes each of
-    /// them would be a request of its own.
-    pub(crate) fn keep_for_pages(&mut self, pages: u64, most: u64) {
-        self.kept_for_pages = pages.div_ceil(self.zone_blocks).min(most);
-    }
-
-    /// Zones that are left to table pages.
-    pub(crate) fn kept_for_pages(&self) -> u64 {
-        self.kept_for_pages
-    }
-
     /// Takes a block for a table page; from data zones when nothing else is left.
     pub(crate) fn place_page(&mut self, source: &dyn ZoneSource) -> Result<Pba> {
         let mut rewound = false;
-        self.spare_copies(source)?;
-        self.prefer_whole(source)?;
         loop {
             self.spare_copies(source)?;
             if self.pages.may_offer() {
@@ -169,7 +137,7 @@ impl Allocator {
                     None => continue,
                 }
             }
-            if let Some((zone, used)) = self.idle.take_best(0, source)? {
+            if let Some((zone, used)) = self.idle.take_best(source)? {
                 self.pages.open(zone, used);
                 continue;
             }
@@ -186,18 +154,6 @@ impl Allocator {
                 Error::new(Kind::NoSpace, "no block is left for the tables of a checkpoint")
             });
         }
-    }
-
-    /// Opens a zone that is free as a whole, if there is one, where table pages would go into short holes.
-    fn prefer_whole(&mut self, source: &dyn ZoneSource) -> Result<()> {
-        let least = PAGES_A_RUN.min(self.zone_blocks / RUNS_OF_PAGES).max(1);
-        if self.pages.comes_short(least)
-            && self.idle.has_whole()
-            && let Some((zone, used)) = self.idle.take_best(0, source)?
-        {
-            self.pages.open_first(zone, used);
-        }
-        Ok(())
     }
 
     /// True when a block is not free.

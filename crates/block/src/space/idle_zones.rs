@@ -37,10 +37,6 @@ const IDLE_MAX: usize = 1 << 19;
 /// from the host.
 const GROW_RATHER_THAN_RUN: u16 = 64;
 
-/// A used zone with a free run this long, or of an eighth of a zone, is opened where zones that are free as
-/// a whole are to be spared. One with less would fill the list of zones for a few blocks.
-const RATHER_THAN_WHOLE: u16 = 8;
-
 /// The zones that are not open.
 pub(crate) struct IdleZones {
     geometry: Geometry,
@@ -57,8 +53,6 @@ pub(crate) struct IdleZones {
     longest: Longest,
     /// Zones with free blocks, by longest run.
     by_run: BTreeSet<(u16, Reverse<u64>)>,
-    /// Those among them that are free as a whole, and not being emptied.
-    whole: BTreeSet<u64>,
     /// Zones below are known,
     loaded: u64,
     /// except these, in which blocks became free that were held.
@@ -89,7 +83,6 @@ impl IdleZones {
             free: capacity.saturating_sub(used_blocks),
             longest: Longest::default(),
             by_run: BTreeSet::new(),
-            whole: BTreeSet::new(),
             loaded: first,
             changed: BTreeSet::new(),
             open: BTreeSet::new(),
@@ -186,15 +179,11 @@ impl IdleZones {
         if longest > 0 {
             self.by_run.insert((longest, Reverse(zone.0)));
         }
-        if u64::from(longest) == self.geometry.zone_blocks && !self.emptied.contains(&zone) {
-            self.whole.insert(zone.0);
-        }
     }
 
     fn forget(&mut self, zone: ZoneId) {
         if let Some(longest) = self.longest.set(zone.0, None) {
             self.by_run.remove(&(longest, Reverse(zone.0)));
-            self.whole.remove(&zone.0);
         }
     }
 
@@ -204,20 +193,17 @@ impl IdleZones {
     }
 
     /// Takes the zone with the longest free run, with its blocks that may not be handed out; the
-    /// caller opens it. As many zones that are free as a whole are left alone as are kept, as long as there
-    /// are others.
+    /// caller opens it.
     pub(super) fn take_best(
         &mut self,
-        kept: u64,
         source: &dyn ZoneSource,
     ) -> Result<Option<(ZoneId, ZoneBitmap)>> {
         loop {
             let whole = self.geometry.zone_blocks as u16;
-            let spares_whole = self.spares_whole(kept);
             let reuse =
                 |longest: u16| longest == whole || self.grows && longest >= GROW_RATHER_THAN_RUN;
-            if let Some((longest, zone)) = self.best(spares_whole)
-                && (spares_whole || reuse(longest) || self.high_water >= self.granted)
+            if let Some((longest, zone)) = self.best()
+                && (reuse(longest) || self.high_water >= self.granted)
             {
                 match self.take(zone, source)? {
                     Some(used) if used.count() == self.geometry.zone_blocks => continue,
@@ -291,46 +277,19 @@ impl IdleZones {
         shortest.filter(|&(longest, _)| longest < whole).map(|(_, zone)| zone)
     }
 
-    /// The zone with the longest free run: one that is being emptied only when there is no other, and the
-    /// same of one that is free as a whole if such are spared.
-    fn best(&self, spares_whole: bool) -> Option<(u16, ZoneId)> {
-        let whole = self.geometry.zone_blocks as u16;
-        let end = if spares_whole { (whole, Reverse(u64::MAX)) } else { (u16::MAX, Reverse(0)) };
+    /// The zone with the longest free run: one that is being emptied only when there is no other.
+    fn best(&self) -> Option<(u16, ZoneId)> {
         let stays = |&&(_, Reverse(zone)): &&(u16, Reverse<u64>)| {
             self.emptied.is_empty() || !self.emptied.contains(&ZoneId(zone))
         };
-        let best = self.by_run.range(..end).rev().find(stays).or(self.by_run.last());
+        let best = self.by_run.iter().rev().find(stays).or(self.by_run.last());
         best.map(|&(longest, Reverse(zone))| (longest, ZoneId(zone)))
     }
 
-    /// True when no more zones are free as a whole than are kept, and another one has a run that is worth
-    /// opening it. Who has not looked at all zones does not know.
-    fn spares_whole(&self, kept: u64) -> bool {
-        let never_used = self.granted.saturating_sub(self.high_water);
-        let all_known = self.loaded >= self.high_water || self.by_run.len() >= IDLE_MAX;
-        if !all_known || self.whole.len() as u64 + never_used > kept {
-            return false;
-        }
-        let whole = self.geometry.zone_blocks as u16;
-        let least = if self.grows { GROW_RATHER_THAN_RUN } else { RATHER_THAN_WHOLE };
-        let least = least.min(whole / 8).max(1);
-        let worth = (least, Reverse(u64::MAX))..(whole, Reverse(u64::MAX));
-        let mut others = self.by_run.range(worth).rev();
-        others.any(|(_, Reverse(zone))| !self.emptied.contains(&ZoneId(*zone)))
-    }
-
-    /// True when a zone has a run of so many blocks, as far as they are known, while as many that are free
-    /// as a whole are kept.
-    pub(super) fn has_run(&self, least: u64, kept: u64) -> bool {
-        let spares_whole = self.spares_whole(kept);
-        let longest = self.best(spares_whole).map_or(0, |(longest, _)| u64::from(longest));
-        longest >= least || !spares_whole && self.high_water < self.granted
-    }
-
-    /// True when [`take_best`](Self::take_best) gives a zone that is free as a whole, and the host need not be
-    /// asked for it.
-    pub(super) fn has_whole(&self) -> bool {
-        !self.whole.is_empty() || !self.grows && self.high_water < self.granted
+    /// True when a zone has a run of so many blocks, as far as they are known.
+    pub(super) fn has_run(&self, least: u64) -> bool {
+        let longest = self.best().map_or(0, |(longest, _)| u64::from(longest));
+        longest >= least || self.high_water < self.granted
     }
 
     /// True when a zone is left that is half free in one run.
@@ -359,15 +318,7 @@ impl IdleZones {
 
     /// These zones, and no others, are being emptied.
     pub(crate) fn empty(&mut self, zones: BTreeSet<ZoneId>) {
-        let whole = self.geometry.zone_blocks;
-        for zone in std::mem::replace(&mut self.emptied, zones) {
-            if self.longest.get(zone.0).is_some_and(|longest| u64::from(longest) == whole) {
-                self.whole.insert(zone.0);
-            }
-        }
-        for zone in &self.emptied {
-            self.whole.remove(&zone.0);
-        }
+        self.emptied = zones;
     }
 
     /// True when a block of a zone that is not open is not free.
@@ -464,7 +415,7 @@ impl IdleZones {
     /// Bytes of memory.
     pub(super) fn memory(&self) -> u64 {
         self.longest.memory()
-            + (self.by_run.len() + self.whole.len()) as u64 * 32
+            + self.by_run.len() as u64 * 32
             + (self.changed.len() + self.emptied.len() + self.held.len()) as u64 * 16
             + self.releasing.memory()
     }
@@ -495,7 +446,7 @@ mod tests {
     }
 
     fn take_all(idle: &mut IdleZones) -> Vec<ZoneId> {
-        std::iter::from_fn(|| idle.take_best(0, &Unused).unwrap().map(|(zone, _)| zone)).collect()
+        std::iter::from_fn(|| idle.take_best(&Unused).unwrap().map(|(zone, _)| zone)).collect()
     }
 
     #[test]
@@ -522,7 +473,7 @@ mod tests {
         let held = idle.geometry.start_of(all[0]).plus(7);
         idle.hold(&[held]);
         assert!(idle.is_used(held, &Unused).unwrap());
-        let (zone, used) = idle.take_best(0, &Unused).unwrap().unwrap();
+        let (zone, used) = idle.take_best(&Unused).unwrap().unwrap();
         assert_eq!((zone, used.iter().collect::<Vec<_>>()), (all[0], vec![7]));
     }
 
@@ -542,49 +493,6 @@ mod tests {
     }
 
     #[test]
-    fn as_many_whole_zones_as_are_kept_stay_while_there_are_others() {
-        let mut idle = idle();
-        let all = take_all(&mut idle);
-        assert!(!idle.has_whole());
-        let mut used = ZoneBitmap::default();
-        used.set(3);
-        idle.close(all[0], &ZoneBitmap::default());
-        idle.close(all[1], &ZoneBitmap::default());
-        idle.close(all[2], &used);
-        assert!(idle.has_run(16, 1) && !idle.has_run(16, 2) && idle.has_run(12, 2));
-        let mut take = |kept| idle.take_best(kept, &Unused).unwrap().map(|(zone, _)| zone);
-        assert_eq!([take(1), take(1), take(1)], [Some(all[0]), Some(all[2]), Some(all[1])]);
-        assert_eq!(take(1), None);
-    }
-
-    #[test]
-    fn no_zone_with_single_holes_is_opened_instead_of_a_whole_one() {
-        let mut idle = idle();
-        let all = take_all(&mut idle);
-        let mut used = ZoneBitmap::default();
-        for n in (0..16).step_by(2) {
-            used.set(n);
-        }
-        idle.close(all[0], &used);
-        idle.close(all[1], &ZoneBitmap::default());
-        let mut take = || idle.take_best(1, &Unused).unwrap().map(|(zone, _)| zone);
-        assert_eq!([take(), take()], [Some(all[1]), Some(all[0])]);
-    }
-
-    #[test]
-    fn a_whole_zone_that_is_being_emptied_is_none_for_pages() {
-        let mut idle = idle();
-        let all = take_all(&mut idle);
-        idle.empty([all[0], all[1]].into());
-        idle.close(all[0], &ZoneBitmap::default());
-        assert!(!idle.has_whole());
-        idle.empty(BTreeSet::new());
-        assert!(idle.has_whole());
-        assert_eq!(idle.take_best(0, &Unused).unwrap().unwrap().0, all[0]);
-        assert!(!idle.has_whole());
-    }
-
-    #[test]
     fn a_block_that_is_about_to_be_released_is_not_handed_out() {
         let mut idle = idle();
         let all = take_all(&mut idle);
@@ -594,7 +502,7 @@ mod tests {
         idle.begin_release(freed);
         idle.close(all[0], &ZoneBitmap::default());
         assert!(idle.is_used(first, &Unused).unwrap() && idle.releasing.has(first));
-        let (_, used) = idle.take_best(0, &Unused).unwrap().unwrap();
+        let (_, used) = idle.take_best(&Unused).unwrap().unwrap();
         assert_eq!(used.iter().collect::<Vec<_>>(), [2, 9]);
         assert_eq!(
             (idle.releasing.next(next, 5).len(), idle.releasing.is_over_from(next)),

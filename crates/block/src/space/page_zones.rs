@@ -60,19 +60,6 @@ impl PageZones {
         self.offering.push_back(zone);
     }
 
-    /// Opens a zone that offers before all others. The one that offered first until now offers no more.
-    pub(super) fn open_first(&mut self, zone: ZoneId, used: ZoneBitmap) {
-        self.offering.pop_front();
-        self.open(zone, used);
-        self.offering.rotate_right(1);
-    }
-
-    /// True when the next blocks, up to `least`, do not lie next to each other.
-    pub(super) fn comes_short(&self, least: u64) -> bool {
-        let first = self.offering.front().and_then(|zone| self.zones.get(zone));
-        first.is_none_or(|zone| zone.comes_short(least))
-    }
-
     /// True when a zone is left that may offer a block.
     pub(super) fn may_offer(&self) -> bool {
         !self.offering.is_empty()

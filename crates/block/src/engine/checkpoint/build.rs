@@ -29,9 +29,6 @@ use crate::{
     window::ranges::Ranges,
 };
 
-/// Of all zones no more than this share is kept for the pages of checkpoints.
-const PAGES_SHARE: u64 = 16;
-
 /// Steps 1 and 2.
 pub(crate) fn build(
     kernel: &Kernel,
@@ -103,7 +100,6 @@ pub(crate) fn build(
     let put = std::mem::take(moves);
 
     let mut state = kernel.state.lock();
-    state.allocator.keep_for_pages(written, kernel.geometry().zones / PAGES_SHARE);
     state.overlays.mark_built();
     state.moving = Overlay::default();
     let (features, shares) = match sharing {

@@ -98,13 +98,8 @@ pub(super) fn look(
 /// Zones that should be free as a whole.
 fn wanted(kernel: &Kernel) -> u64 {
     let geometry = kernel.geometry();
-    let (free, kept) = {
-        let state = kernel.state.lock();
-        (state.allocator.free(), state.allocator.kept_for_pages())
-    };
-    // Windows and neighbours leave alone what is kept for pages.
-    let wanted = (geometry.zones / WHOLE_SHARE).saturating_add(kept);
-    wanted.min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
+    let free = kernel.state.lock().allocator.free();
+    (geometry.zones / WHOLE_SHARE).min(free / 2 / geometry.zone_blocks).min(ZONES_MAX)
 }
 
 fn begin(kernel: &Kernel, mover: &Mover) -> Option<Emptying> {

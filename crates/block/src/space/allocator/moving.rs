@@ -20,11 +20,10 @@ impl Allocator {
             if placed.is_some() {
                 return Ok(placed);
             }
-            if !self.idle.has_run(least, self.kept_for_pages) {
+            if !self.idle.has_run(least) {
                 return Ok(None);
             }
-            let taken = self.idle.take_best(self.kept_for_pages, source)?;
-            let Some((zone, used)) = taken else { return Ok(None) };
+            let Some((zone, used)) = self.idle.take_best(source)? else { return Ok(None) };
             self.idle.is_current(zone);
             self.pages.open_for_copies(zone, used);
         }
@@ -39,7 +38,7 @@ impl Allocator {
     /// True when there is a run for so many blocks, or of half a zone.
     pub(crate) fn has_run(&self, blocks: u64) -> bool {
         let least = self.run_of(blocks);
-        self.pages.has_run(least) || self.idle.has_run(least, self.kept_for_pages)
+        self.pages.has_run(least) || self.idle.has_run(least)
     }
 
     /// The zone whose bitmap [`place_in_holes`](Self::place_in_holes) needs next. It may lie on the disk, which
@@ -71,7 +70,7 @@ impl Allocator {
         if !self.pages.would_cut_copies() || self.pages.rotate() {
             return Ok(());
         }
-        if let Some((zone, used)) = self.idle.take_best(0, source)? {
+        if let Some((zone, used)) = self.idle.take_best(source)? {
             self.idle.is_current(zone);
             self.pages.open(zone, used);
             self.pages.rotate();
