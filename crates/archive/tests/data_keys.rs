@@ -519,7 +519,7 @@ fn rule_24_a_change_that_was_cut_off_anywhere_is_ended_by_whoever_opens_it_to_wr
 }
 
 #[test]
-fn rule_24_the_older_key_goes_only_when_what_stays_of_it_is_said() {
+fn rule_24_the_older_key_goes_only_when_the_log_has_its_kept_keys() {
     let content = noise(5, 300_000);
     for changes in 0.. {
         let desk = Desk::new();
@@ -898,7 +898,7 @@ fn rule_24_a_change_that_was_cut_off_and_put_back_without_its_keys_is_no_damage(
 }
 
 #[test]
-fn rule_24_what_stays_of_a_key_is_said_when_the_newer_one_is_durable() {
+fn rule_24_kept_keys_are_written_when_the_newer_key_is_durable() {
     let mut is_seen = false;
     for changes in 0.. {
         let desk = Desk::new();

@@ -29,7 +29,7 @@ impl Use {
     pub const ARCHIVE_DOMAIN: Use = Use("onefold 2026-11-26 metadata of chunks of an archive, 1");
     /// Keys of containers, each with its salt, from a domain's key.
     pub const CONTAINERS: Use = Use("onefold 2026-11-26 key of a container, 1");
-    /// What stays of the key that a domain's key took the place of, from the domain's key.
+    /// The kept keys of the key that a domain's key took the place of, from the domain's key.
     pub const KEPT: Use = Use("onefold 2026-11-30 what stays of an older data key, 1");
     /// Salts of containers, from a domain's key.
     pub const SALTS: Use = Use("onefold 2026-11-26 salt of a container, 1");

@@ -1,4 +1,4 @@
-//! Data keys that took the place of older ones: which containers are under which of them, and what stays of an
+//! Data keys that took the place of older ones: which containers are under which of them, and the kept keys of an
 //! older one.
 //!
 //! The key of a domain has a *generation*: how often it was changed. A container is of the generation whose
@@ -8,8 +8,8 @@
 //! Stored content keeps the fingerprints by which recipes and tree nodes name it, and tree nodes keep ending
 //! where they end. So the key of fingerprints and the seed of these ends stay when the data key goes. They open
 //! no container, and no data key follows from them. But they confirm guesses of what was stored, so they are
-//! sealed by a key that is derived from the next data key, together with the key that what stays of the data key
-//! before is sealed by. So the newest data key opens all of this chain, one after the other, and the store key
+//! sealed by a key that is derived from the next data key, together with the key that seals the kept keys of the
+//! data key before. So the newest data key opens all of this chain, one after the other, and the store key
 //! opens none of it. When the domain is erased, nobody opens it any more.
 
 use onefold_core::Result;
@@ -21,11 +21,11 @@ use super::{
     domain::DOMAINS_END,
 };
 
-/// Bytes of what stays of an older data key, before they are sealed: the key of its fingerprints, the key that
-/// opens what stays of the one before, and the seed of the checksums by which tree nodes end.
+/// Bytes of the kept keys of an older data key, before they are sealed: the key of its fingerprints, the key that
+/// opens the kept keys of the one before, and the seed of the checksums by which tree nodes end.
 pub(crate) const KEPT_BYTES: usize = 32 + 32 + 8;
 
-/// The remains of an older data key, sealed, with their tag behind them.
+/// The kept keys of an older data key, sealed, with their tag behind them.
 pub(crate) type Kept = [u8; KEPT_BYTES + TAG_BYTES];
 
 /// A domain got another data key.

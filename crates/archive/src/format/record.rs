@@ -365,13 +365,13 @@ pub enum Record {
     },
     /// A domain has another data key.
     DataKeyRotated(Rotation),
-    /// What stays of the data key before this generation of a domain, sealed by this one.
+    /// The kept keys of the data key before this generation of a domain, sealed by this one.
     DataKeyKept {
         /// The domain's number.
         domain: u32,
         /// The generation.
         generation: u32,
-        /// What stays.
+        /// The kept keys, sealed.
         kept: Box<Kept>,
     },
     /// The data key before this generation of a domain was erased: nothing is under it any more.

@@ -68,7 +68,7 @@ pub(crate) enum What {
     CountsHeader,
 }
 
-/// The kind of what stays of an older data key, beside those of [`What`].
+/// The kind of the kept keys of an older data key, beside those of [`What`].
 const OLDER_KEY: u8 = 13;
 
 impl What {
@@ -198,7 +198,7 @@ struct Domains {
     changes: BTreeMap<(u32, u32), KeyChange>,
     /// How often the log had something new of them.
     news: u64,
-    /// As often when the key area was looked at last.
+    /// The same count when this process last looked at the key area.
     looked: u64,
 }
 
@@ -231,10 +231,10 @@ impl Versions {
     }
 }
 
-/// What the log says of a data key that took the place of an older one.
+/// The log's words about a data key that took the place of an older one.
 pub(crate) struct KeyChanged<'a> {
     pub(crate) rotation: &'a Rotation,
-    /// What stays of the older one, once it is said.
+    /// The kept keys of the older one, sealed, once the log has them.
     pub(crate) kept: Option<&'a Kept>,
     /// The older one was erased.
     pub(crate) erased: bool,
@@ -244,28 +244,28 @@ pub(crate) struct KeyChanged<'a> {
 struct KeyChange {
     /// The first container under it.
     from: u64,
-    /// What stays of the older one, sealed, once it is said.
+    /// The kept keys of the older one, sealed, once the log has them.
     kept: Option<Box<Kept>>,
-    /// What stays of the older one, where this process has a data key that opens it.
-    stays: Option<Stays>,
+    /// The same, opened, where this process has a data key that opens them.
+    stays: Option<KeptKeys>,
     /// The older one was erased.
     erased: bool,
 }
 
-/// What stays of an older data key.
-struct Stays {
+/// The kept keys of an older data key: they are needed for what was stored under it, and open no container.
+struct KeptKeys {
     /// Its key of fingerprints.
     fingerprints: Secret,
-    /// The key that opens what stays of the data key before it.
+    /// The key that opens the kept keys of the data key before it.
     before: Secret,
     /// The seed of the ends of the domain's tree nodes.
     borders: Option<u64>,
 }
 
-impl Stays {
+impl KeptKeys {
     /// Of a data key that is there.
-    fn of(domain: &DomainSealing) -> Stays {
-        Stays {
+    fn of(domain: &DomainSealing) -> KeptKeys {
+        KeptKeys {
             fingerprints: domain.fingerprints.again(),
             before: domain.kept.again(),
             // Nodes end by the first data key.
@@ -286,8 +286,12 @@ impl Stays {
         Ok(kept)
     }
 
-    /// What was sealed so; `None` when this is something else.
-    fn open(kept: &Kept, (number, generation): (u32, u32), by: &Secret) -> Result<Option<Stays>> {
+    /// Opens sealed kept keys; `None` where this key did not seal them.
+    fn open(
+        kept: &Kept,
+        (number, generation): (u32, u32),
+        by: &Secret,
+    ) -> Result<Option<KeptKeys>> {
         let mut plain = Zeroizing::new([0; KEPT_BYTES]);
         let (sealed, tag) = kept.split_at(KEPT_BYTES);
         plain.copy_from_slice(sealed);
@@ -301,7 +305,7 @@ impl Stays {
         fingerprints.copy_from_slice(&plain[..32]);
         before.copy_from_slice(&plain[32..64]);
         borders.copy_from_slice(&plain[64..]);
-        Ok(Some(Stays {
+        Ok(Some(KeptKeys {
             fingerprints: Secret::take(&mut fingerprints),
             before: Secret::take(&mut before),
             borders: Some(u64::from_le_bytes(borders)),
@@ -309,7 +313,7 @@ impl Stays {
     }
 }
 
-/// Where what stays of the data key before a generation of a domain is.
+/// The place of the kept keys of the data key before a generation of a domain.
 fn kept_at(number: u32, generation: u32) -> Place {
     Place { kind: OLDER_KEY, file: number.into(), number: generation.into() }
 }
@@ -317,7 +321,7 @@ fn kept_at(number: u32, generation: u32) -> Place {
 /// The error of whoever has another data key of the same generation.
 fn of_another_copy(number: u32) -> Error {
     let why = format!(
-        "what stays of an older data key of domain {number} does not open by `keys`, which is that of another copy \
+        "the kept keys of an older data key of domain {number} do not open by `keys`, which is that of another copy \
          of this archive, perhaps: put back its own one"
     );
     Error::new(Kind::Denied, why)
@@ -334,7 +338,7 @@ impl Domains {
         })
     }
 
-    /// Finds out what stays of a domain's older data keys, from the newest one on: each opens the one before.
+    /// Opens the kept keys of a domain's older data keys, from the newest one on: each opens the ones before.
     fn open_kept(&mut self, number: u32) -> Result<()> {
         let Some(versions) = self.there.get(&number) else { return Ok(()) };
         let mut next: Option<Secret> = None;
@@ -343,9 +347,9 @@ impl Domains {
             let own = versions.of(*generation).map(|there| there.kept.again());
             change.stays = match (own.or(next.take()), &change.kept) {
                 // Where it does not open, the domain is of no use, and others are.
-                (Some(by), Some(kept)) => Stays::open(kept, (number, *generation), &by)?,
+                (Some(by), Some(kept)) => KeptKeys::open(kept, (number, *generation), &by)?,
                 // Nothing is said of the older one yet, or this process has no newer one: it is there.
-                _ => versions.of(generation.saturating_sub(1)).map(|before| Stays::of(before)),
+                _ => versions.of(generation.saturating_sub(1)).map(|before| KeptKeys::of(before)),
             };
             next = change.stays.as_ref().map(|stays| stays.before.again());
         }
@@ -406,7 +410,7 @@ pub(crate) struct DomainSealing {
     metadata: SivKey,
     containers: Secret,
     salts: Secret,
-    /// Seals what stays of the data key before.
+    /// Seals the kept keys of the data key before.
     kept: Secret,
     fingerprints: Secret,
     cuts: Secret,
@@ -500,7 +504,7 @@ impl Sealing {
     /// the one before that where the key area has no newer one.
     ///
     /// # Errors
-    /// `Denied`: it was erased, or this process does not have its key, or not what stays of an older one, without
+    /// `Denied`: it was erased, or this process does not have its key, or not the kept keys of an older one, without
     /// which what is whole would not prove true. The key area may be of a later time than the log.
     pub(crate) fn domain(&self, number: u32) -> Result<Arc<DomainSealing>> {
         let domains = self.domains.read();
@@ -522,10 +526,10 @@ impl Sealing {
         }
     }
 
-    /// Looks whether what stays of the older data key of a domain opens by the newest one in these keys.
+    /// Looks whether the kept keys of a domain's older data key open by the newest one in these keys.
     ///
     /// # Errors
-    /// `Denied`: it does not, or is not said yet.
+    /// `Denied`: they do not, or the log does not have them yet.
     pub(crate) fn opens_kept(&self, keys: &Keys, number: u32) -> Result<()> {
         let domains = self.domains.read();
         let generation = domains.newest(number);
@@ -535,7 +539,7 @@ impl Sealing {
             return Err(of_another_copy(number));
         };
         let by = DomainSealing::new((number, generation, key, None), None, self.flaws)?;
-        match Stays::open(kept, (number, generation), &by.kept)? {
+        match KeptKeys::open(kept, (number, generation), &by.kept)? {
             Some(_) => Ok(()),
             None => Err(of_another_copy(number)),
         }
@@ -610,11 +614,11 @@ impl Sealing {
         of(self.domains.read().versions(number)?)
     }
 
-    /// Seals what stays of the data key before this generation of a domain by the data key of this one; `None`
+    /// Seals the kept keys of the data key before this generation of a domain by the data key of this one; `None`
     /// where this process does not have both.
     ///
     /// # Errors
-    /// Those of sealing.
+    /// The errors of sealing.
     pub(crate) fn keep(&self, number: u32, generation: u32) -> Result<Option<Kept>> {
         let domains = self.domains.read();
         // Where the key area lacks the domain, or it was erased, others are stored in.
@@ -624,7 +628,7 @@ impl Sealing {
         let (Some(now), Some(before)) = (versions.of(generation), before) else {
             return Ok(None);
         };
-        let stays = Stays { borders, ..Stays::of(before) };
+        let stays = KeptKeys { borders, ..KeptKeys::of(before) };
         stays.seal((number, generation), &now.kept).map(Some)
     }
 
@@ -632,7 +636,7 @@ impl Sealing {
     /// forgotten.
     ///
     /// # Errors
-    /// `Corrupt`: what stays of an older key is not what was sealed.
+    /// `Corrupt`: kept keys are not as they were sealed.
     pub(crate) fn follow<'a>(&self, all: impl Iterator<Item = KeyChanged<'a>>) -> Result<()> {
         for KeyChanged { rotation, kept, erased } in all {
             let key = (rotation.domain, rotation.generation);
@@ -733,7 +737,7 @@ impl Sealing {
             new.changes.retain(|(number, _), _| !new.gone.contains(number));
             (new.news, new.looked) = (domains.news, domains.looked);
             *domains = new;
-            // Those that this process has not read yet may be said in the log already.
+            // The log may already have kept keys that this process could not open before.
             let numbers: Vec<u32> = domains.there.keys().copied().collect();
             for number in numbers {
                 domains.open_kept(number)?;
@@ -1318,11 +1322,11 @@ mod tests {
         keys.saw(10);
         sealing.renew_domains(&keys, sealing.news()).unwrap();
         assert!(sealing.domain_at(0, 0).is_err());
-        // The remains of a key open for its own domain and generation alone.
+        // Kept keys open for its own domain and generation alone.
         let now = sealing.domain(0).unwrap();
-        assert!(Stays::open(&kept, (0, 1), &now.kept).unwrap().is_some());
+        assert!(KeptKeys::open(&kept, (0, 1), &now.kept).unwrap().is_some());
         for other in [(2, 1), (0, 2)] {
-            assert!(Stays::open(&kept, other, &now.kept).unwrap().is_none());
+            assert!(KeptKeys::open(&kept, other, &now.kept).unwrap().is_none());
         }
         let mut torn = kept;
         torn[3] ^= 1;
@@ -1383,7 +1387,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_24_what_stays_of_older_data_keys_opens_by_newer_ones_alone() {
+    fn rule_24_kept_keys_open_by_newer_data_keys_alone() {
         for number in [0, 1] {
             let mut keys = Keys::create([1; 16], &*repeated()).unwrap();
             keys.add_domain("a customer", &*repeated()).unwrap();
@@ -1400,11 +1404,11 @@ mod tests {
             // Whoever was locked out by a change has what was before it, and gets nothing of what came.
             for (generation, (_, kept)) in (1..).zip(&said) {
                 for (of, key) in (0..).zip(&all) {
-                    let opens = Stays::open(kept, (number, generation), &key.kept).unwrap();
+                    let opens = KeptKeys::open(kept, (number, generation), &key.kept).unwrap();
                     assert_eq!(opens.is_some(), of == generation, "{of} opens {generation}");
                 }
                 let store = keys.store_key(Use::KEPT);
-                assert!(Stays::open(kept, (number, generation), &store).unwrap().is_none());
+                assert!(KeptKeys::open(kept, (number, generation), &store).unwrap().is_none());
                 let (mut plain, mut tag) = (*kept, [0; TAG_BYTES]);
                 tag.copy_from_slice(&kept[KEPT_BYTES..]);
                 let place = kept_at(number, generation);
@@ -1429,7 +1433,7 @@ mod tests {
         assert_eq!(left(&sealing), 2);
         sealing.erase(1);
         assert_eq!((left(&sealing), sealing.borders(1)), (0, None));
-        // Who opens the archive later finds nothing by the keys that are left.
+        // The keys that are left open nothing for a process that comes later.
         keys.erase_domain(1, &*repeated()).unwrap();
         let later = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
         later.follow(all()).unwrap();

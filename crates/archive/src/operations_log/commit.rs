@@ -38,7 +38,7 @@ impl Archive {
     /// The first domain, by its newest data key.
     ///
     /// # Errors
-    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    /// The errors of reading the key area. `Denied`: the key area and the log are not of one time.
     pub(crate) fn first_domain(&self) -> Result<Arc<Domain>> {
         domain_of(self, FIRST_DOMAIN)
     }

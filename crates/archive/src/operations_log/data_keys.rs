@@ -2,7 +2,7 @@
 //!
 //! Nobody stores, collects or imports while a data key is changed, so nobody has a number for a container that
 //! is not written yet. The frame comes first: from it on, what is new must be under the new key, which the key
-//! area gets then. A second frame says what stays of the older key, sealed by the new one. An erasure goes the
+//! area gets then. A second frame has the kept keys of the older one, sealed by the new one. An erasure goes the
 //! other way: the key area first, then the frame. It waits for that second frame, without which nobody could
 //! prove any more what was stored.
 //!
@@ -101,12 +101,12 @@ pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
         })])
     })?;
     make_keys(archive)?;
-    say_what_stays(archive)?;
+    write_kept_keys(archive)?;
     Ok(made)
 }
 
-/// Says in the log what stays of data keys that another one took the place of, where it is not said yet.
-fn say_what_stays(archive: &Archive) -> Result<()> {
+/// Writes the kept keys of data keys that another one took the place of to the log, where it does not have them yet.
+fn write_kept_keys(archive: &Archive) -> Result<()> {
     let sealing = sealing_of(archive)?;
     let unsaid = |tables: &Tables| -> Result<Vec<Record>> {
         let mut unsaid = Vec::new();
@@ -215,7 +215,7 @@ pub(super) fn end_changes(archive: &Archive) -> Result<()> {
     if archive.keeps(Rule::DataKeyChangeEnded) {
         make_keys(archive)?;
     }
-    say_what_stays(archive)?;
+    write_kept_keys(archive)?;
     let sealing = sealing_of(archive)?;
     let is_gone = |rotation: &&Rotation| {
         let known = sealing.domain_by_key_area(rotation.domain);
@@ -251,7 +251,7 @@ fn is_erasable(tables: &Tables, domain: u32) -> Result<bool> {
         );
         Err(Error::new(Kind::Denied, why))
     };
-    // An erasure waits until it is said what stays.
+    // An erasure waits until the log has the kept keys.
     if tables.data_keys.newest_change(domain).is_some_and(|change| change.kept.is_none()) {
         return older();
     }
@@ -281,7 +281,7 @@ pub(crate) fn erase_older_data_key(
 ) -> Result<bool> {
     // The process that changed the key may have been killed before.
     renew(archive, sealing_of(archive)?)?;
-    say_what_stays(archive)?;
+    write_kept_keys(archive)?;
     let tables = archive.tables();
     let sealing = sealing_of(archive)?;
     if sealing.is_erased(domain) {

@@ -72,7 +72,7 @@ pub(super) fn sealing_of(archive: &Archive) -> Result<&Sealing> {
 /// key says so.
 ///
 /// # Errors
-/// Those of reading the key area.
+/// The errors of reading the key area.
 pub(crate) fn look_for_data_key(archive: &Archive, number: u32, generation: u32) -> Result<()> {
     let sealing = sealing_of(archive)?;
     match sealing.domain_at(number, generation) {

@@ -102,7 +102,7 @@ impl Reader {
     /// The domain that was entered last; else the first one.
     ///
     /// # Errors
-    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    /// The errors of reading the key area. `Denied`: the key area and the log are not of one time.
     pub(crate) fn domain(&self) -> Result<Arc<Domain>> {
         match &self.domain {
             Some(domain) => Ok(domain.clone()),

@@ -124,7 +124,7 @@ mod tests {
         ] {
             assert!(taken(bad.clone()).is_err(), "{bad:?}");
         }
-        // What stays of keys comes through a snapshot.
+        // Kept keys come through a snapshot.
         for upto in 1..=good.len() {
             let tables = taken(good[..upto].to_vec()).unwrap();
             let mut w = Writer(Vec::new());

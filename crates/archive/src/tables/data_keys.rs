@@ -10,11 +10,11 @@ use crate::format::{
     record::ENTRY_MEMORY,
 };
 
-/// What becomes of the data key before a change: it is there.
+/// State of the data key before a change: the key area has it.
 const THERE: u8 = 0;
-/// It is there, and what stays of it is said.
+/// The key area has it, and the log has its kept keys.
 const KEPT: u8 = 1;
-/// It was erased.
+/// The key area lost it: it was erased.
 const ERASED: u8 = 2;
 
 /// The data keys that took the place of older ones, of domains that were not erased.
@@ -28,7 +28,7 @@ pub struct DataKeys {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyChange {
     pub(crate) rotation: Rotation,
-    /// What stays of the key before, once it is said; it is before that key goes.
+    /// The kept keys of the key before, sealed, once the log has them: before that key is erased.
     pub(crate) kept: Option<Box<Kept>>,
     /// The key before was erased.
     pub(crate) erased: bool,
@@ -40,7 +40,7 @@ impl DataKeys {
         self.changes().map(|change| (&change.rotation, change.erased))
     }
 
-    /// The same, with what stays of the keys before.
+    /// The same, with the kept keys of the keys before.
     pub(crate) fn changes(&self) -> impl Iterator<Item = &KeyChange> {
         self.all.values()
     }
@@ -112,7 +112,7 @@ impl DataKeys {
         Ok(())
     }
 
-    /// Notes what stays of the key before this generation of a domain.
+    /// Notes the kept keys of the key before this generation of a domain.
     pub(super) fn keep(&mut self, (domain, generation): (u32, u32), kept: Box<Kept>) -> Result<()> {
         let newest = self.newest_change(domain);
         match newest.filter(|newest| newest.rotation.generation == generation) {

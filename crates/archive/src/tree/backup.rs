@@ -124,7 +124,7 @@ pub struct TreeFeeder<'a> {
     begun: (Arc<Archive>, Arc<Tables>),
     /// What the parent of this number has of the file that is read.
     comparison: Option<(usize, Comparison)>,
-    /// What is given is compared, and goes nowhere.
+    /// Content that is given is compared only, and stored nowhere.
     only_compares: bool,
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
@@ -247,7 +247,7 @@ impl TreeFeeder<'_> {
         Ok(self.only_compares)
     }
 
-    /// What is stored of the file whose content was only compared, when all of it is the same.
+    /// The map of the file as it is stored, when its content was only compared and is the same.
     ///
     /// # Errors
     /// Errors of the system.

@@ -36,7 +36,7 @@ enum Next {
 enum Verdict {
     Equal,
     Other,
-    /// What is stored can't be read.
+    /// The stored content can't be read.
     Unknown,
 }
 
@@ -78,7 +78,7 @@ impl Comparison {
         self.verdict == Verdict::Other
     }
 
-    /// What is stored, once all of the file was given, when it is the same; `None` when it is not, or when that
+    /// The map of the stored file, once all content was given, when it is the same; `None` when it is not, or when that
     /// is not known.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Comparison {
         }
     }
 
-    /// What is stored.
+    /// The map of the stored file.
     pub(super) fn map(&self) -> &FileMap {
         &self.map
     }

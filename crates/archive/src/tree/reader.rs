@@ -87,7 +87,7 @@ impl TreeReader {
     /// The domain of the snapshot whose root was read last.
     ///
     /// # Errors
-    /// Those of reading the key area. `Denied`: the key area and the log are not of one time.
+    /// The errors of reading the key area. `Denied`: the key area and the log are not of one time.
     pub fn domain(&self) -> Result<Arc<Domain>> {
         self.reader.domain()
     }
