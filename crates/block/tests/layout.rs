@@ -5,60 +5,18 @@
 mod support;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{CheckpointStep, Engine, Format, Idleness, Settings, Tidying, check::check};
-use onefold_core::{Block, BlockRead, Disk, Lba, Pba, Read, Result, Run, VolumeId};
-use support::{content, persevere};
-
-/// A disk that counts the calls by which it is written.
-struct Watched {
-    disk: MemoryDisk,
-    calls: AtomicU64,
-}
-
-impl Watched {
-    fn new(blocks: u64) -> Arc<Watched> {
-        Arc::new(Watched { disk: MemoryDisk::new(blocks), calls: AtomicU64::new(0) })
-    }
-}
-
-impl Disk for Watched {
-    fn blocks(&self) -> u64 {
-        self.disk.blocks()
-    }
-
-    fn read(&self, reads: &mut [Read<'_>]) {
-        self.disk.read(reads);
-    }
-
-    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
-        self.calls.fetch_add(1, Relaxed);
-        self.disk.write(runs)
-    }
-
-    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
-        self.disk.write_durable(run)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.disk.flush()
-    }
-
-    fn allocate(&self, start: Pba, blocks: u64) -> Result<()> {
-        self.disk.allocate(start, blocks)
-    }
-}
+use onefold_core::{Block, BlockRead, Disk, Lba, VolumeId};
+use support::{Counted, content, persevere};
 
 /// A store, and the next content to write.
 struct Aged {
-    disk: Arc<Watched>,
+    disk: Arc<Counted>,
     engine: Engine,
     volume: VolumeId,
     next: u64,
@@ -67,7 +25,7 @@ struct Aged {
 impl Aged {
     fn new(zones: u64, zone_blocks: u32, volume_blocks: u64) -> Aged {
         let blocks = zones * u64::from(zone_blocks);
-        let disk = Watched::new(blocks);
+        let disk = Counted::new(Arc::new(MemoryDisk::new(blocks)));
         let format = Format { zone_blocks, ..Format::new([1; 16], [2; 32], blocks) };
         Engine::format(&*disk, &format).unwrap();
         let settings = Settings {
@@ -137,11 +95,11 @@ fn rule_20_a_step_writes_all_its_copies_at_once() {
     aged.settle();
     let mut most = 0;
     for _ in 0..10_000 {
-        let before = aged.disk.calls.load(Relaxed);
+        let before = aged.disk.writes.load(Relaxed);
         if !aged.engine.idle_step(Idleness::Share).unwrap() {
             break;
         }
-        most = most.max(aged.disk.calls.load(Relaxed) - before);
+        most = most.max(aged.disk.writes.load(Relaxed) - before);
     }
     assert!(aged.moved() > 700, "{} moved", aged.moved());
     assert_eq!(most, 1, "writes that wait for each other");

@@ -457,7 +457,7 @@ fn rule_09_a_check_reads_the_maps_for_what_they_name_and_not_for_zones_that_only
         disk.write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Super }] }])
             .unwrap();
     }
-    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let counted = Counted::new(disk);
     let report = check::check(&(counted.clone() as Arc<dyn Disk>), &mut |_| {}).unwrap();
     let read = counted.read.load(SeqCst);
     assert!(!report.is_well() && report.mapped_blocks == 200, "{:?}", report.problems);

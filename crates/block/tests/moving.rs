@@ -7,10 +7,7 @@ mod support;
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -239,7 +236,7 @@ fn read_while_moving(in_order: bool) -> (u64, u64) {
     let (world, volume) = World::scattered();
     let World { disk, engine, .. } = world;
     engine.close().unwrap();
-    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let counted = Counted::new(disk);
     let engine =
         Engine::open(counted.clone(), Arc::new(MonotonicClock::new()), settings()).unwrap();
     read_through(&engine, volume, BLOCKS, in_order);

@@ -161,10 +161,17 @@ pub(crate) fn wait(engine: &Engine, asked: Asked) {
     panic!("the acts are never durable");
 }
 
-/// Counts the blocks that are read from a disk.
+/// Counts the blocks that are read from a disk, and the calls by which it is written.
 pub(crate) struct Counted {
     pub(crate) disk: Arc<MemoryDisk>,
     pub(crate) read: AtomicU64,
+    pub(crate) writes: AtomicU64,
+}
+
+impl Counted {
+    pub(crate) fn new(disk: Arc<MemoryDisk>) -> Arc<Counted> {
+        Arc::new(Counted { disk, read: AtomicU64::new(0), writes: AtomicU64::new(0) })
+    }
 }
 
 impl Disk for Counted {
@@ -179,6 +186,7 @@ impl Disk for Counted {
     }
 
     fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.writes.fetch_add(1, Relaxed);
         self.disk.write(runs)
     }
 
