@@ -8,6 +8,9 @@ use onefold_testbed::Rng;
 
 use super::sealed;
 
+/// The fewest bytes of a chunk that is cut by its content.
+const LEAST_CUT: u32 = 2048;
+
 /// The line behind the kept seeds that are older than limits of drops and of bytes.
 const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of drops and of bytes.";
 
@@ -133,14 +136,19 @@ impl Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6407);
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
         let volumes = self.volumes - usize::from(self.steward);
+        let (clients, workers) = (of(&[2, 3]) as usize, of(&[0, 1]) as usize);
+        let puts = of(&[0, 0, 1]) == 1;
+        // An object that is put has more chunks than one of a volume, and its drops must be able to wait.
+        let entries = if puts { self.object_bytes / LEAST_CUT } else { 0 };
         Params {
             gateways: true,
             volumes,
             steward: false,
-            clients: of(&[2, 3]) as usize,
-            workers: of(&[0, 1]) as usize,
+            clients,
+            workers,
             scrubs: false,
-            puts: of(&[0, 0, 1]) == 1,
+            puts,
+            pending_max: self.pending_max.max(entries as usize),
             calls: of(&[60, 300, 300]),
             events: of(&[6000, 12_000, 20_000]),
             kills: of(&[0, 1, 2]),
@@ -196,7 +204,7 @@ impl Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6405);
         let mut of = |choices: &[usize]| choices[rng.below(choices.len() as u64) as usize];
         // What is cut by its content has more chunks than what is cut at equal lengths.
-        let least = if self.content || self.puts { 2048 } else { self.chunk_bytes };
+        let least = if self.content || self.puts { LEAST_CUT } else { self.chunk_bytes };
         let entries = (self.object_bytes / least) as usize;
         Params {
             pending_max: of(&[entries, self.pending_max]),

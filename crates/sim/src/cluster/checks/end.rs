@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Steps of a worker in which all must be clean.
+/// Steps of a worker in which the dirty list must get shorter.
 const ROUNDS: u32 = 400;
 
 /// Seconds for which workers are idle until all must be found that sessions left behind.
@@ -140,19 +140,27 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
 
 /// Deduplicates and deletes until nothing is left.
 fn work(world: &Arc<World>, session: &Session, worker: &mut Worker) -> Result<(), Error> {
-    for round in 0.. {
-        if round == ROUNDS {
+    let (mut rounds, mut least) = (0, u64::MAX);
+    loop {
+        if rounds == ROUNDS {
             world
                 .inner()
                 .fail(Failure::new(Checker::Progress, "the dirty list does not get empty"));
             break;
         }
+        rounds += 1;
         let deleted = session.delete_step()?;
         worker.step()?;
         // Nothing is too hot for ever.
         world.inner().now += std::time::Duration::from_secs(1);
-        if !deleted && session.backlog()? == 0 {
-            break;
+        if deleted {
+            continue;
+        }
+        match session.backlog()? {
+            0 => break,
+            // A list of any length gets empty, a page at a time.
+            left if left < least => (rounds, least) = (0, left),
+            _ => (),
         }
     }
     Ok(())
