@@ -1,7 +1,15 @@
 //! Servers that stand by for each other.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::{sync::Arc, time::Duration};
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use onefold_cluster::{
     ClusterExports, Format, Found, Gateway, Mode, Scrub, Session, Settings, Standby, Volume, create,
@@ -11,6 +19,7 @@ use onefold_core::{
     object::{Change, ObjectName, ObjectStore, PoolKind, Write},
 };
 use onefold_testbed::MemoryObjects;
+use support::Faulty;
 
 const LEASE: Duration = Duration::from_secs(9);
 
@@ -381,4 +390,34 @@ fn a_name_that_is_no_servers_keeps_nobody_waiting_after_a_repair() {
     // A server that is one stays named.
     assert_eq!(scrubbed(Scrub::new(desk.session("again"), false).unwrap()), 0);
     second.beat().unwrap();
+}
+
+#[test]
+fn a_name_is_repaired_though_a_beat_comes_between_and_told_where_one_always_does() {
+    let desk = Desk::new();
+    let gateway = ObjectName::metadata("gateway");
+    let set = |key: &[u8], value: &[u8]| {
+        let set = Change::SetOmap(vec![(key.to_vec(), value.to_vec())]);
+        Write { object: gateway.clone(), guards: vec![], changes: vec![set] }
+    };
+    let scrubbed = |beats: u32| {
+        desk.store.write(&[set(b"o", b"!no server")]).remove(0).unwrap();
+        let (store, others) = (desk.store.session("repair"), desk.store.session("beats"));
+        let (left, beat) = (AtomicU32::new(beats), set(b"b", b"a beat"));
+        let object = gateway.clone();
+        let fault = move |op: &Write| {
+            let comes = op.object == object && left.load(Relaxed) > 0;
+            if comes {
+                left.fetch_sub(1, Relaxed);
+                others.write(std::slice::from_ref(&beat)).remove(0).unwrap();
+            }
+            None
+        };
+        let session = Session::open(Arc::new(Faulty { store, fault }), Settings::default());
+        let mut scrub = Scrub::new(Arc::new(session.unwrap()), false).unwrap();
+        while scrub.step().unwrap() {}
+        (scrub.report().misnamed, scrub.report().damage.len())
+    };
+    assert_eq!(scrubbed(2), (1, 0));
+    assert_eq!(scrubbed(u32::MAX), (0, 1));
 }

@@ -473,38 +473,51 @@ impl Scrub {
     /// Takes away what those that stand by can't read of the server at work, and its name when nobody can be shut
     /// out by that: they would wait for ever.
     fn server_at_work(&mut self) -> Result<(), Refusal> {
-        let (kernel, object) = (self.session.kernel(), proof::object());
         for key in proof::KEYS {
-            let version = match kernel.read_one(&object, vec![ReadPart::Stat]) {
-                Err(Refusal::Missing) => return Ok(()),
-                found => found?.version,
-            };
-            let keeps_waiting = match kernel.read_value(&object, key) {
-                Err(Refusal::Missing) => return Ok(()),
-                // In a sealed store it was written by somebody else.
-                Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => true,
-                value => parse_owner(&value?).is_some_and(|(at_work, identity)| {
-                    key == proof::NAME && at_work && !kernel.store().is_identity(&identity)
-                }),
-            };
-            if !keeps_waiting {
-                continue;
-            }
-            if self.repairs {
-                match kernel.until_answered(&Write {
-                    object: object.clone(),
-                    guards: vec![Guard::Exists, Guard::Version(version)],
-                    changes: vec![Change::DropOmap(vec![key.to_vec()])],
-                }) {
-                    Ok(_) => {}
-                    // A beat came, or a reply was lost: the next repair tells.
-                    Err(Refusal::Mismatch | Refusal::Missing) => continue,
-                    Err(refusal) => return Err(refusal),
+            let mut tries = self.session.kernel().settings().tries.max(1);
+            // Beats of a server that lives come between.
+            while !self.value_of_server(key)? {
+                tries -= 1;
+                if tries == 0 {
+                    let sentence = "others change the values about the server at work all the time: repair again";
+                    self.report.tell(sentence.into());
+                    break;
                 }
             }
-            self.report.misnamed += 1;
         }
         Ok(())
+    }
+
+    /// The same for one key; false when the object changed meanwhile.
+    fn value_of_server(&mut self, key: &[u8]) -> Result<bool, Refusal> {
+        let (kernel, object) = (self.session.kernel(), proof::object());
+        let version = match kernel.read_one(&object, vec![ReadPart::Stat]) {
+            Err(Refusal::Missing) => return Ok(true),
+            found => found?.version,
+        };
+        let keeps_waiting = match kernel.read_value(&object, key) {
+            Err(Refusal::Missing) => return Ok(true),
+            // In a sealed store it was written by somebody else.
+            Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => true,
+            value => parse_owner(&value?).is_some_and(|(at_work, identity)| {
+                key == proof::NAME && at_work && !kernel.store().is_identity(&identity)
+            }),
+        };
+        if keeps_waiting && self.repairs {
+            match kernel.until_answered(&Write {
+                object,
+                guards: vec![Guard::Exists, Guard::Version(version)],
+                changes: vec![Change::DropOmap(vec![key.to_vec()])],
+            }) {
+                Ok(_) => {}
+                // A beat came, or a reply was lost.
+                Err(Refusal::Mismatch) => return Ok(false),
+                Err(Refusal::Missing) => return Ok(true),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        self.report.misnamed += u64::from(keeps_waiting);
+        Ok(true)
     }
 
     /// Objects that should be there and are not, of a page of names.

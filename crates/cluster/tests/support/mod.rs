@@ -87,6 +87,10 @@ impl<F: Fn(&Write) -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         self.store.identity()
     }
 
+    fn is_identity(&self, identity: &str) -> bool {
+        self.store.is_identity(identity)
+    }
+
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
         self.store.fence(identity)
     }

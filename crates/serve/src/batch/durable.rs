@@ -20,6 +20,15 @@ pub(crate) fn helpers(volume: &dyn Volume) -> usize {
     if volume.acknowledges_late() { volume.waits_beside().clamp(1, HELPERS_MAX) } else { 1 }
 }
 
+/// True when helpers run, which are started when they do not yet; false when the host gives no thread, and who
+/// asks does the work by itself.
+pub(crate) fn has_started(start: &mut Option<impl FnMut() -> bool>) -> bool {
+    if start.as_mut().is_some_and(|start| start()) {
+        *start = None;
+    }
+    start.is_none()
+}
+
 /// Requests for which memory is kept while none wait.
 const KEPT: usize = 64;
 

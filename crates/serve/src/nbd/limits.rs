@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Connections at once: each is up to four threads and their buffers, and 64 hypervisors with 4
+/// Connections at once: each is up to four threads (seven, of a cluster's volume) and their buffers, and 64 hypervisors with 4
 /// connections each are many.
 pub const CONNECTIONS: usize = 256;
 /// Connections that work at once, where there is memory for them: all.

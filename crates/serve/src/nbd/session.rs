@@ -50,7 +50,7 @@ use super::statistics::{Counters, add, sub};
 use super::status;
 use super::turns::{Presence, REQUEST_COST, Turn, Turns};
 use super::wire::{Dialect, Request, command_flag};
-use crate::batch::durable::{CloseOnDrop, Until, Waits, helpers};
+use crate::batch::durable::{CloseOnDrop, Until, Waits, has_started, helpers};
 use crate::client_fd::ClientFd;
 
 /// Serves one client over any pair of byte streams, from the greeting to the end.
@@ -203,15 +203,21 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         let (volume, dialect, waits, aside, outbox) =
             (&*agreed.volume, agreed.dialect, &waits, &aside, &outbox);
         let helpers = helpers(volume);
-        let help = move || {
-            (0..helpers).for_each(|_| {
+        // True when at least one of them runs: the others would make it faster only.
+        let help = || {
+            let start = |_: &usize| {
                 let answers = Durable::new(dialect, outbox, counters);
-                drop(scope.spawn(move || waits.help(volume, answers)))
-            })
+                let named = thread::Builder::new().name("nbd durable".into());
+                named.spawn_scoped(scope, move || waits.help(volume, answers)).is_ok()
+            };
+            (0..helpers).filter(start).count() > 0
         };
         let read = || {
-            (0..aside::HELPERS)
-                .for_each(|_| drop(scope.spawn(move || aside.help(volume, outbox, counters))))
+            let start = |_: &usize| {
+                let named = thread::Builder::new().name("nbd reads".into());
+                named.spawn_scoped(scope, move || aside.help(volume, outbox, counters)).is_ok()
+            };
+            (0..aside::HELPERS).filter(start).count() > 0
         };
         Session {
             agreed: &agreed,
@@ -257,10 +263,10 @@ struct Session<'a, 'b, W, H, R> {
     counters: &'a Counters,
     outbox: &'a Outbox<W>,
     waits: &'a Waits<Of>,
-    /// Starts the helper; gone once it runs.
+    /// Starts the helpers that wait, and is false where the host gives no thread; gone once one runs.
     start_helper: Option<H>,
     aside: &'a Aside<'b>,
-    /// Starts the helpers that read; gone once they run.
+    /// Starts the helpers that read, as above.
     start_reader: Option<R>,
     reads: ReadBatch<'b>,
     sequence: Sequence,
@@ -277,7 +283,7 @@ struct Session<'a, 'b, W, H, R> {
     size: u64,
 }
 
-impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
+impl<'b, W: Write, H: Fn() -> bool, S: Fn() -> bool> Session<'_, 'b, W, H, S> {
     fn volume(&self) -> &dyn Volume {
         &*self.agreed.volume
     }
@@ -712,19 +718,14 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
                     if self.sequence.is_ahead() {
                         return Ok(self.finish_batch()?);
                     }
-                    self.start_readers();
-                    self.aside.give(&mut self.reads);
+                    if has_started(&mut self.start_reader) {
+                        self.aside.give(&mut self.reads);
+                    }
                 }
                 Ok(())
             }
             Fit::InChunks => self.read_chunks(request),
             Fit::InPieces => self.read_pieces(request),
-        }
-    }
-
-    fn start_readers(&mut self) {
-        if let Some(start) = self.start_reader.take() {
-            start();
         }
     }
 
@@ -738,12 +739,11 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         let size = self.size / BLOCK_BYTES as u64;
         while let Some(blocks) = self.sequence.wants(size) {
             let end = blocks.end;
-            let wanted = match self.may_read_ahead() {
+            let wanted = match self.may_read_ahead() && has_started(&mut self.start_reader) {
                 true => self.aside.want(blocks, &self.sequence.coming()),
                 false => None,
             };
             let Some(wanted) = wanted else { return };
-            self.start_readers();
             self.sequence.reads(wanted, Some(end));
             self.cost += wanted * BLOCK_BYTES as u64;
         }
@@ -755,10 +755,9 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
         let block = BLOCK_BYTES as u64;
         let (mut at, end) = (offset / block, (offset + length).div_ceil(block));
         let keep = at..end.min(at + self.sequence.most());
-        while at < keep.end && self.may_read_ahead() {
+        while at < keep.end && self.may_read_ahead() && has_started(&mut self.start_reader) {
             let next = keep.end.min(at + PART_BLOCKS);
             let Some(wanted) = self.aside.want(at..next, &keep) else { return };
-            self.start_readers();
             self.sequence.reads(wanted, None);
             self.cost += wanted * block;
             at = next;
@@ -926,10 +925,7 @@ impl<'b, W: Write, H: FnOnce(), S: FnOnce()> Session<'_, 'b, W, H, S> {
     fn answer_when(&mut self, until: Until, of: Of, more: bool) -> Result<(), Ending> {
         let alone = self.batch == 1 && !more && self.waits.idle();
         if !alone {
-            if let Some(start) = self.start_helper.take() {
-                start();
-            }
-            if self.waits.push(until, of) {
+            if has_started(&mut self.start_helper) && self.waits.push(until, of) {
                 return Ok(());
             }
             self.finish_batch()?;

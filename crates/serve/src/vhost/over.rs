@@ -85,7 +85,7 @@ pub fn ring_over(volume: &dyn Volume, limits: &Limits, memory: &[u8]) -> Result<
     with_device(volume, limits, |device| {
         let (before, ring, waits) = (ring.answered(), Mutex::new(ring), Waits::new(usize::MAX));
         let parked = Parked::new().map_err(|_| NO_EVENT)?;
-        let taken = Worker::new(device, &ring, &waits, true, parked, || {}).batch();
+        let taken = Worker::new(device, &ring, &waits, true, parked, || true).batch();
         waits.close();
         waits.help(volume, device.durable(&ring));
         taken?;

@@ -28,7 +28,7 @@ use super::marks::Owed;
 use super::request::{BUFFERS, ID_BYTES, Kind, REQUEST_BYTES, Ranges, Request};
 use super::ring::{Answer, Due, Ring};
 use super::trouble::Trouble;
-use crate::batch::durable::Until;
+use crate::batch::durable::{Answers, Outcome, Until, has_started};
 use crate::nbd::buffers::{Borrower, Loan};
 use crate::nbd::durations::{Begun, Ended};
 use crate::nbd::limits::{LOOK, Limits};
@@ -139,9 +139,11 @@ impl<'scope> Started<'scope> {
                 let mut helper = None;
                 let (helps, helps_ring) = (waits.clone(), its_ring.clone());
                 let help = || {
-                    helper = Some(scope.spawn(move || {
-                        helps.help(device.volume, device.durable(&helps_ring));
-                    }));
+                    let (helps, helps_ring) = (helps.clone(), helps_ring.clone());
+                    let named = std::thread::Builder::new().name("vhost durable".into());
+                    let work = move || helps.help(device.volume, device.durable(&helps_ring));
+                    helper = named.spawn_scoped(scope, work).ok();
+                    helper.is_some()
                 };
                 let ends = EndOnDrop { waits: &waits, trouble: &device.trouble };
                 let mut queue = Worker::new(device, &its_ring, &waits, flushes, parked, help);
@@ -196,7 +198,7 @@ pub(crate) struct Worker<'a, H> {
     device: &'a Device<'a>,
     ring: &'a Mutex<Ring>,
     waits: &'a Waits,
-    /// Starts the helper; gone once it runs.
+    /// Starts the helper, and is false where the host gives no thread; gone once it runs.
     start_helper: Option<H>,
     /// The guest flushes when it wants something durable.
     flushes: bool,
@@ -220,7 +222,7 @@ pub(crate) struct Worker<'a, H> {
     brisk: bool,
 }
 
-impl<'a, H: FnOnce()> Worker<'a, H> {
+impl<'a, H: FnMut() -> bool> Worker<'a, H> {
     pub(crate) fn new(
         device: &'a Device<'a>,
         ring: &'a Mutex<Ring>,
@@ -572,10 +574,14 @@ impl<'a, H: FnOnce()> Worker<'a, H> {
         }
     }
 
-    /// Answers aside when something is durable.
+    /// Answers when something is durable: aside, where there is a helper.
     fn answer_when(&mut self, until: Until, due: Due, begun: Option<Begun>) {
-        if let Some(start) = self.start_helper.take() {
-            start();
+        if !has_started(&mut self.start_helper) {
+            let mut answers = self.device.durable(self.ring);
+            answers.begin();
+            let outcome =
+                until.wait(self.device.volume).map_or_else(Outcome::Refused, |()| Outcome::Durable);
+            return answers.answer(until, &[(until, (due, begun))], outcome);
         }
         let took = self.waits.push(until, (due, begun));
         debug_assert!(took, "no more requests wait than the ring has places");

@@ -221,7 +221,17 @@ impl Guest {
 fn with_queue<T>(
     guest: &Guest,
     volume: &Tight,
-    act: impl FnOnce(&mut Worker<'_, fn()>, &dyn Fn()) -> T,
+    act: impl FnOnce(&mut Worker<'_, fn() -> bool>, &dyn Fn()) -> T,
+) -> T {
+    with_queue_whose_helper(|| true, guest, volume, act)
+}
+
+/// The same, with a helper that starts or not.
+fn with_queue_whose_helper<T>(
+    starts: fn() -> bool,
+    guest: &Guest,
+    volume: &Tight,
+    act: impl FnOnce(&mut Worker<'_, fn() -> bool>, &dyn Fn()) -> T,
 ) -> T {
     let ring = Ring::start(Start {
         places: PLACES,
@@ -235,7 +245,7 @@ fn with_queue<T>(
     let (ring, waits) = (Mutex::new(ring.unwrap()), Waits::new(usize::MAX));
     with_device(volume, &Limits::default(), |device| {
         let parked = Parked::new().unwrap();
-        let mut worker = Worker::new(device, &ring, &waits, true, parked, (|| {}) as fn());
+        let mut worker = Worker::new(device, &ring, &waits, true, parked, starts);
         // The helper answers what waits, and ends.
         let help = || {
             waits.close();
@@ -299,6 +309,24 @@ fn planted_mistakes_are_found() {
     assert_eq!(asleep, ["nobody told the queue that there is room"]);
     assert_eq!(planted::with(Bug::GuestNotTold, a_flush_aside), ["nobody woke the guest"]);
     assert!(planted::with(Bug::MarkGoesFirst, super::ring::loses_a_request));
+}
+
+#[test]
+fn a_queue_answers_by_itself_where_the_host_gives_no_thread() {
+    let (mut guest, volume) = (Guest::new(), Tight::with_room(8));
+    guest.put(DATA, &[0x11; 8192]);
+    let write = guest.offer(OUT, 8, TWO_BLOCKS);
+    let flushes = [guest.offer(4, 0, (0, 0)), guest.offer(4, 0, (0, 0))];
+    with_queue_whose_helper(
+        || false,
+        &guest,
+        &volume,
+        |queue, _| {
+            queue.batch().unwrap();
+            assert_eq!(guest.answers(), [(write, 0), (flushes[0], 0), (flushes[1], 0)]);
+            assert!(guest.was_called());
+        },
+    );
 }
 
 #[test]
