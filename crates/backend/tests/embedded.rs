@@ -370,3 +370,49 @@ fn a_commit_that_was_written_in_part_does_not_count() {
         assert_eq!(names, ["o0", "o1"]);
     }
 }
+
+/// Blocks of the data file that are filled with this byte.
+fn filled(path: &std::path::Path, byte: u8) -> Vec<u32> {
+    let bytes = fs::read(path.join("data")).unwrap();
+    let blocks = (0..).zip(bytes.chunks(4096));
+    blocks.filter(|(_, block)| block.iter().all(|b| *b == byte)).map(|(n, _)| n).collect()
+}
+
+#[test]
+fn what_is_overwritten_is_in_no_file_any_more_also_when_a_crash_came_between() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let overwrite = |store: &EmbeddedStore, fill: u8| {
+        let changes = vec![Change::Overwrite(vec![fill; 8192])];
+        let op = Write { object: ObjectName::metadata("k"), guards: vec![], changes };
+        store.session().write(&[op]).remove(0).unwrap();
+    };
+    let used = {
+        let store = EmbeddedStore::create(&path, PoolKind::Replicated).unwrap();
+        overwrite(&store, 0xa5);
+        assert_eq!(filled(&path, 0xa5).len(), 2);
+        overwrite(&store, 0x5a);
+        assert_eq!((filled(&path, 0xa5).len(), filled(&path, 0x5a).len()), (0, 2));
+        assert_eq!(data(&store.session(), "k"), [0x5a; 8192]);
+        filled(&path, 0x5a)
+    };
+    // As after a crash between the commit and the overwriting, and a program that knows nothing of it.
+    let file = fs::OpenOptions::new().write(true).open(path.join("data")).unwrap();
+    file.set_len(64 << 12).unwrap();
+    file.write_all_at(&[0xa5; 4096], 60 << 12).unwrap();
+    let erasing = redb::TableDefinition::<u32, ()>::new("erasing");
+    let database = redb::Database::open(path.join("objects.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    for block in [60, used[0], u32::MAX] {
+        transaction.open_table(erasing).unwrap().insert(block, ()).unwrap();
+    }
+    transaction.commit().unwrap();
+    drop(database);
+    assert_eq!(filled(&path, 0xa5), [60]);
+    drop(EmbeddedStore::look(&path).unwrap());
+    assert_eq!(filled(&path, 0xa5), [60]);
+    let store = EmbeddedStore::open(&path).unwrap();
+    assert_eq!((filled(&path, 0xa5), filled(&path, 0x5a)), (vec![], used));
+    assert_eq!(data(&store.session(), "k"), [0x5a; 8192]);
+    assert!(file.metadata().unwrap().len() <= 64 << 12);
+}

@@ -14,6 +14,7 @@ use onefold_core::{Error, Kind, Result, block::is_zero, checksum, compress};
 use crate::{
     format::{BLOCK, catalogue::Cut, entry::ENTRY_BYTES},
     put::cut,
+    sealing::hashing::Hashing,
 };
 
 /// Most names that are counted; beyond that the share of names in the sample becomes smaller.
@@ -89,7 +90,8 @@ impl Chunks {
     pub fn of(data: &[u8], how: Cut, chunk_bytes: u32) -> Chunks {
         let mut chunks = Chunks { bytes: data.len() as u64, zero_bytes: 0, all: Vec::new() };
         let mut at = 0;
-        for length in cut(data, true, how, chunk_bytes, u32::MAX) {
+        let plain = Hashing::plain([0; 32]);
+        for length in cut(data, true, (how, chunk_bytes, u32::MAX), &plain) {
             let chunk = &data[at as usize..][..length as usize];
             match is_zero(chunk) {
                 true => chunks.zero_bytes += u64::from(length),

@@ -21,15 +21,21 @@ use crate::{
     },
     names::Names,
     replies::failed,
+    sealing::hashing::Hashing,
     session::Session,
 };
 
 /// Pieces in flight together.
 const FLIGHT: usize = 4;
 
-/// Lengths of the chunks of `bytes`, at most `most` each, in which at least `CHUNK_MAX` bytes
+/// Lengths of the chunks of `bytes`, of `average` bytes and `most` at most, in which at least `CHUNK_MAX` bytes
 /// follow the last one, unless it is the end.
-pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) -> Vec<u32> {
+pub(crate) fn cut(
+    bytes: &[u8],
+    end: bool,
+    (how, average, most): (Cut, u32, u32),
+    hashing: &Hashing,
+) -> Vec<u32> {
     let keep = if end { 0 } else { CHUNK_MAX as usize };
     let mut lengths = Vec::new();
     let mut at = 0;
@@ -39,13 +45,7 @@ pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) ->
             Cut::Static => rest.len().min(average as usize),
             Cut::Content => {
                 let most = (2 * average).min(CHUNK_MAX).min(most);
-                let mut chunks = fastcdc::v2020::FastCDC::new(
-                    rest,
-                    (average / 2) as usize,
-                    average as usize,
-                    most as usize,
-                );
-                chunks.next().map_or(rest.len(), |chunk| chunk.length)
+                hashing.first_of_stream(rest, average, most)
             }
         };
         lengths.push(length as u32);
@@ -78,13 +78,9 @@ impl Session {
                 source,
                 end,
             )?;
-            let lengths = cut(
-                &buffer,
-                end,
-                self.kernel().format().cut,
-                self.kernel().format().chunk_bytes,
-                self.kernel().format().object_bytes,
-            );
+            let (format, hashing) = (self.kernel().format(), self.kernel().hashing());
+            let how = (format.cut, format.chunk_bytes, format.object_bytes);
+            let lengths = cut(&buffer, end, how, hashing);
             let mut piece: Vec<(u32, u32)> = Vec::new();
             let (mut bytes, mut at) = (0, 0);
             for length in lengths {
@@ -301,7 +297,26 @@ fn fill(buffer: &mut Vec<u8>, most: usize, source: &mut dyn Source, end: bool) -
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, sync::Arc};
+
+    use onefold_core::object::PoolKind;
+    use onefold_seal::{Keys, Random};
+
     use super::*;
+    use crate::{format::catalogue::Format, sealing::Sealing, settings::Settings};
+
+    struct Filled(u8);
+
+    impl Random for Filled {
+        fn fill(&self, bytes: &mut [u8]) -> Result<()> {
+            bytes.fill(self.0);
+            Ok(())
+        }
+    }
+
+    fn sealed(key: u8) -> Sealing {
+        Sealing::new(&Keys::create([1; 16], &Filled(key)).unwrap(), &Settings::default()).unwrap()
+    }
 
     #[test]
     fn a_stream_is_cut_the_same_however_it_arrives() {
@@ -312,12 +327,35 @@ mod tests {
                 (state >> 56) as u8
             })
             .collect();
-        for how in [Cut::Content, Cut::Static] {
-            let whole = cut(&bytes, true, how, 32 << 10, 4 << 20);
+        let format = Format::new([1; 16], [2; 32], PoolKind::Replicated);
+        let mut all = Vec::new();
+        for (how, key) in [
+            (Cut::Content, None),
+            (Cut::Content, Some(1)),
+            (Cut::Content, Some(2)),
+            (Cut::Static, None),
+        ] {
+            let hashing = Hashing::new(&format, key.map(|key| Arc::new(sealed(key))));
+            let how = (how, 32 << 10, 4 << 20);
+            let whole = cut(&bytes, true, how, &hashing);
             assert_eq!(whole.iter().sum::<u32>() as usize, bytes.len());
             assert!(whole.iter().all(|length| *length <= CHUNK_MAX));
-            let first = cut(&bytes[..400_000], false, how, 32 << 10, 4 << 20);
+            let first = cut(&bytes[..400_000], false, how, &hashing);
             assert!(!first.is_empty() && whole.starts_with(&first));
+            let mean = bytes.len() / whole.len();
+            assert!((24 << 10..48 << 10).contains(&mean), "{how:?}: {mean}");
+            all.push(whole);
+        }
+        // Each key has cuts of its own.
+        let ends = |lengths: &[u32]| -> BTreeSet<u32> {
+            lengths
+                .iter()
+                .scan(0, |at, length| Some(*at + length).inspect(|end| *at = *end))
+                .collect()
+        };
+        for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+            let (one, other) = (ends(&all[one]), ends(&all[other]));
+            assert!(one.intersection(&other).count() < 3, "the end, and one by chance");
         }
     }
 }

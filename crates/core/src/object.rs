@@ -77,6 +77,9 @@ pub enum Change {
     Write(u64, Vec<u8>),
     /// The whole data.
     Full(Vec<u8>),
+    /// The whole data. Where the store places data by itself, the bytes that the object had before are
+    /// overwritten where they lie before the operation is acknowledged, also after a crash: for keys.
+    Overwrite(Vec<u8>),
     /// So many bytes at an offset read as zeroes and take no space; the object grows no longer by
     /// it.
     Zero(u64, u64),

@@ -157,7 +157,8 @@ impl KeyArea {
         let mut refused = None;
         let asked = |(_, slot): (usize, &Slot)| slot.argon().map_or(0, Argon::work_kib);
         if matches!(secret, SlotSecret::Passphrase(_))
-            && self.slots().map(asked).sum::<u64>() > SLOTS_MAX as u64 * WORK_KIB_MAX
+            && self.slots().map(asked).fold(0, u64::saturating_add)
+                > SLOTS_MAX as u64 * WORK_KIB_MAX
         {
             return Err(Error::new(
                 Kind::Corrupt,
@@ -443,8 +444,15 @@ mod tests {
             bytes[at + 4..at + 8].copy_from_slice(&16u32.to_le_bytes());
             bytes[at + 8..at + 12].copy_from_slice(&(4u32 << 20).to_le_bytes());
         }
-        let hostile = keys.proven(bytes).unwrap();
+        let hostile = keys.proven(bytes.clone()).unwrap();
         let words = SlotSecret::Passphrase(b"words".to_vec().into());
+        assert_eq!(hostile.root(&words, u64::MAX).err().unwrap().kind(), Kind::Corrupt);
+        // Two whose work is no number of 64 bits together.
+        for number in 0..2 {
+            let at = SLOTS_AT + number * SLOT_BYTES;
+            bytes[at + 4..at + 12].fill(0xff);
+        }
+        let hostile = keys.proven(bytes).unwrap();
         assert_eq!(hostile.root(&words, u64::MAX).err().unwrap().kind(), Kind::Corrupt);
     }
 

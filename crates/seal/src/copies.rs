@@ -83,7 +83,14 @@ pub fn judge(
         if number > 0 && !(accept_older || same_number) {
             break;
         }
-        match opened(area, root, care) {
+        let root = match root(area) {
+            Ok(root) => root,
+            Err(error) => {
+                failed.get_or_insert(error);
+                continue;
+            }
+        };
+        match area.open(&root, care.compares_code) {
             Ok(Some(keys)) => {
                 is_fresh(area.sequence(), at_least, accept_older)?;
                 let differs = copies.map(|bytes| bytes != area.bytes());
@@ -103,19 +110,17 @@ pub fn judge(
 }
 
 /// True when the higher whole copy says that the keys are being erased, and its code agrees: whoever
-/// may write overwrites both then.
-///
-/// # Errors
-/// Those of `root`.
+/// may write overwrites both then. Where no slot opens it, nothing proves that.
+#[must_use]
 pub fn is_being_erased(
     copies: [&[u8]; 2],
     id: &[u8; 16],
     root: &mut dyn FnMut(&KeyArea) -> Result<Secret>,
-) -> Result<bool> {
+) -> bool {
     let whole = copies.map(|bytes| KeyArea::decode(bytes).and_then(|area| of(area, id)));
     let newest = whole.into_iter().flatten().max_by_key(KeyArea::sequence);
-    let Some(area) = newest.filter(KeyArea::is_erased) else { return Ok(false) };
-    Ok(area.is_of(&root(&area)?))
+    let Some(area) = newest.filter(KeyArea::is_erased) else { return false };
+    root(&area).is_ok_and(|root| area.is_of(&root))
 }
 
 /// Errors when a key area has a lower number than other metadata of the store bear.
@@ -141,14 +146,6 @@ fn of(area: KeyArea, id: &[u8; 16]) -> Result<KeyArea> {
     } else {
         Err(Error::new(Kind::Corrupt, "the key area is another store's"))
     }
-}
-
-fn opened(
-    area: &KeyArea,
-    root: &mut dyn FnMut(&KeyArea) -> Result<Secret>,
-    care: Care,
-) -> Result<Option<Keys>> {
-    area.open(&root(area)?, care.compares_code)
 }
 
 fn forged(has_older: bool) -> Error {
@@ -296,16 +293,33 @@ mod tests {
                 let error = judged(copies, (0, accept_older), 1).err().unwrap();
                 assert!(error.to_string().contains("destroyed"), "{error}");
             }
-            assert!(is_being_erased(copies, &ID, &mut by(&secret(1))).unwrap());
+            assert!(is_being_erased(copies, &ID, &mut by(&secret(1))));
         }
-        assert!(!is_being_erased([area.bytes(); 2], &ID, &mut by(&secret(1))).unwrap());
+        assert!(!is_being_erased([area.bytes(); 2], &ID, &mut by(&secret(1))));
         // Nobody without the key can say so.
         let mut forged = erased.bytes().to_vec();
         forged[3000] ^= 1;
         let sum =
             onefold_core::checksum::fast(u64::from_le_bytes([1; 8]), &forged[..AREA_BYTES - 8]);
         forged[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
-        assert!(!is_being_erased([&forged, area.bytes()], &ID, &mut by(&secret(1))).unwrap());
+        assert!(!is_being_erased([&forged, area.bytes()], &ID, &mut by(&secret(1))));
+    }
+
+    /// Of the slots of another store, with the erasure mark and the highest number.
+    #[test]
+    fn rule_22_a_forged_erasure_with_slots_of_others_keeps_the_whole_copy_from_nobody() {
+        let mut keys = keys(1);
+        let area = keys.next_area(&Seeded::new(4)).unwrap();
+        let mut others = Keys::create(ID, &Seeded::new(7)).unwrap();
+        add(&mut others, 9);
+        others.next_area(&Seeded::new(8)).unwrap();
+        let forged = others.erased_area(&Seeded::new(9)).unwrap();
+        assert!(forged.is_erased() && forged.sequence() > area.sequence());
+        let copies = [forged.bytes(), area.bytes()];
+        assert!(!is_being_erased(copies, &ID, &mut by(&secret(1))));
+        assert_eq!(judged(copies, (0, false), 1).err().unwrap().kind(), Kind::Denied);
+        let found = judged(copies, (0, true), 1).unwrap();
+        assert_eq!((found.area.sequence(), found.differs), (area.sequence(), [true, false]));
     }
 
     #[test]

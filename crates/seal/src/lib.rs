@@ -28,6 +28,7 @@
 mod area;
 mod cipher;
 mod copies;
+mod gear;
 mod head;
 mod keys;
 #[cfg(feature = "observer")]
@@ -46,6 +47,7 @@ pub use crate::{
     area::{AREA_BYTES, KeyArea, SUITE},
     cipher::{CtrKey, GcmKey, Place, SivKey, TAG_BYTES, block_counter, content_nonce, digest},
     copies::{Care, Judged, is_being_erased, judge},
+    gear::Gear,
     head::{Head, Mark},
     keys::{DOMAINS_MAX, Domain, Keys, SLOTS_MAX, valid_domain_name},
     opener::{DurableState, Opener, StateSeen},

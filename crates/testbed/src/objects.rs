@@ -265,7 +265,7 @@ fn apply(object: &mut Object, change: &Change) {
             }
             object.data[*at as usize..end].copy_from_slice(bytes);
         }
-        Change::Full(bytes) => object.data.clone_from(bytes),
+        Change::Full(bytes) | Change::Overwrite(bytes) => object.data.clone_from(bytes),
         Change::Zero(at, bytes) => {
             let length = object.data.len();
             object.data[(*at as usize).min(length)..((at + bytes) as usize).min(length)].fill(0);

@@ -4,16 +4,15 @@
 //! A run of zeroes of at least a largest chunk is no chunk: it becomes a part of the recipe, and
 //! the chunk before it ends where it begins.
 
-mod gear;
 mod rabin;
 
 use std::sync::Arc;
 
 use fastcdc::v2020::{FastCDC, Normalization};
 
-pub(crate) use self::gear::Gear;
 use self::rabin::Rabin;
 use crate::format::parameters::Chunking;
+pub(crate) use onefold_seal::Gear;
 
 /// The next piece of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,6 +84,8 @@ pub(super) struct Blocks {
     cursor: u32,
     /// Let go by the transaction at work.
     leaving: Vec<u32>,
+    /// The same, to be overwritten first.
+    erasing: Vec<u32>,
     /// Something was written since the last sync.
     dirty: bool,
 }
@@ -115,6 +117,7 @@ impl Blocks {
             taken: 0,
             cursor: 0,
             leaving: Vec::new(),
+            erasing: Vec::new(),
             dirty: false,
         };
         if writes {
@@ -192,6 +195,38 @@ impl Blocks {
     /// Notes that a block is let go by the transaction at work.
     pub(super) fn let_go(&mut self, block: u32) {
         self.leaving.push(block);
+    }
+
+    /// The same, and it is overwritten before it may be used again.
+    pub(super) fn let_go_erased(&mut self, block: u32) {
+        self.erasing.push(block);
+    }
+
+    /// What is to be overwritten when the transaction at work is durable.
+    pub(super) fn to_erase(&self) -> &[u32] {
+        &self.erasing
+    }
+
+    /// Takes over what an earlier process let go and may not have overwritten: what the file has, and nobody uses.
+    pub(super) fn erase_later(&mut self, blocks: Vec<u32>) -> Result<()> {
+        let there =
+            self.file.metadata().map_err(|e| Error::from_io("the data file of the store", e))?;
+        let end = there.len().div_ceil(BLOCK_BYTES as u64);
+        self.erasing = blocks;
+        self.erasing.retain(|block| u64::from(*block) < end && !self.used.has(*block));
+        Ok(())
+    }
+
+    /// After the commit: overwrites what is to be, and makes that durable. It may be used again then.
+    pub(super) fn erase(&mut self) -> Result<()> {
+        let lost = |e| Error::from_io("the data file of the store", e);
+        for &block in &self.erasing {
+            let at = u64::from(block) * BLOCK_BYTES as u64;
+            self.file.write_all_at(&[0; BLOCK_BYTES], at).map_err(lost)?;
+        }
+        self.file.sync_data().map_err(lost)?;
+        std::mem::take(&mut self.erasing).into_iter().for_each(|block| self.free(block));
+        Ok(())
     }
 
     /// Makes what was written durable.

@@ -277,7 +277,14 @@ impl EmbeddedStore {
         let (tables, kind) = Tables::open(tables, again, owner(0).as_ref())
             .map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::of(data, &used, owner(1))?;
+        let mut blocks = Blocks::of(data, &used, owner(1))?;
+        let to_erase = if writes { tables.erasing()? } else { Vec::new() };
+        if !to_erase.is_empty() {
+            // A crash came between. What an older program has used meanwhile stays.
+            blocks.erase_later(to_erase)?;
+            blocks.erase()?;
+            tables.erased()?;
+        }
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),
@@ -407,10 +414,14 @@ impl Shared {
             }
         }
         blocks.sync()?;
-        transaction.commit()?;
+        transaction.commit(blocks.to_erase())?;
         // Reads that began before the commit may still look at what it let go.
         drop(self.reading.write());
         blocks.release()?;
+        if !blocks.to_erase().is_empty() {
+            blocks.erase()?;
+            self.tables.erased()?;
+        }
         drop(blocks);
         for (op, result) in group.iter().flat_map(|job| &job.ops).zip(&results) {
             if result.is_ok() && op.changes.contains(&onefold_core::object::Change::Remove) {

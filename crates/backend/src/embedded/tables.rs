@@ -11,7 +11,8 @@ use onefold_core::{
     },
 };
 use redb::{
-    Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction,
+    Database, Durability, ReadTransaction, ReadableTable, Table, TableDefinition, TableError,
+    WriteTransaction,
 };
 
 use super::{
@@ -31,6 +32,8 @@ const KEYS: TableDefinition<(u64, &[u8]), &[u8]> = TableDefinition::new("keys");
 const XATTRS: TableDefinition<(u64, &str), &[u8]> = TableDefinition::new("xattrs");
 /// The object's number and which 64 KiB → places and checksums of its blocks.
 const EXTENTS: TableDefinition<(u64, u32), &[u8]> = TableDefinition::new("extents");
+/// Blocks that were let go, and are overwritten before they are used again.
+const ERASING: TableDefinition<u32, ()> = TableDefinition::new("erasing");
 /// Counters, and what the store is.
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 
@@ -162,6 +165,28 @@ impl Tables {
                 used.extend(slots(value.value()).filter_map(|(place, _)| place));
             }
             Ok(used)
+        })
+    }
+
+    /// Blocks that were let go to be overwritten, and may not be.
+    pub(super) fn erasing(&self) -> Result<Vec<u32>> {
+        guarded(|| {
+            let erasing = match self.reading()?.open_table(ERASING) {
+                Ok(erasing) => erasing,
+                Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(error) => return Err(failed(error)),
+            };
+            let rows = erasing.iter().map_err(failed)?;
+            rows.map(|row| Ok(row.map_err(failed)?.0.value())).collect()
+        })
+    }
+
+    /// They are overwritten.
+    pub(super) fn erased(&self) -> Result<()> {
+        guarded(|| {
+            let transaction = self.database.get()?.begin_write().map_err(failed)?;
+            transaction.delete_table(ERASING).map_err(failed)?;
+            transaction.commit().map_err(failed)
         })
     }
 
@@ -503,7 +528,11 @@ impl Transaction {
                 Change::SetXattr(name, value) => {
                     xattrs.insert((object.number, *name), value.as_slice()).map_err(failed)?;
                 }
-                Change::Write(..) | Change::Full(_) | Change::Zero(..) | Change::Remove => {}
+                Change::Write(..)
+                | Change::Full(_)
+                | Change::Overwrite(_)
+                | Change::Zero(..)
+                | Change::Remove => {}
             }
         }
         self.version += 1;
@@ -513,7 +542,15 @@ impl Transaction {
         Ok(Ok(Version(self.version)))
     }
 
-    pub(super) fn commit(self) -> Result<()> {
+    /// Commits what was applied. These blocks are overwritten afterwards.
+    pub(super) fn commit(self, to_erase: &[u32]) -> Result<()> {
+        if !to_erase.is_empty() {
+            let mut erasing = self.inner.open_table(ERASING).map_err(failed)?;
+            to_erase
+                .iter()
+                .try_for_each(|block| erasing.insert(block, ()).map(drop))
+                .map_err(failed)?;
+        }
         {
             let mut meta = self.inner.open_table(META).map_err(failed)?;
             meta.insert("version", self.version).map_err(failed)?;
@@ -547,7 +584,7 @@ fn write_data(
     for change in &op.changes {
         let (at, fill, length) = match change {
             Change::Write(at, fill) => (*at, Some(fill.as_slice()), fill.len() as u64),
-            Change::Full(fill) => {
+            Change::Full(fill) | Change::Overwrite(fill) => {
                 // The old content is removed: what there is of it, whatever size its row says.
                 overlay.clear();
                 for row in
@@ -587,6 +624,7 @@ fn write_data(
         .zip(places)
         .map(|((block, content), place)| (*block, (place, check(content))))
         .collect();
+    let erases = op.changes.iter().any(|change| matches!(change, Change::Overwrite(_)));
     let mut touched: Vec<u32> = overlay.keys().map(|block| block / EXTENT).collect();
     touched.dedup();
     for extent in touched {
@@ -599,7 +637,7 @@ fn write_data(
         for (block, _) in overlay.range(extent * EXTENT..(extent + 1) * EXTENT) {
             let at = (block % EXTENT) as usize * SLOT;
             if let Some(place) = slots(&new[at..at + SLOT]).next().and_then(|(place, _)| place) {
-                blocks.let_go(place);
+                if erases { blocks.let_go_erased(place) } else { blocks.let_go(place) }
             }
             let (place, sum) = written.get(block).map_or((0, 0), |(place, sum)| (place + 1, *sum));
             new[at..at + 4].copy_from_slice(&place.to_le_bytes());

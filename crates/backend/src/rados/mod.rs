@@ -208,7 +208,7 @@ impl RadosObjects {
 /// Bytes of data that an operation writes.
 fn bytes(op: &Write) -> usize {
     let of = |change: &Change| match change {
-        Change::Write(_, bytes) | Change::Full(bytes) => bytes.len(),
+        Change::Write(_, bytes) | Change::Full(bytes) | Change::Overwrite(bytes) => bytes.len(),
         _ => 0,
     };
     op.changes.iter().map(of).sum()

@@ -260,7 +260,9 @@ impl Drop for Flight {
 fn when_full(changes: &[Change]) -> c_int {
     let room =
         |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
-    let data = |change: &Change| matches!(change, Change::Write(..) | Change::Full(_));
+    let data = |change: &Change| {
+        matches!(change, Change::Write(..) | Change::Full(_) | Change::Overwrite(_))
+    };
     if changes.iter().any(room) && !changes.iter().any(data) { FULL_FORCE } else { FULL_TRY }
 }
 
@@ -330,7 +332,7 @@ fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Re
             (library.write_op_write)(operation, bytes.as_ptr().cast(), bytes.len(), *offset)
         },
         // SAFETY: see above.
-        Change::Full(bytes) => unsafe {
+        Change::Full(bytes) | Change::Overwrite(bytes) => unsafe {
             (library.write_op_write_full)(operation, bytes.as_ptr().cast(), bytes.len())
         },
         // SAFETY: see above.

@@ -71,7 +71,7 @@ pub(super) fn end_erasure(
     let copies = read_copies(disk);
     let copies = [&copies[0][..], &copies[1][..]];
     if !settings.keeps(Rule::ErasureEnded)
-        || !is_being_erased(copies, id, &mut |area| opener.root(area))?
+        || !is_being_erased(copies, id, &mut |area| opener.root(area))
     {
         return Ok(false);
     }

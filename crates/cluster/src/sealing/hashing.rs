@@ -24,6 +24,11 @@ impl Hashing {
         Hashing { secret: format.secret, sealing }
     }
 
+    /// Those of a plain store with this secret.
+    pub(crate) fn plain(secret: [u8; 32]) -> Hashing {
+        Hashing { secret, sealing: None }
+    }
+
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealing.is_some()
     }
@@ -44,6 +49,23 @@ impl Hashing {
     /// The seed of the cuts of volumes.
     pub(crate) fn cuts(&self) -> u64 {
         self.sealing.as_ref().map_or(SEED, |sealing| sealing.cuts())
+    }
+
+    /// The length of the chunk of a stream that `bytes` begin with: between half of `average` and `most`, or all
+    /// of them.
+    pub(crate) fn first_of_stream(&self, bytes: &[u8], average: u32, most: u32) -> usize {
+        let (average, most) = (average as usize, most as usize);
+        let least = average / 2;
+        match &self.sealing {
+            Some(sealing) => {
+                let bytes = &bytes[..bytes.len().min(most)];
+                sealing.gear().cut(bytes, least, average / 4 * 3, average)
+            }
+            None => {
+                let mut chunks = fastcdc::v2020::FastCDC::new(bytes, least, average, most);
+                chunks.next().map_or(bytes.len(), |chunk| chunk.length)
+            }
+        }
     }
 
     /// The sum of a block of a metadata object; 0 in a plain store.

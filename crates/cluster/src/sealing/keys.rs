@@ -84,7 +84,7 @@ fn write_copy(
     let op = Write {
         object: copy_name(id, copy),
         guards: vec![found.version.map_or(Guard::Absent, Guard::Version)],
-        changes: vec![Change::Full(bytes.to_vec())],
+        changes: vec![Change::Overwrite(bytes.to_vec())],
     };
     let say = |refusal| failed("the key area can't be written", refusal);
     match until_answered(tries, || store.write(std::slice::from_ref(&op)).remove(0)) {
@@ -150,7 +150,7 @@ fn end_erasure(
 ) -> Result<bool> {
     let copies = [read_copy(store, id, 0, tries)?, read_copy(store, id, 1, tries)?];
     let copies = [&copies[0].bytes[..], &copies[1].bytes[..]];
-    if !is_being_erased(copies, id, &mut |area| opener.root(area))? {
+    if !is_being_erased(copies, id, &mut |area| opener.root(area)) {
         return Ok(false);
     }
     overwrite(store, id, &*opener.random(), tries)?;
@@ -167,7 +167,7 @@ fn opened(
     let (id, tries) = (&format.id, settings.tries);
     let mut copies = [read_copy(store, id, 0, tries)?, read_copy(store, id, 1, tries)?];
     let bytes = [&copies[0].bytes[..], &copies[1].bytes[..]];
-    if access == Access::Writes && is_being_erased(bytes, id, &mut |area| opener.root(area))? {
+    if access == Access::Writes && is_being_erased(bytes, id, &mut |area| opener.root(area)) {
         overwrite(store, id, &*opener.random(), tries)?;
         return Err(Error::new(Kind::Corrupt, "its keys were destroyed: nobody can read it"));
     }

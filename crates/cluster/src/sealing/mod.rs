@@ -23,7 +23,8 @@ pub(crate) mod store;
 
 use onefold_core::{Error, Kind, Result, hex_digits};
 use onefold_seal::{
-    CtrKey, GcmKey, Keys, Secret, SivKey, TAG_BYTES, Use, block_counter, content_nonce, digest,
+    CtrKey, GcmKey, Gear, Keys, Secret, SivKey, TAG_BYTES, Use, block_counter, content_nonce,
+    digest,
 };
 
 use crate::{
@@ -63,6 +64,7 @@ pub struct Sealing {
     blocks: Secret,
     sums: Secret,
     cuts: u64,
+    gear: Gear,
     settings: Settings,
 }
 
@@ -118,7 +120,7 @@ impl Sealing {
         let domain = keys.domain(0);
         let domain =
             domain.ok_or_else(|| Error::new(Kind::Denied, "the key of the data is gone"))?;
-        let cuts = digest(&domain.derive(Use::CUTS), &[b"cluster"]);
+        let cuts = domain.derive(Use::CUTS);
         Ok(Sealing {
             values: SivKey::new(&keys.store_key(Use::CLUSTER_VALUES))?,
             names: SivKey::new(&keys.store_key(Use::CLUSTER_NAMES))?,
@@ -128,7 +130,8 @@ impl Sealing {
             chunk_nonces: domain.derive(Use::CLUSTER_CHUNK_NONCES),
             blocks: domain.derive(Use::CLUSTER_BLOCKS),
             sums: domain.derive(Use::CLUSTER_SUMS),
-            cuts: u64::from_le_bytes(first8(&cuts)),
+            cuts: u64::from_le_bytes(first8(&digest(&cuts, &[b"cluster"]))),
+            gear: Gear::new(&cuts),
             settings: Settings { keys: Default::default(), ..settings.clone() },
         })
     }
@@ -154,6 +157,11 @@ impl Sealing {
     /// The key of the cuts of volumes.
     pub(crate) fn cuts(&self) -> u64 {
         self.cuts
+    }
+
+    /// What cuts streams.
+    pub(crate) fn gear(&self) -> &Gear {
+        &self.gear
     }
 
     /// The number from which the shard of a name follows.

@@ -15,6 +15,7 @@ pub(super) fn short_change(change: &Change) -> String {
     match change {
         Change::Write(at, bytes) => format!("write {at}+{}", bytes.len()),
         Change::Full(bytes) => format!("full {}", bytes.len()),
+        Change::Overwrite(bytes) => format!("overwrite {}", bytes.len()),
         Change::SetOmap(pairs) => {
             let pairs: Vec<String> = pairs
                 .iter()

@@ -1,16 +1,18 @@
-//! FastCDC with a table of its own for each sealed archive: where its streams are cut tells nothing about
-//! what is in them to whoever lacks the key.
+//! FastCDC with a table of its own for each sealed store: whoever lacks the key does not know where a given content
+//! would be cut. Lengths of chunks stay what they are: who can store content of his choice, and sees how
+//! much is stored, learns where that content was cut.
 
 use onefold_core::key_memory::Table;
-use onefold_seal::{Secret, digest};
+
+use crate::{cipher::digest, secret::Secret};
 
 /// The table.
-pub(crate) struct Gear(Table);
+pub struct Gear(Table);
 
 impl Gear {
-    /// By the archive's key of cuts.
+    /// By the store's key of cuts.
     #[must_use]
-    pub(crate) fn new(key: &Secret) -> Gear {
+    pub fn new(key: &Secret) -> Gear {
         Gear(Table::of(|byte| {
             let mut word = [0; 8];
             word.copy_from_slice(&digest(key, &[&[byte]])[..8]);
@@ -21,7 +23,8 @@ impl Gear {
     /// The length of the chunk that `bytes` begin with: at most all of them. Behind `least` bytes it ends
     /// where the hash of the last 64 bytes has zeroes at its top: one more than `mean` asks for up to
     /// the normal point, and one less from there on.
-    pub(super) fn cut(&self, bytes: &[u8], least: usize, normal: usize, mean: usize) -> usize {
+    #[must_use]
+    pub fn cut(&self, bytes: &[u8], least: usize, normal: usize, mean: usize) -> usize {
         if bytes.len() <= least {
             return bytes.len();
         }
