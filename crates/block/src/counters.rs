@@ -41,6 +41,8 @@ counters! {
     neighbour_blocks,
     /// Blocks that were moved to make whole zones free.
     emptied_blocks,
+    /// Blocks that came from the older data key of their domain under the newest one.
+    resealed_blocks,
     /// Blocks of data written raw.
     data_blocks,
     /// Carriers written, with a client's block or alone.

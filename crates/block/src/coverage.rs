@@ -92,6 +92,8 @@ branches! {
     LeavingMoved = "checkpoint: pages of a map that is leaving move",
     MovedBesideRange = "checkpoint: a leaf moves while a range waits for one of its maps",
     OrphanInFamily = "moving: the leaves of a family stay, since it has a page that nothing counts for",
+    ResealedKnown = "moving: what is under an older data key is stored under the newest one already",
+    LeafResealed = "moving: nothing that a leaf names is under an older data key any more",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 

@@ -46,6 +46,7 @@ pub use engine::{
 };
 pub use engine::{
     create::format_sealed,
+    data_keys::{StillOlder, finish_data_key, rotate_data_key},
     domains::{
         DomainListed, check_domain_limits, create_domain, domain_called, domain_limits_durable,
         domains, domains_of, erase_domain, set_domain_limits,
@@ -62,6 +63,7 @@ pub use format::{
     },
 };
 pub use growth::Growth;
+pub use moving::Hindered;
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings, Tidying};

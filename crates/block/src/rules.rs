@@ -350,12 +350,34 @@ pub enum Rule {
     /// Blocks that are about to be released are not handed out before. Otherwise they are released while
     /// somebody has them.
     ReleasingKept,
+    /// After a change of a domain's data key all that is written is under the new one. Otherwise whoever had
+    /// the older key reads what came later.
+    WritesByNewestKey,
+    /// A compressed block is under the newest data key, too.
+    PayloadsByNewestKey,
+    /// Copies of moved blocks are under the newest data key. Otherwise the older one is erased while they need
+    /// it.
+    CopiesByNewestKey,
+    /// A duplicate is looked for by the newest data key alone. Otherwise what is new names what is under the
+    /// older key.
+    DuplicatesByNewestKey,
+    /// A leaf says that it names nothing under an older key when all its blocks were looked at. Otherwise the
+    /// key is erased that opens them.
+    LeafMarkedWhenResealed,
+    /// An older data key is erased when no leaf may name what is under it. Otherwise that is lost.
+    OlderKeyKeptWhileNeeded,
+    /// Nothing waits for recovery when a data key is changed. Otherwise records name what is under the older
+    /// key, and recovery takes it for torn.
+    ClosedBeforeNewKey,
+    /// An older data key is erased when what is free was overwritten. Otherwise whoever copied that key reads
+    /// there what moved.
+    OverwrittenBeforeErased,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 118] = [
+    pub const BUGS: [(&'static str, Rule); 126] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -474,5 +496,13 @@ impl Rule {
         ("moving-never-rests", Rule::MovesWaitForRoom),
         ("releases-unlimited", Rule::ReleasesLimited),
         ("releasing-handed-out", Rule::ReleasingKept),
+        ("written-by-older-key", Rule::WritesByNewestKey),
+        ("payload-by-older-key", Rule::PayloadsByNewestKey),
+        ("copy-by-older-key", Rule::CopiesByNewestKey),
+        ("duplicate-by-older-key", Rule::DuplicatesByNewestKey),
+        ("leaf-marked-early", Rule::LeafMarkedWhenResealed),
+        ("older-key-erased-early", Rule::OlderKeyKeptWhileNeeded),
+        ("key-changed-unclosed", Rule::ClosedBeforeNewKey),
+        ("free-not-overwritten", Rule::OverwrittenBeforeErased),
     ];
 }

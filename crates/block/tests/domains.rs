@@ -226,8 +226,10 @@ fn rule_26_an_erased_domain_gives_errors_and_its_space_comes_back() {
     assert_eq!(erase(&disk, 1).unwrap_err().kind(), Kind::NotFound);
     is_well(&disk, 80);
     let engine = open(&disk);
-    let listed =
-        |number, name: Option<&str>| DomainListed { number, name: name.map(str::to_owned) };
+    let listed = |number, name: Option<&str>| {
+        let name = name.map(str::to_owned);
+        DomainListed { number, name, generation: 0, has_older: false }
+    };
     let right = [listed(0, Some("")), listed(1, None), listed(2, Some("other"))];
     assert_eq!(domains(&engine), right);
     assert!(domain_called(&engine, "one").is_err());

@@ -235,15 +235,48 @@ fn rule_24_what_can_not_change_its_data_key_says_so() {
     desk.fails("key rotate plain --data", 1, &["not encrypted"]);
     desk.ok("create archive r --roles --key key");
     desk.fails("key rotate r --data --key key", 1, &["roles"]);
-    desk.ok("create block s --size 64M --key block-key");
-    desk.fails(
-        "key rotate s --data --key block-key",
-        1,
-        &["a block store", "can't be changed yet"],
-    );
     desk.ok("create cluster c --key cluster-key");
     let said = ["a store of the cluster engine", "can't be changed yet"];
     desk.fails("key rotate c --data --key cluster-key", 1, &said);
+}
+
+#[test]
+fn rule_24_a_block_store_changes_its_data_key() {
+    let desk = Desk::new();
+    desk.ok("create block s --size 64M --key key");
+    desk.ok("volume create s v --size 1M --key key");
+    let write = |pattern: &str| {
+        let server = desk.serve("s --key key");
+        qemu_io(&desk.uri("s", "v"), &[pattern, "flush"]);
+        assert!(server.terminate().0.success());
+    };
+    write("write -P 5 0 64k");
+    desk.fails("key rotate s --data --domain x --key key", 1, &["no domain 'x'"]);
+    desk.fails("key rotate s --data --finish --key key", 1, &["one data key"]);
+    let said = desk.ok("key rotate s --data --key key");
+    assert!(said.contains("new data key") && said.contains("--finish"), "{said}");
+    for list in ["key list s --key key", "domain list s --key key"] {
+        let said = desk.ok(list);
+        assert!(said.contains("two data keys"), "{said}");
+    }
+    desk.fails("key rotate s --data --key key", 1, &["two data keys", "--finish"]);
+    write("write -P 6 64k 64k");
+    desk.ok("check s --key key");
+    desk.ok("scrub s --key key");
+    let said = desk.ok("key rotate s --data --finish --key key");
+    assert!(
+        said.contains("one data key") && said.contains("what is free was overwritten"),
+        "{said}"
+    );
+    write("read -P 5 0 64k");
+    write("read -P 6 64k 64k");
+    desk.ok("check s --key key");
+    desk.ok("scrub s --key key");
+    desk.ok("key add s --new other --key key");
+    let said = desk.ok("key rotate s --data --key key");
+    assert!(said.contains("2 other slots can open the new one, too"), "{said}");
+    desk.ok("key rotate s --data --finish --key key");
+    write("read -P 5 0 64k");
 }
 
 #[test]

@@ -230,6 +230,7 @@ impl KeyArea {
             domain_root,
             next_domain: u32::from_le_bytes(array(&self.bytes, NEXT_DOMAIN_AT)),
             domains,
+            generation_seen: 0,
             slots: self.slots.clone(),
         }))
     }
@@ -393,6 +394,17 @@ mod tests {
         // The key that wraps domains is another one: the new area does not open the old wrap.
         let root = &opened.domain_root;
         assert!(Keys::unwrap_domain(&[1; 16], (tenant, 1), root, wrapped).unwrap().is_none());
+    }
+
+    #[test]
+    fn rule_24_after_an_older_area_was_accepted_generations_do_not_come_again() {
+        let mut keys = keys(1);
+        let old = keys.next_area(&Seeded::new(4)).unwrap();
+        assert_eq!(keys.rotate_domain(0, &Seeded::new(5)).unwrap(), 1);
+        let mut accepted = old.open(&keys.root(), true).unwrap().unwrap();
+        accepted.saw_generation(1);
+        assert_eq!(accepted.rotate_domain(0, &Seeded::new(5)).unwrap(), 2);
+        assert!(!accepted.domain(0).unwrap().equals(keys.domain(0).unwrap().expose()));
     }
 
     #[test]

@@ -59,7 +59,11 @@ impl Place {
 /// fn wants<T: Clone>() {}
 /// wants::<onefold_seal::SivKey>();
 /// ```
-pub struct SivKey(LessSafeKey);
+pub struct SivKey {
+    key: LessSafeKey,
+    #[cfg(feature = "observer")]
+    seen: crate::observer::Watched,
+}
 
 /// A key of AES-256-GCM, of which no two contents may have one nonce.
 ///
@@ -134,7 +138,11 @@ impl SivKey {
     /// # Errors
     /// `Io`: the library of ciphers refuses.
     pub fn new(key: &Secret) -> Result<SivKey> {
-        Ok(SivKey(aead(&AES_256_GCM_SIV, key)?))
+        Ok(SivKey {
+            key: aead(&AES_256_GCM_SIV, key)?,
+            #[cfg(feature = "observer")]
+            seen: crate::observer::Watched::of(key),
+        })
     }
 
     /// Seals `bytes` for their place, and `associated` with them, which stays as it is; returns the tag.
@@ -162,7 +170,9 @@ impl SivKey {
         associated: &[u8],
         bytes: &mut [u8],
     ) -> Result<[u8; TAG_BYTES]> {
-        seal(&self.0, nonce, associated, bytes)
+        #[cfg(feature = "observer")]
+        self.seen.seals();
+        seal(&self.key, nonce, associated, bytes)
     }
 
     /// [`open`](Self::open) likewise.
@@ -174,7 +184,7 @@ impl SivKey {
         bytes: &mut [u8],
         tag: &[u8; TAG_BYTES],
     ) -> bool {
-        open(&self.0, nonce, associated, bytes, tag)
+        open(&self.key, nonce, associated, bytes, tag)
     }
 }
 

@@ -139,6 +139,8 @@ pub struct Keys {
     pub(crate) domains: Vec<Domain>,
     /// The number of the next domain, as the key area had it.
     pub(crate) next_domain: u32,
+    /// The highest generation of a data key that something of the store bears.
+    pub(crate) generation_seen: u32,
     pub(crate) slots: Vec<Option<Slot>>,
 }
 
@@ -164,6 +166,7 @@ impl Keys {
             domain_root: Secret::drawn(random)?,
             domains: vec![first],
             next_domain: 1,
+            generation_seen: 0,
             slots: vec![None; SLOTS_MAX],
         })
     }
@@ -229,6 +232,12 @@ impl Keys {
     /// an older copy of the key area was accepted.
     pub fn saw_domain(&mut self, number: u32) {
         self.next_domain = self.next_domain.max(number.saturating_add(1));
+    }
+
+    /// Something of the store bears this generation of a data key: those that come later have higher ones, also
+    /// after an older copy of the key area was accepted. Otherwise two keys would have one generation.
+    pub fn saw_generation(&mut self, generation: u32) {
+        self.generation_seen = self.generation_seen.max(generation);
     }
 
     /// The slots that are in use, with their numbers.
@@ -391,23 +400,26 @@ impl Keys {
     }
 
     /// Gives a domain a new key beside the one that it has, which stays for what was written by it, and renews
-    /// the key that wraps domains: whoever had that one does not unwrap the new key. Gives the new generation.
+    /// the key that wraps domains: whoever had that one does not unwrap the new key. Gives the new generation, which is
+    /// the next one, or higher after [`saw_generation`](Self::saw_generation).
     ///
     /// # Errors
     /// `NotFound`: there is no such domain. `InvalidInput`: it has two keys already. `NoSpace`: its key was
     /// changed too often. Those of the source of chance.
     pub fn rotate_domain(&mut self, number: u32, random: &dyn Random) -> Result<u32> {
         let (drawn, drawn_root) = (Secret::drawn(random)?, Secret::drawn(random)?);
+        let seen = self.generation_seen;
         let domain = self.of_number(number)?;
         if domain.older.is_some() {
             let why = format!("domain {number} has two data keys already");
             return Err(Error::new(Kind::InvalidInput, why));
         }
-        if domain.generation >= GENERATION_MAX {
+        let before = domain.generation.max(seen);
+        if before >= GENERATION_MAX {
             let why = format!("the data key of domain {number} was changed too often");
             return Err(Error::new(Kind::NoSpace, why));
         }
-        domain.generation += 1;
+        domain.generation = before + 1;
         // Another one than all before, also where chance repeats itself.
         let key = drawn.derive_of(Use::DOMAIN, &of_generation(domain, b"key"));
         domain.older = Some(std::mem::replace(&mut domain.key, key));

@@ -1,11 +1,12 @@
-//! What a simulator sees of GCM and CTR: no counter block of a key may ever meet a second content.
+//! What a simulator sees of GCM and CTR: no counter block of a key may ever meet a second content. Nor does a
+//! key seal anything, in whichever mode, after it was retired.
 //!
 //! The record belongs to the thread, since one seed is one thread; threads of one seed join one record.
 //! It lives on across crashes and copies of a simulated store, because the keys of the store do.
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -23,7 +24,9 @@ pub struct Record(Arc<Mutex<Seen>>);
 #[derive(Default)]
 struct Seen {
     contents: HashMap<([u8; 16], [u8; 16]), [u8; 16]>,
-    repeated: Option<String>,
+    /// Keys that seal nothing any more.
+    retired: HashSet<[u8; 16]>,
+    broken: Option<String>,
     sealed: u64,
 }
 
@@ -58,8 +61,17 @@ impl Watched {
             let content = short(content);
             let before = seen.contents.insert((self.0, counter), content);
             if before.is_some_and(|before| before != content) {
-                seen.repeated =
-                    Some(format!("two contents under counter {counter:02x?} of one key"));
+                seen.broken = Some(format!("two contents under counter {counter:02x?} of one key"));
+            }
+        });
+        self.seals();
+    }
+
+    /// Something is sealed.
+    pub(crate) fn seals(&self) {
+        with(|seen| {
+            if seen.retired.contains(&self.0) {
+                seen.broken = Some("something was sealed by a key that was changed".to_owned());
             }
         });
     }
@@ -80,6 +92,11 @@ pub fn begin() {
     SEEN.set(Record::default());
 }
 
+/// From now on nothing may be sealed by this key.
+pub fn retire(key: &Secret) {
+    with(|seen| seen.retired.insert(Watched::of(key).0));
+}
+
 /// The record of this thread.
 #[must_use]
 pub fn record() -> Record {
@@ -92,10 +109,10 @@ pub fn join(record: &Record) {
 }
 
 /// How much this thread sealed with GCM and CTR, in nonces and counter blocks; or the sentence about a
-/// counter block that met a second content.
+/// counter block that met a second content, or about a key that sealed after it was retired.
 ///
 /// # Errors
 /// The sentence.
 pub fn seen() -> Result<u64, String> {
-    with(|seen| seen.repeated.clone().map_or(Ok(seen.sealed), Err))
+    with(|seen| seen.broken.clone().map_or(Ok(seen.sealed), Err))
 }

@@ -45,6 +45,25 @@ pub(super) fn look_elsewhere(
     Ok(())
 }
 
+/// Breaks `DuplicatesByNewestKey`: what is not stored under the newest data key is looked for under the older.
+pub(super) fn look_before(
+    kernel: &Kernel,
+    tables: &Tables,
+    wanted: &[Option<Sought<'_>>],
+    stored: &mut [Option<Placed>],
+) -> Result<()> {
+    for (wanted, stored) in wanted.iter().zip(stored) {
+        let Some(Sought { domain, block: Some(block), .. }) = *wanted else { continue };
+        let Some(older) = kernel.identity.older_fingerprinter_of(domain) else { continue };
+        if stored.is_none() {
+            let fingerprint = &older.one(block);
+            let sought = Sought { domain, fingerprint, block: Some(block) };
+            *stored = look_up(kernel, tables, &[Some(sought)])?.pop().flatten();
+        }
+    }
+    Ok(())
+}
+
 /// Breaks `ListPagesFollowMove` or `ListZonesKept`, when the zone list has moved.
 pub(super) fn forget_move(kernel: &Kernel, state: &mut State, before: Geometry) {
     if !kernel.keeps(Rule::ListPagesFollowMove) {

@@ -25,7 +25,7 @@
 use std::sync::Arc;
 
 use onefold_core::{Clock, Disk, Error, Kind, Result};
-use onefold_seal::Keys;
+use onefold_seal::{Domain, Keys};
 
 use super::{
     Engine, domain_limits,
@@ -43,16 +43,25 @@ pub struct DomainListed {
     pub number: u32,
     /// Its name, which is empty for the first one; `None` when it was erased.
     pub name: Option<String>,
+    /// How often its data key was changed.
+    pub generation: u32,
+    /// It still has the data key of before the last change.
+    pub has_older: bool,
 }
 
 /// All domains that were ever made, by the open keys of a store.
 #[must_use]
 pub fn domains_of(keys: &Keys) -> Vec<DomainListed> {
-    let name = |number: u32| {
+    let listed = |number: u32| {
         let found = keys.domains().iter().find(|domain| domain.number() == number);
-        found.map(|domain| domain.name().to_owned())
+        DomainListed {
+            number,
+            name: found.map(|domain| domain.name().to_owned()),
+            generation: found.map_or(0, Domain::generation),
+            has_older: found.is_some_and(Domain::has_older),
+        }
     };
-    (0..keys.next_domain()).map(|number| DomainListed { number, name: name(number) }).collect()
+    (0..keys.next_domain()).map(listed).collect()
 }
 
 /// All domains that were ever made in an open store.
@@ -60,7 +69,13 @@ pub fn domains_of(keys: &Keys) -> Vec<DomainListed> {
 pub fn domains(engine: &Engine) -> Vec<DomainListed> {
     let sealing = engine.kernel.identity.sealing.as_ref();
     let numbers = 0..sealing.map_or(1, |sealing| sealing.next_domain());
-    let listed = |number| DomainListed { number, name: engine.kernel.domain_name(number) };
+    let identity = &engine.kernel.identity;
+    let listed = |number| DomainListed {
+        number,
+        name: engine.kernel.domain_name(number),
+        generation: identity.generation_of(number),
+        has_older: identity.older_fingerprinter_of(number).is_some(),
+    };
     numbers.map(listed).collect()
 }
 
@@ -77,6 +92,10 @@ fn no_domain(name: &str) -> Error {
     let why =
         format!("there is no domain '{}'; onefold domain list shows all", name.escape_debug());
     Error::new(Kind::NotFound, why)
+}
+
+pub(super) fn no_such_domain(number: u32) -> Error {
+    Error::new(Kind::NotFound, format!("there is no domain with number {number}"))
 }
 
 /// Gives a domain of an open store other limits, which are in force at once. They are durable once

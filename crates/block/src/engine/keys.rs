@@ -126,6 +126,8 @@ fn flaws(settings: &Settings) -> Flaws {
         one_fingerprint: !settings.keeps(Rule::FingerprintsByDomain),
         one_key: !settings.keeps(Rule::DataByDomain),
         payloads_by_store: !settings.keeps(Rule::PayloadsByDomain),
+        writes_by_older: !settings.keeps(Rule::WritesByNewestKey),
+        payloads_by_older: !settings.keeps(Rule::PayloadsByNewestKey),
     }
 }
 
@@ -187,6 +189,8 @@ fn is_newest(
     let whole = whole_superblocks(disk, Some(&sealing));
     let given = whole.iter().filter_map(|one| one.state.next_domain.checked_sub(1)).max();
     given.into_iter().for_each(|last| keys.saw_domain(last));
+    let generation = whole.iter().map(|one| one.state.data_generation).max();
+    keys.saw_generation(generation.unwrap_or(0));
     refuse_older(&whole, settings, opener)?;
     let told = whole.iter().map(|one| one.state.keys).max().unwrap_or(0);
     let opened = keys.sequence();

@@ -124,6 +124,7 @@ pub(crate) fn open(
         // Both copies of the key area are durable.
         superblock.state.keys = superblock.state.keys.max(sealing.area());
         superblock.state.saw_domains(sealing.next_domain());
+        superblock.state.saw_data_keys(sealing.highest_generation());
     }
     let scheme = scheme(superblock.fixed.scheme);
     let kernel = unrecovered(disk, clock, settings, superblock, sealing)?;

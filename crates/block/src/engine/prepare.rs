@@ -98,6 +98,10 @@ fn decide(
     if !kernel.keeps(Rule::DuplicatesWithinDomain) {
         broken::look_elsewhere(kernel, tables, &wanted, &mut stored)?;
     }
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::DuplicatesByNewestKey) {
+        broken::look_before(kernel, tables, &wanted, &mut stored)?;
+    }
     for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
         *stored = stored.or(window.blocks[slot].placed);
     }

@@ -2,13 +2,14 @@
 //! by its fingerprint.
 
 use onefold_core::{
-    Block, BlockRead, Error, Extent, ExtentKind, Kind, Lba, Pba, Read, Result, VolumeId,
+    Block, BlockRead, Error, Extent, ExtentKind, Fingerprint, Kind, Lba, Pba, Read, Result,
+    VolumeId,
 };
 
 use crate::{
     counters::add,
     engine::resolve::{map_entries, map_entry},
-    format::{FIRST_DOMAIN, carrier::Carrier, page::MapEntry},
+    format::{FIRST_DOMAIN, carrier::Carrier, page::MapEntry, stored::Stored},
     kernel::{Kernel, Where},
     rules::Rule,
     window::Found,
@@ -295,8 +296,15 @@ fn verify(
     let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
     let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&blocks);
     for (&(n, wanted), fingerprint) in from_disk.iter().zip(fingerprints) {
-        if kernel.keeps(Rule::ReadsVerified) && !fingerprint.has_prefix(wanted.prefix) {
-            return Err(bad(n, wanted.pba, "does not match its fingerprint"));
+        if fingerprint.has_prefix(wanted.prefix) {
+            continue;
+        }
+        let Wanted { pba, carried, prefix } = wanted;
+        let stored = Stored { pba, carried, prefix };
+        let is_it = |found: &Fingerprint| found.has_prefix(prefix);
+        let older = kernel.identity.by_older(domain, stored, &mut into[n], is_it)?;
+        if kernel.keeps(Rule::ReadsVerified) && older.is_none() {
+            return Err(bad(n, pba, "does not match its fingerprint"));
         }
     }
     Ok(())

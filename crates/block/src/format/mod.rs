@@ -27,10 +27,11 @@ use std::sync::Arc;
 use onefold_core::{
     Algorithm, Block, Fingerprint, Fingerprinter, Pba, Result, checksum, key_memory::Key,
 };
-use onefold_seal::{Keys, TAG_BYTES};
+use onefold_seal::{Keys, Secret, TAG_BYTES};
 
 pub use sealing::FIRST_DOMAIN;
 use sealing::Sealing;
+use stored::Stored;
 
 /// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -57,6 +58,8 @@ pub struct Identity {
     pub fingerprinter: Fingerprinter,
     /// The same for the other domains that were not erased.
     others: Arc<Vec<(u32, Fingerprinter)>>,
+    /// Those of before, of the domains that have two data keys.
+    older: Arc<Vec<(u32, Fingerprinter)>>,
     /// What seals the store, if it is sealed.
     pub(crate) sealing: Option<Arc<Sealing>>,
 }
@@ -82,6 +85,7 @@ impl Identity {
             secret: Arc::new(Key::of(secret)),
             fingerprinter: Fingerprinter::new(algorithm, fingerprints),
             others: Arc::default(),
+            older: Arc::default(),
             sealing: None,
         }
     }
@@ -97,14 +101,15 @@ impl Identity {
 
     /// The identity of a sealed store.
     pub(crate) fn sealed(id: [u8; 16], sealing: Arc<Sealing>, algorithm: Algorithm) -> Identity {
-        let fingerprinters = sealing.fingerprints();
-        let mut others: Vec<(u32, Fingerprinter)> = fingerprinters
-            .map(|(domain, key)| (domain, Fingerprinter::new(algorithm, key.expose())))
-            .collect();
+        let of =
+            |(domain, key): (u32, &Secret)| (domain, Fingerprinter::new(algorithm, key.expose()));
+        let mut others: Vec<(u32, Fingerprinter)> = sealing.fingerprints().map(of).collect();
+        let older = Arc::new(sealing.older_fingerprints().map(of).collect());
         let (_, fingerprinter) = others.remove(0);
         let numbers = sealing.numbers().expose();
         let identity = Identity::of(id, (numbers, numbers), algorithm);
-        Identity { fingerprinter, others: Arc::new(others), sealing: Some(sealing), ..identity }
+        let others = Arc::new(others);
+        Identity { fingerprinter, others, older, sealing: Some(sealing), ..identity }
     }
 
     /// With fingerprints of which so many bits count.
@@ -112,7 +117,8 @@ impl Identity {
     pub(crate) fn shortened(self, bits: u32) -> Identity {
         let short = |(domain, one): &(u32, Fingerprinter)| (*domain, one.clone().shortened(bits));
         let others = Arc::new(self.others.iter().map(short).collect());
-        Identity { fingerprinter: self.fingerprinter.shortened(bits), others, ..self }
+        let older = Arc::new(self.older.iter().map(short).collect());
+        Identity { fingerprinter: self.fingerprinter.shortened(bits), others, older, ..self }
     }
 
     /// Computes the fingerprints of a domain.
@@ -155,10 +161,49 @@ impl Identity {
         std::iter::once(FIRST_DOMAIN).chain(self.others.iter().map(|(domain, _)| *domain))
     }
 
-    /// True when a domain was erased, so that there may be blocks that nobody can read.
+    /// True when a key was erased, of a domain or of its data from before a change, so that there may be
+    /// blocks that nobody can read.
     pub(crate) fn has_erased(&self) -> bool {
-        let given = self.sealing.as_ref().map_or(1, |sealing| sealing.next_domain() as usize);
-        self.domains().count() < given
+        let Some(sealing) = &self.sealing else { return false };
+        self.domains().count() < sealing.next_domain() as usize || sealing.has_dropped_keys()
+    }
+
+    /// True while a domain has two data keys.
+    pub(crate) fn has_older(&self) -> bool {
+        !self.older.is_empty()
+    }
+
+    /// Computes the fingerprints that a domain had before its data key was changed; `None` when it has one key.
+    pub(crate) fn older_fingerprinter_of(&self, domain: u32) -> Option<&Fingerprinter> {
+        self.older.iter().find(|(number, _)| *number == domain).map(|(_, one)| one)
+    }
+
+    /// How often the data key of a domain was changed.
+    pub(crate) fn generation_of(&self, domain: u32) -> u32 {
+        self.sealing.as_ref().map_or(0, |sealing| sealing.generation(domain))
+    }
+
+    /// The fingerprint of what was read of a domain and opened by its newest key, if it was written before the
+    /// key was changed and `agrees` with the fingerprint of then; `None` when it was not. `None` also for a domain
+    /// that has one key. A raw block is opened by the older key; one that does not agree is of no use then.
+    ///
+    /// # Errors
+    /// `Io`: the library of ciphers refuses.
+    pub(crate) fn by_older(
+        &self,
+        domain: u32,
+        stored: Stored,
+        content: &mut Block,
+        agrees: impl Fn(&Fingerprint) -> bool,
+    ) -> Result<Option<Fingerprint>> {
+        let (Some(older), Some(sealing)) = (self.older_fingerprinter_of(domain), &self.sealing)
+        else {
+            return Ok(None);
+        };
+        if !stored.carried {
+            sealing.reopen_raw(domain, stored.prefix, stored.pba, content)?;
+        }
+        Ok(Some(older.one(content)).filter(|found| agrees(found)))
     }
 
     /// Opens a raw block of a domain, whatever it is: the caller compares its fingerprint. A plain store

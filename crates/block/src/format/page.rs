@@ -192,7 +192,7 @@ struct Raw {
     level: u8,
     reserved: U16,
     volume: U32,
-    reserved_too: U32,
+    generation: U32,
     store: U64,
     index: U64,
     address: U64,
@@ -207,11 +207,27 @@ const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 /// must lie on a boundary, as a [`Block`] does.
 pub type Page = [u8; 4096];
 
+/// Where a leaf of a map says under which data key its blocks are.
+const GENERATION_AT: usize = 12;
+
+/// The generation of its domain's data key that all blocks of a leaf of a map have at least: that of the newest
+/// key when the leaf was looked through. 0 in all other pages.
+#[must_use]
+pub fn generation(page: &Page) -> u32 {
+    from_low_bytes(&page[GENERATION_AT..GENERATION_AT + 4]) as u32
+}
+
+/// Notes of a leaf of a map that no block which it names is under an older data key than this. New versions of
+/// the leaf keep it.
+pub fn set_generation(page: &mut Page, generation: u32) {
+    page[GENERATION_AT..GENERATION_AT + 4].copy_from_slice(&generation.to_le_bytes());
+}
+
 /// Where the tag of a sealed page is; a pointer keeps its first 8 bytes, in place of the checksum.
 const TAG_AT: usize = 48;
 
-/// Completes the header of a page whose body is filled, and gives the pointer to it. In a sealed store
-/// the page is sealed then.
+/// Completes the header of a page whose body is filled, and gives the pointer to it. What
+/// [`set_generation`] noted stays. In a sealed store the page is sealed then.
 ///
 /// # Errors
 /// `Io`: the library of ciphers refuses.
@@ -228,7 +244,7 @@ pub fn seal(
         level: id.level,
         reserved: U16::new(0),
         volume: U32::new(id.volume),
-        reserved_too: U32::new(0),
+        generation: U32::new(generation(&page.0)),
         store: U64::new(identity.id),
         index: U64::new(id.index),
         address: U64::new(address.0),

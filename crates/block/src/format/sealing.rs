@@ -69,6 +69,10 @@ pub(crate) struct Flaws {
     pub(crate) one_key: bool,
     /// Compressed blocks are sealed with the store key.
     pub(crate) payloads_by_store: bool,
+    /// What clients write is sealed by the data key that its domain had before.
+    pub(crate) writes_by_older: bool,
+    /// Compressed blocks are sealed by the data key that their domain had before.
+    pub(crate) payloads_by_older: bool,
 }
 
 /// The working keys of a domain.
@@ -76,9 +80,28 @@ struct DomainKeys {
     number: u32,
     /// Its name; empty for the first one.
     name: String,
+    /// How often its data key was changed.
+    generation: u32,
+    data: DataKeys,
+    /// By the data key that it had before, as long as something may be under it.
+    older: Option<DataKeys>,
+}
+
+/// The working keys that come from a data key of a domain.
+struct DataKeys {
     blocks: CtrKey,
     payloads: SivKey,
     fingerprints: Secret,
+}
+
+impl DataKeys {
+    fn of(key: &Secret) -> Result<DataKeys> {
+        Ok(DataKeys {
+            blocks: CtrKey::new(&key.derive(Use::BLOCKS))?,
+            payloads: SivKey::new(&key.derive(Use::PAYLOADS))?,
+            fingerprints: key.derive(Use::FINGERPRINTS),
+        })
+    }
 }
 
 /// The working keys of a store, and those of its domains.
@@ -115,9 +138,9 @@ impl DomainKeys {
         Ok(DomainKeys {
             number,
             name: name.unwrap_or_default().to_owned(),
-            blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
-            payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
-            fingerprints: domain.derive(Use::FINGERPRINTS),
+            generation: keys.generation(number).unwrap_or(0),
+            data: DataKeys::of(domain)?,
+            older: keys.older(number).map(DataKeys::of).transpose()?,
         })
     }
 }
@@ -151,14 +174,39 @@ impl Sealing {
     }
 
     /// The keys by which data of a domain is sealed.
-    fn data_keys(&self, number: u32) -> Result<&DomainKeys> {
-        self.domain(number).map(|one| if self.flaws.one_key { &self.first } else { one })
+    fn data_keys(&self, number: u32) -> Result<&DataKeys> {
+        self.domain(number).map(|one| if self.flaws.one_key { &self.first.data } else { &one.data })
+    }
+
+    /// The keys by which data of a domain was sealed before its data key was changed.
+    fn older_keys(&self, number: u32) -> Option<&DataKeys> {
+        self.domain(number).ok()?.older.as_ref()
     }
 
     /// The keys of fingerprints, each with its domain; the first domain comes first.
     pub(crate) fn fingerprints(&self) -> impl Iterator<Item = (u32, &Secret)> {
         let of = |one| if self.flaws.one_fingerprint { &self.first } else { one };
-        self.all().map(move |one| (one.number, &of(one).fingerprints))
+        self.all().map(move |one| (one.number, &of(one).data.fingerprints))
+    }
+
+    /// The keys of the fingerprints of before, of the domains that have two data keys.
+    pub(crate) fn older_fingerprints(&self) -> impl Iterator<Item = (u32, &Secret)> {
+        self.all().filter_map(|one| Some((one.number, &one.older.as_ref()?.fingerprints)))
+    }
+
+    /// How often the data key of a domain was changed; 0 when there is no such domain.
+    pub(crate) fn generation(&self, number: u32) -> u32 {
+        self.domain(number).map_or(0, |one| one.generation)
+    }
+
+    /// The highest generation of a data key.
+    pub(crate) fn highest_generation(&self) -> u32 {
+        self.all().map(|one| one.generation).max().unwrap_or(0)
+    }
+
+    /// True when a data key that the store had once is gone, so that there may be blocks that nobody can read.
+    pub(crate) fn has_dropped_keys(&self) -> bool {
+        self.all().any(|one| one.generation > u32::from(one.older.is_some()))
     }
 
     /// The name of a domain; `None` when it was erased.
@@ -204,7 +252,23 @@ impl Sealing {
         if self.flaws.plain_blocks {
             return Ok(());
         }
+        if self.flaws.writes_by_older {
+            return self.seal_by_older(domain, prefix, at, block);
+        }
         self.data_keys(domain)?.blocks.seal(self.counter(prefix, at), &mut block.0)
+    }
+
+    /// As [`seal_raw`](Self::seal_raw), by the data key that the domain had before, if it has two. Only planted
+    /// bugs do so.
+    pub(crate) fn seal_by_older(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        block: &mut Block,
+    ) -> Result<()> {
+        let keys = self.older_keys(domain).map_or_else(|| self.data_keys(domain), Ok)?;
+        keys.blocks.seal(self.counter(prefix, at), &mut block.0)
     }
 
     /// Opens a raw block, whatever it is: the caller compares its fingerprint.
@@ -221,6 +285,23 @@ impl Sealing {
         self.data_keys(domain)?.blocks.open(self.counter(prefix, at), &mut block.0)
     }
 
+    /// Opens a raw block, which [`open_raw`](Self::open_raw) has opened, by the key that its domain had before.
+    /// False when the domain has one key, and nothing is changed then.
+    pub(crate) fn reopen_raw(
+        &self,
+        domain: u32,
+        prefix: u64,
+        at: Pba,
+        block: &mut Block,
+    ) -> Result<bool> {
+        let Some(older) = self.older_keys(domain) else { return Ok(false) };
+        let counter = self.counter(prefix, at);
+        // With counters, opening once more undoes it.
+        self.data_keys(domain)?.blocks.open(counter, &mut block.0)?;
+        older.blocks.open(counter, &mut block.0)?;
+        Ok(true)
+    }
+
     /// Seals what a carrier carries, and puts its tag in front: the first [`TAG_BYTES`] of `payload`
     /// are free for it.
     pub(crate) fn seal_payload(
@@ -231,7 +312,8 @@ impl Sealing {
         payload: &mut [u8],
     ) -> Result<()> {
         let (tag, bytes) = payload.split_at_mut(TAG_BYTES.min(payload.len()));
-        let keys = self.data_keys(domain)?;
+        let older = self.older_keys(domain).filter(|_| self.flaws.payloads_by_older);
+        let keys = older.map_or_else(|| self.data_keys(domain), Ok)?;
         if self.flaws.counted_payloads {
             return keys.blocks.seal(self.counter(prefix, at), bytes);
         }
@@ -256,8 +338,17 @@ impl Sealing {
             return Some(bytes);
         }
         let place = What::Payload.at(0, at.0);
-        let key = if self.flaws.payloads_by_store { &self.store } else { &keys.payloads };
-        key.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes)
+        let Some(older) = self.older_keys(domain) else {
+            let key = if self.flaws.payloads_by_store { &self.store } else { &keys.payloads };
+            return key.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes);
+        };
+        // The tag tells by which of two keys it was sealed. What it does not prove is of no use afterwards.
+        let sealed = bytes.to_vec();
+        if keys.payloads.open(place, &prefix.to_le_bytes(), bytes, tag) {
+            return Some(bytes);
+        }
+        bytes.copy_from_slice(&sealed);
+        older.payloads.open(place, &prefix.to_le_bytes(), bytes, tag).then_some(bytes)
     }
 
     /// Seals a block of metadata, all but the [`TAG_BYTES`] at `tag_at`, which become its tag.
@@ -274,7 +365,7 @@ impl Sealing {
         let tag = if self.flaws.unproven == Some(what) {
             let mut tag = [0; TAG_BYTES];
             tag[..8].copy_from_slice(&onefold_core::checksum::fast(at.0, rest).to_le_bytes());
-            self.first.blocks.open(block_counter(u64::MAX, at.0), rest)?;
+            self.first.data.blocks.open(block_counter(u64::MAX, at.0), rest)?;
             tag
         } else {
             self.store.seal(what.at(0, at.0), &[], rest)?
@@ -296,7 +387,7 @@ impl Sealing {
         block[..tag_at + TAG_BYTES].rotate_right(TAG_BYTES);
         let Some((tag, rest)) = block.split_first_chunk_mut::<TAG_BYTES>() else { return false };
         let whole = if self.flaws.unproven == Some(what) {
-            self.first.blocks.open(block_counter(u64::MAX, at.0), rest).is_ok()
+            self.first.data.blocks.open(block_counter(u64::MAX, at.0), rest).is_ok()
         } else {
             self.store.open(what.at(0, at.0), &[], rest, tag)
         };

@@ -42,8 +42,12 @@ pub(crate) fn found(
     wanted: impl Fn(&Fingerprint) -> bool,
 ) -> Option<(u32, Block, Fingerprint)> {
     identity.domains().find_map(|domain| {
-        let content = opened(identity, domain, stored, block)?;
+        let mut content = opened(identity, domain, stored, block)?;
         let fingerprint = identity.fingerprinter_of(domain).ok()?.one(&content);
-        wanted(&fingerprint).then_some((domain, content, fingerprint))
+        if wanted(&fingerprint) {
+            return Some((domain, content, fingerprint));
+        }
+        let older = identity.by_older(domain, stored, &mut content, &wanted).ok()??;
+        Some((domain, content, older))
     })
 }

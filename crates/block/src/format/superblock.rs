@@ -102,8 +102,11 @@ pub const DOMAINS: u64 = 16;
 /// maps name their domain.
 pub const DOMAIN_LIMITS: u64 = 32;
 
+/// The data key of a domain of the sealed store was changed, or was to be: blocks may be under two keys.
+pub const DATA_KEYS: u64 = 64;
+
 /// The features that this program knows.
-const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS | DOMAIN_LIMITS;
+const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS | DOMAIN_LIMITS | DATA_KEYS;
 
 /// What a sealed superblock hides, in two parts with the features between them.
 const HIDDEN: [std::ops::Range<usize>; 2] = [104..1192, 1200..TAG_AT];
@@ -185,6 +188,8 @@ pub struct State {
     pub keys: u64,
     /// Of a store with domains: the number that the next one gets; else 0.
     pub next_domain: u32,
+    /// The highest generation that a data key of the sealed store ever had; 0 unless one was changed.
+    pub data_generation: u32,
     /// The domains that have limits, by number.
     pub domains: Vec<DomainEntry>,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
@@ -216,6 +221,15 @@ impl State {
         if next > 1 {
             self.features |= DOMAINS;
             self.next_domain = self.next_domain.max(next);
+        }
+    }
+
+    /// Notes the highest generation of a data key. Once one was changed, programs that know one key of each
+    /// domain refuse the store.
+    pub(crate) fn saw_data_keys(&mut self, generation: u32) {
+        if generation > 0 {
+            self.features |= DATA_KEYS;
+            self.data_generation = self.data_generation.max(generation);
         }
     }
 }
@@ -309,7 +323,8 @@ struct Raw {
     zone_list: U64,
     shares: RawRoot,
     next_domain: U32,
-    reserved: [u8; 28],
+    data_generation: U32,
+    reserved: [u8; 24],
     keys: U64,
     domains: [RawDomain; DOMAIN_ENTRIES],
 }
@@ -458,7 +473,8 @@ impl Superblock {
             zone_list: U64::new(fixed.geometry.moved_list),
             shares: state.shares.into(),
             next_domain: U32::new(state.next_domain),
-            reserved: [0; 28],
+            data_generation: U32::new(state.data_generation),
+            reserved: [0; 24],
             keys: U64::new(state.keys),
             domains: domain_entry::encode(&state.domains),
         };
@@ -541,14 +557,17 @@ impl Superblock {
             && State { sequence: other.state.sequence, ..self.state.clone() } == other.state
     }
 
-    /// True for the version before `newer` when only the keys changed between the two: a change of keys
-    /// that was killed leaves such a pair.
+    /// True for the version before `newer` when only the keys changed between the two, or what they need: a
+    /// change of keys that was killed leaves such a pair.
     #[must_use]
     pub(crate) fn has_keys_before(&self, newer: &Superblock) -> bool {
         let mut with_them = self.clone();
         with_them.state.keys = newer.state.keys;
         with_them.state.saw_domains(newer.state.next_domain);
-        self.state.keys < newer.state.keys
+        with_them.state.saw_data_keys(newer.state.data_generation);
+        with_them.state.features |= newer.state.features & DATA_KEYS;
+        let of = |state: &State| (state.keys, state.features & DATA_KEYS);
+        of(&self.state) < of(&newer.state)
             && self.state.sequence.wrapping_add(1) == newer.state.sequence
             && with_them.is_twin_of(newer)
     }
@@ -584,11 +603,13 @@ impl Raw {
         shown.superblock()
     }
 
-    /// Only a sealed store with domains, whose maps share pages, has limits of domains.
+    /// Only a sealed store with domains, whose maps share pages, has limits of domains; only a sealed one has
+    /// data keys.
     fn has_what_domains_need(&self) -> bool {
         const NEEDED: u64 = SHARING | SEALED | DOMAINS;
         let features = self.features.get();
-        features & DOMAIN_LIMITS == 0 || features & NEEDED == NEEDED
+        (features & DOMAIN_LIMITS == 0 || features & NEEDED == NEEDED)
+            && features & (SEALED | DATA_KEYS) != DATA_KEYS
     }
 
     fn superblock(&self) -> Option<Superblock> {
@@ -663,6 +684,9 @@ impl Raw {
                 next_domain: ((self.next_domain.get() > 1) == (self.features.get() & DOMAINS != 0)
                     && self.features.get() & (SEALED | DOMAINS) != DOMAINS)
                     .then_some(self.next_domain.get())?,
+                data_generation: (self.data_generation.get() == 0
+                    || self.features.get() & DATA_KEYS != 0)
+                    .then_some(self.data_generation.get())?,
                 domains: domain_entry::decode(&self.domains)
                     .filter(|all| all.is_empty() || self.features.get() & DOMAIN_LIMITS != 0)?,
                 // With leaves in place it is a guess, which crashes may raise above what there is.

@@ -22,7 +22,7 @@ pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 pub(crate) use domains::{Domains, kept_for};
-pub(crate) use mover::{Emptying, Mover, Plan, SharedPlan, Sharers, Stage};
+pub(crate) use mover::{Emptying, Mover, Plan, Resealing, SharedPlan, Sharers, Stage};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;

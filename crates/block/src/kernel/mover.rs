@@ -1,12 +1,12 @@
 //! The leaves and zones that moving still has to look at, and how far it has come.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use onefold_core::{Lba, VolumeId, ZoneId};
+use onefold_core::{Lba, Pba, VolumeId, ZoneId};
 
 use crate::{
-    format::page::Table,
-    moving::{Found, HandedLeaf, Leaves, Why},
+    format::page::{Page, Table},
+    moving::{Found, HandedLeaf, Hindered, Leaves, Why},
     sharing::{Survey, Surveyed},
 };
 
@@ -28,6 +28,10 @@ pub(crate) struct Mover {
     pub(crate) reached: u64,
     /// The inner pages above the leaf of a family that was looked at last.
     pub(crate) sharers: Option<Sharers>,
+    /// How far it has come with what is under older data keys.
+    pub(crate) resealing: Resealing,
+    /// Nothing is moved but what is under the older data key of this domain, and nobody waits meanwhile.
+    pub(crate) reseals_alone: Option<u32>,
     /// Clients are at work.
     pub(crate) beside_requests: bool,
     /// The leaf that the last step looked at in part, and where the next one goes on.
@@ -77,6 +81,54 @@ pub(crate) struct Plan {
     pub(crate) blocks: Found,
     /// When maps share the leaf: what all of them need for it.
     pub(crate) shared: Option<SharedPlan>,
+    /// The leaf, when it is looked through for what is under an older data key.
+    pub(crate) leaf: u64,
+    /// Its page, as long as all that was looked at of it has its place under the newest key.
+    pub(crate) mark: Option<Pba>,
+}
+
+/// The walk through leaves that may name something which is under an older data key.
+#[derive(Default)]
+pub(crate) struct Resealing {
+    /// Where it goes on.
+    pub(crate) at: (VolumeId, u64),
+    /// It found something to do.
+    pub(crate) worked: bool,
+    /// It passed a leaf that does not say yet that nothing of it is under an older key, or a map that it may not
+    /// look at.
+    pub(crate) passed_older: bool,
+    /// What kept leaves as they are.
+    pub(crate) hindered: Hindered,
+    /// The same of the walk before.
+    pub(crate) hindered_before: Hindered,
+    /// The pages of leaves that it has seen, by the tables of this checkpoint.
+    pub(crate) seen: (u64, BTreeSet<Pba>),
+    /// It goes on with the tables of this checkpoint, or later ones.
+    pub(crate) after: u64,
+    /// It goes on when clients have written so many blocks since the store was opened.
+    pub(crate) rests_until: u64,
+    /// A walk found that nothing is under an older key. Nothing comes under one any more.
+    pub(crate) is_done: bool,
+}
+
+/// Pages that a walk remembers to have seen: of 72 GiB of data. It looks at others once for each map.
+const SEEN_MAX: usize = 1 << 16;
+
+impl Resealing {
+    /// True when a page was seen already, by the tables of this checkpoint.
+    pub(crate) fn has_seen(&self, sequence: u64, page: Pba) -> bool {
+        self.seen.0 == sequence && self.seen.1.contains(&page)
+    }
+
+    /// A page was seen, by the tables of this checkpoint.
+    pub(crate) fn saw(&mut self, sequence: u64, page: Pba) {
+        if self.seen.0 != sequence {
+            self.seen = (sequence, BTreeSet::new());
+        }
+        if self.seen.1.len() < SEEN_MAX {
+            self.seen.1.insert(page);
+        }
+    }
 }
 
 /// The pages that the maps of a family need when blocks of a leaf move.
@@ -85,4 +137,6 @@ pub(crate) struct SharedPlan {
     pub(crate) family: u32,
     /// The places from the leaf up, as level and number, and how many pages the family has there.
     pub(crate) places: Vec<((u8, u64), u64)>,
+    /// The pages at the place of the leaf.
+    pub(crate) leaves: Vec<Arc<Page>>,
 }

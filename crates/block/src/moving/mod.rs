@@ -35,6 +35,36 @@ pub(crate) enum Why {
     Neighbours,
     /// A zone becomes free as a whole.
     Emptying,
+    /// What is under the older data key of a domain comes under the newest.
+    Resealing,
+}
+
+/// What keeps parts of maps under the older data key of their domain. Moving may find several of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hindered {
+    /// A block or a page can't be read, or has an entry that nobody understands.
+    pub by_damage: bool,
+    /// What deleted maps left is being taken apart.
+    pub by_leftovers: bool,
+    /// More maps have versions of their own of a part than moving takes.
+    pub by_versions: bool,
+    /// There is no room for copies.
+    pub by_room: bool,
+    /// A trim has not come into the maps yet.
+    pub by_trims: bool,
+}
+
+impl Hindered {
+    /// What one or the other says.
+    pub(crate) fn and(self, other: Hindered) -> Hindered {
+        Hindered {
+            by_damage: self.by_damage | other.by_damage,
+            by_leftovers: self.by_leftovers | other.by_leftovers,
+            by_versions: self.by_versions | other.by_versions,
+            by_room: self.by_room | other.by_room,
+            by_trims: self.by_trims | other.by_trims,
+        }
+    }
 }
 
 /// The tree of a leaf.
@@ -66,6 +96,14 @@ pub(crate) struct Moves {
     families: BTreeMap<u32, FamilyMoves>,
     /// As many as one checkpoint takes, as things are now.
     pub(crate) most: Most,
+    /// The leaves of fingerprints that are written at new places lose those of blocks without references.
+    pub(crate) clears_fingerprints: bool,
+    /// Entries that name a block which was there already.
+    known: usize,
+    /// What names the copies of blocks that are sealed again, by the blocks.
+    resealed: BTreeMap<Pba, MapEntry>,
+    /// As [`FamilyMoves::marks`], of leaves that are their map's alone.
+    marks: BTreeMap<Pba, u32>,
     /// Copies that a planted bug writes after the superblock.
     #[cfg(feature = "planted-bugs")]
     pub(crate) late: Vec<(Pba, onefold_core::Block)>,
@@ -78,16 +116,22 @@ pub(crate) struct Most {
     pub(crate) moves: usize,
     /// Map pages that are written because blocks moved below them, of maps that share them.
     pub(crate) shared_pages: u64,
+    /// The domain whose reserve they may take.
+    pub(crate) own: Option<u32>,
 }
 
 /// The copies that are put into all maps of a family, and its pages that are to move.
 #[derive(Default)]
 pub(crate) struct FamilyMoves {
-    puts: BTreeMap<Lba, Put>,
+    /// Pages at one place may name several blocks at an address: each has one new entry at most.
+    puts: BTreeMap<Lba, Vec<Put>>,
     /// Pages that are written at new places, each with a leaf at or below its own place.
     pages: BTreeMap<Pba, u64>,
     /// Places whose pages are counted for the next checkpoint.
     counted: BTreeSet<(u8, u64)>,
+    /// Pages of leaves of which all that is under an older data key has a copy, or is named anew, with the
+    /// generation that all their blocks have at least then.
+    marks: BTreeMap<Pba, u32>,
 }
 
 impl FamilyMoves {
@@ -102,7 +146,22 @@ impl FamilyMoves {
     pub(crate) fn of_leaf(&self, leaf: u64) -> impl Iterator<Item = (u64, Put)> {
         let first = leaf * Table::Map.per_leaf();
         let within = Lba(first)..Lba(first + Table::Map.per_leaf());
-        self.puts.range(within).map(move |(lba, put)| (lba.0 - first, *put))
+        let puts = self.puts.range(within);
+        puts.flat_map(move |(lba, puts)| puts.iter().map(move |put| (lba.0 - first, *put)))
+    }
+
+    fn put(&mut self, lba: Lba, put: Put) {
+        let puts = self.puts.entry(lba).or_default();
+        debug_assert!(
+            puts.iter().all(|one| one.from != put.from && one.to != put.to),
+            "entries that differ stay different"
+        );
+        puts.push(put);
+    }
+
+    /// The generation of the next version of a page, if it was looked through.
+    pub(crate) fn mark_of(&self, page: Pba) -> Option<u32> {
+        self.marks.get(&page).copied()
     }
 
     /// True for a page that is to move.
@@ -113,13 +172,57 @@ impl FamilyMoves {
 
 impl Moves {
     pub(crate) fn is_empty(&self) -> bool {
-        self.copies.is_empty() && self.pages.is_empty() && self.families.is_empty()
+        self.puts.is_empty() && self.pages.is_empty() && self.families.is_empty()
     }
 
     /// How many copies there are, and pages that are to move.
     pub(crate) fn len(&self) -> usize {
         let shared: usize = self.families.values().map(|moves| moves.pages.len()).sum();
-        self.copies.len() + self.pages.len() + shared
+        self.copies.len() + self.known + self.pages.len() + shared
+    }
+
+    /// Notes that an address of a volume is to name a block that is stored already, in place of `put.from`.
+    pub(crate) fn note_known(&mut self, volume: VolumeId, lba: Lba, put: Put) {
+        self.puts.entry(volume).or_default().insert(lba, put);
+        self.known += 1;
+    }
+
+    /// The same for an address of a family.
+    pub(crate) fn note_known_shared(&mut self, family: u32, lba: Lba, put: Put) {
+        self.families.entry(family).or_default().put(lba, put);
+        self.known += 1;
+    }
+
+    /// Notes what names the copy of a block that is sealed again.
+    pub(crate) fn note_resealed(&mut self, from: Pba, to: MapEntry) {
+        self.resealed.insert(from, to);
+    }
+
+    /// What names the copy of a block that is sealed again.
+    pub(crate) fn resealed(&self, from: Pba) -> Option<MapEntry> {
+        self.resealed.get(&from).copied()
+    }
+
+    /// Notes that all that a leaf names, of which this is the page, has this generation at least once all
+    /// copies are put. The leaf is its map's alone.
+    pub(crate) fn mark(&mut self, page: Pba, generation: u32) {
+        self.marks.insert(page, generation);
+    }
+
+    /// The same of a leaf that maps of a family share.
+    pub(crate) fn mark_shared(&mut self, family: u32, page: Pba, generation: u32) {
+        self.families.entry(family).or_default().marks.insert(page, generation);
+    }
+
+    /// The generation of the next version of a page of a map's own, if it was looked through.
+    pub(crate) fn mark_of(&self, page: Pba) -> Option<u32> {
+        self.marks.get(&page).copied()
+    }
+
+    /// True when a page of a family was looked through.
+    pub(crate) fn is_marked(&self, family: u32, page: Pba) -> bool {
+        let shared = self.families.get(&family).and_then(|moves| moves.mark_of(page));
+        shared.or_else(|| self.mark_of(page)).is_some()
     }
 
     /// New entries for maps that share pages, by their family.
@@ -137,13 +240,19 @@ impl Moves {
         (copy, fingerprint): (Pba, Fingerprint),
     ) {
         let to = MapEntry::Block { pba: copy, carried: false, prefix: fingerprint.prefix() };
-        self.families.entry(family).or_default().puts.insert(lba, Put { from, to });
+        self.families.entry(family).or_default().put(lba, Put { from, to });
         self.copies.insert(copy, fingerprint);
     }
 
     /// Notes that a page of a family is to be written at a new place; it is that of a leaf, or above it.
     pub(crate) fn note_shared_page(&mut self, family: u32, page: Pba, leaf: u64) {
         self.families.entry(family).or_default().pages.insert(page, leaf);
+    }
+
+    /// What is to be put at an address of a family, in place of different entries.
+    pub(crate) fn shared_puts(&self, family: u32, lba: Lba) -> &[Put] {
+        let puts = self.families.get(&family).and_then(|moves| moves.puts.get(&lba));
+        puts.map_or(&[], Vec::as_slice)
     }
 
     /// True when an address of a family has a copy already.
@@ -217,8 +326,8 @@ impl Moves {
     /// The blocks that were copied.
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn replaced(&self) -> BTreeSet<Pba> {
-        let shared = self.families.values().map(|moves| &moves.puts);
-        let puts = self.puts.values().chain(shared).flat_map(BTreeMap::values);
+        let shared = self.families.values().flat_map(|moves| moves.puts.values().flatten());
+        let puts = self.puts.values().flat_map(BTreeMap::values).chain(shared);
         puts.filter_map(|put| match put.from {
             MapEntry::Block { pba, .. } => Some(pba),
             _ => None,
@@ -263,5 +372,21 @@ mod tests {
         assert_eq!(moves.leaves(VolumeId(3)).collect::<Vec<_>>(), [0, 1, 9]);
         assert_eq!(moves.pages(Home::References).collect::<Vec<_>>(), [4]);
         assert_eq!(moves.pages(Home::Fingerprints).count(), 0);
+    }
+
+    #[test]
+    fn pages_of_a_place_that_differ_at_an_address_change_together() {
+        let mut moves = Moves::default();
+        let copies = [(raw(5), 70), (raw(6), 71)];
+        for (from, copy) in copies {
+            moves.note_shared(3, Lba(290), from, (Pba(copy), Fingerprint([9; 16])));
+        }
+        let puts = copies.map(|(from, copy)| Put { from, to: raw(copy) });
+        assert_eq!(moves.shared_puts(3, Lba(290)), puts);
+        assert_eq!(moves.shared_puts(4, Lba(290)), []);
+        let (_, family) = moves.families().next().expect("a family");
+        assert_eq!(family.leaves(), [1]);
+        assert_eq!(family.of_leaf(1).collect::<Vec<_>>(), puts.map(|put| (2, put)));
+        assert_eq!((family.of_leaf(0).count(), moves.len()), (0, 2));
     }
 }

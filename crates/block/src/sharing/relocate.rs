@@ -74,6 +74,9 @@ impl<S: MapStore> Sharing<'_, S> {
                 }
             }
             self.renew(PageId { index: leaf, ..id }, &place, &mut done, |_, at, page| {
+                if let Some(generation) = moves.mark_of(at) {
+                    page::set_generation(&mut page.0, generation);
+                }
                 put_into(page, leaf, moves) || moves.has_page(at)
             })?;
             done.leaves.push(leaf);

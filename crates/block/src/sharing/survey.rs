@@ -169,6 +169,12 @@ impl Survey {
         Ok(is_explained(store, &place, &counts).then_some(place))
     }
 
+    /// How many leaves numbered `leaf` there are, below the inner pages of this complete survey; `None` where
+    /// the names of one differ.
+    pub(crate) fn leaves_at(&self, store: &impl MapPages, leaf: u64) -> Option<usize> {
+        self.named(store, 0, leaf).map(|named| named.len())
+    }
+
     /// The pages of a level that are named from above; `None` where the names of one differ.
     fn named_at_level(&self, store: &impl MapPages, level: u8) -> Option<Vec<(u64, Named)>> {
         let width = FANOUT.checked_pow(u32::from(level));

@@ -305,11 +305,13 @@ pub(crate) const FIGURES: &[Figure] = &[
         (Counter, Number),
         ByOperator,
         "Blocks that the store wrote again by itself: next to their neighbours, by moves or, with leaves \
-         in place, by records (compaction), or elsewhere to make whole zones free.",
+         in place, by records (compaction), or elsewhere to make whole zones free, or under \
+         another data key.",
         &[
             number(BLOCK, "/server/writes/moved_blocks").labelled("why", "compaction"),
             number(BLOCK, "/server/writes/neighbour_blocks").labelled("why", "neighbours"),
             number(BLOCK, "/server/writes/emptied_blocks").labelled("why", "emptying"),
+            number(BLOCK, "/server/writes/resealed_blocks").labelled("why", "resealing"),
         ],
     ),
     figure(

@@ -292,6 +292,9 @@ pub(crate) struct Writes {
     /// Blocks that were moved to make whole zones free.
     #[serde(default)]
     pub(crate) emptied_blocks: u64,
+    /// Blocks that came from an older data key under the newest one.
+    #[serde(default)]
+    pub(crate) resealed_blocks: u64,
     pub(crate) flushes: u64,
     pub(crate) durable_writes: u64,
     pub(crate) windows: u64,
@@ -468,6 +471,7 @@ impl From<&Counts> for Writes {
             moved_blocks: counts.moved_blocks,
             neighbour_blocks: counts.neighbour_blocks,
             emptied_blocks: counts.emptied_blocks,
+            resealed_blocks: counts.resealed_blocks,
             flushes: counts.flushes,
             durable_writes: counts.durable_writes,
             windows: counts.windows,

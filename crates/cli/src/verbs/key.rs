@@ -1,5 +1,6 @@
 //! `onefold key`: the slots by which an encrypted store opens.
 
+mod data_keys;
 mod roles;
 
 use std::{
@@ -119,31 +120,40 @@ enum Verb {
     /// For when a secret, or a copy of the keys, is in wrong hands. Without --data the keys of the data stay
     /// the same: whoever opened the store before can still read copies of it, and what comes to it.
     ///
-    /// With --data an archive, or a domain of it, gets another data key beside the one that it has, and
-    /// slots stay. All that is stored from then on is under the new key, and shares nothing with what was
-    /// stored before: equal content takes space twice as long as the older one is kept. `onefold gc --reseal`
-    /// writes the rest again, and erases the older key when nothing is left under it. So whoever had a slot
-    /// and a copy of the keys is locked out by both: first `key rotate`, then `key rotate --data` and `gc
-    /// --reseal`. Names of sets, streams and snapshots stay under the store key. Nobody may store, serve or
-    /// collect at that moment. The first change upgrades the archive, which older programs refuse then.
-    /// Copies of the file `keys` from before lack the new key, and after `gc --reseal` open no content: make
-    /// new ones. Block and cluster stores can't change their data keys yet.
+    /// With --data an archive or a block store, or a domain of it, gets another data key beside the one that it
+    /// has, and slots stay. All that is stored from then on is under the new key, and shares nothing with what
+    /// was stored before: equal content takes space twice as long as the older one is kept. The rest is written
+    /// again, and the older key is erased when nothing is left under it: in an archive by `onefold gc --reseal`;
+    /// a block store does the first when clients leave it time, and `--finish` does what is left of it, and the
+    /// second. So whoever had a slot and a copy of the keys is locked out by all of it: first `key rotate`, then
+    /// `key rotate --data`, then `gc --reseal` or `--finish`. Names of volumes, sets, streams and snapshots stay
+    /// under the store key. Nobody may store, serve or collect at that moment. `--finish` may take hours: it reads all
+    /// that is under the older key, and overwrites what is free in the store. It may be killed, and given again. After
+    /// the first change older programs refuse the archive or store. Copies of the keys from before lack the new
+    /// key, and open no content once the older one is erased: make new ones. Cluster stores can't change their data
+    /// keys yet.
     #[command(after_help = "Examples:\n  \
                       onefold key rotate backups --drop-others\n  \
                       onefold key rotate backups --data --key vault.key\n  \
-                      onefold key rotate backups --data --domain customer-7 --key vault.key")]
+                      onefold key rotate backups --data --domain customer-7 --key vault.key\n  \
+                      onefold key rotate disk.onefold --data --key vault.key\n  \
+                      onefold key rotate disk.onefold --data --finish --key vault.key")]
     Rotate {
         /// The store
         store: PathBuf,
         /// Drops all other slots; needed when there are some
         #[arg(long, conflicts_with = "data")]
         drop_others: bool,
-        /// Changes the data key of an archive in place of the root key
+        /// Changes the data key of an archive or a block store in place of the root key
         #[arg(long)]
         data: bool,
-        /// The domain whose data key is changed; the one that the archive began with when it is not given
+        /// The domain whose data key is changed; the one that the store began with when it is not given
         #[arg(long, value_name = "NAME", requires = "data")]
         domain: Option<String>,
+        /// Writes again what a block store still has under the older data key, overwrites what is free, and erases
+        /// that key
+        #[arg(long, requires = "data")]
+        finish: bool,
         #[command(flatten)]
         answer: Answer,
     },
@@ -252,8 +262,16 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
             answer.tell(&report, words)
         }
         Verb::Change { store, slot, new, answer } => exchange(store, *slot, new, answer),
-        Verb::Rotate { store, data: true, domain, answer, .. } => {
-            rotate_data(store, domain.as_deref(), answer)
+        Verb::Rotate { store, data: true, domain, finish, answer, .. } => {
+            let domain = domain.as_deref();
+            match at(store)? {
+                Store::Block(file) => data_keys::rotate(store, &file, (domain, *finish), answer),
+                Store::Archive(_) if *finish => Err(Failure::new(format!(
+                    "of an archive, `onefold gc {} --reseal` writes the rest again, and erases the older key",
+                    store.display()
+                ))),
+                _ => rotate_data(store, domain, answer),
+            }
         }
         Verb::Rotate { store, drop_others, answer, .. } => rotate(store, *drop_others, answer),
         Verb::Grant { store, role, to, name, sets, answer } => {
@@ -369,11 +387,17 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
     // The name of a credential has it.
     let id = hex_digits(area.id());
     let older = if proven { older_data_keys(store)? } else { Vec::new() };
+    let of_blocks = match at(store)? {
+        Store::Block(file) if proven => data_keys::older(&file)?,
+        _ => Vec::new(),
+    };
     let report = json!({
         "store": shown(store), "id": id, "keys": area.sequence(), "proven": proven, "slots": rows,
         "older_data_keys": older.iter().map(|one| json!({
             "domain": one.domain, "generation": one.generation, "containers": one.containers, "bytes": one.bytes,
-        })).collect::<Vec<_>>(),
+        })).chain(of_blocks.iter().map(|one| json!({
+            "domain": one.number, "generation": one.generation,
+        }))).collect::<Vec<_>>(),
     });
     let said = match (proven, is_served) {
         (false, _) => "\nnot proven: with --key it is",
@@ -381,8 +405,9 @@ fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
         (true, false) => "",
     };
     let words = words.join("\n");
-    let older: Vec<String> = older.iter().map(|one| format!("\n{}", older_words(one))).collect();
-    let older = older.concat();
+    let older = older.iter().map(older_words);
+    let older = older.chain(of_blocks.iter().map(|one| data_keys::older_words(store, one)));
+    let older: String = older.map(|words| format!("\n{words}")).collect();
     answer.tell(&report, format_args!("id {id}\nslot  kind        made\n{words}{older}{said}"))
 }
 

@@ -14,7 +14,7 @@ use onefold_block::{
     Growth, Limits, Mark, NewVolume, NoDedup, Persistence, PieceKind, Place as ActPlace, Receive,
     Rule, Setting, Settings, StreamReader, StreamWriter, Tidying, Times, Transfers, change_keys,
     check::{MEMORY, Place, check_with},
-    create_domain, domain_limits_durable, domains, erase_domain, erase_keys,
+    create_domain, domain_limits_durable, domains, erase_domain, erase_keys, finish_data_key,
     format::{
         Identity,
         carrier::{Header, Payload, encode},
@@ -24,6 +24,7 @@ use onefold_block::{
         superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
         zone_list,
     },
+    rotate_data_key,
     schedule::{Facts, Next, Unflushed},
     set_domain_limits,
 };
@@ -35,7 +36,7 @@ use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
-    checks::verifier::{self, Reading},
+    checks::verifier::{self, Forgotten, Reading},
     keys, live,
     subject::{Ack, LimitedDomain, Report, Schedules, Skips, Step, StoreOptions, Subject},
 };
@@ -958,6 +959,25 @@ impl Subject for Thin {
         erase_domain(&disk, clock, &Thin::settings(options), number)
     }
 
+    fn rotate_data_key(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<()> {
+        rotate_data_key(&disk, clock, &Thin::settings(options), number).map(drop)
+    }
+
+    fn finish_data_key(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<u64> {
+        let left = finish_data_key(&disk, clock, &Thin::settings(options), number)?;
+        Ok(left.map_or(0, |left| (left.leaves + left.leaving).max(1)))
+    }
+
     fn erased_domains(&self) -> BTreeSet<u32> {
         let all = domains(&self.0).into_iter().filter(|one| one.name.is_none());
         all.map(|one| one.number).collect()
@@ -997,6 +1017,13 @@ impl Subject for Thin {
         let reading =
             verifier::read(&image, &disk.damaged(), options.weak_fingerprint, sealed.as_ref());
         Some(reading.from(Thin::first_block(options)))
+    }
+
+    fn forgotten(
+        disk: &VirtualDisk,
+        options: &StoreOptions,
+    ) -> std::result::Result<Forgotten, String> {
+        verifier::forgotten(&disk.view(), keys::sealed(options).as_ref())
     }
 
     fn has_copy(disk: &VirtualDisk, options: &StoreOptions, at: u64) -> bool {

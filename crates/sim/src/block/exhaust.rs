@@ -5,9 +5,12 @@
 //! was tried at the call before, so it is not tried again. Some of the crashed disks are recovered
 //! under record too, and the crash points of that recovery are tried as well.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, Clock, Disk, Lba, Result, Ticket};
@@ -234,6 +237,8 @@ pub fn small(in_place: bool) -> StoreOptions {
         domains: 0,
         quotas: false,
         domain_limits: false,
+        data_keys: false,
+        generations: BTreeMap::new(),
         moves: None,
         released: None,
         bug: None,

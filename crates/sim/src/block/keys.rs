@@ -11,7 +11,10 @@ use onefold_seal::{
 use onefold_testbed::{Rng, disk::Image};
 use parking_lot::Mutex;
 
-use crate::block::{checks::verifier::Sealed, subject::StoreOptions};
+use crate::block::{
+    checks::verifier::Sealed,
+    subject::{Generations, StoreOptions},
+};
 
 /// The secret that is never removed.
 pub(super) const OWNER: u8 = 1;
@@ -97,14 +100,18 @@ pub(super) fn domain_name(number: u32) -> String {
     format!("tenant {number}")
 }
 
-/// The numbers of the domains that a key area has.
-pub(super) fn domains_in(area: &[u8]) -> Result<Vec<u32>> {
+/// The keys that a key area has.
+pub(super) fn keys_in(area: &[u8]) -> Result<Keys> {
     let area = KeyArea::decode(area)?;
     let opened = area.root(&secret(OWNER), 0)?;
     let (_, root) = opened.ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))?;
     let keys = area.keys(&root)?;
-    let keys = keys.ok_or_else(|| Error::new(Kind::Corrupt, "the key area is not proven"))?;
-    Ok(keys.domains().iter().map(onefold_seal::Domain::number).collect())
+    keys.ok_or_else(|| Error::new(Kind::Corrupt, "the key area is not proven"))
+}
+
+/// The numbers of the domains that a key area has.
+pub(super) fn domains_in(area: &[u8]) -> Result<Vec<u32>> {
+    Ok(keys_in(area)?.domains().iter().map(onefold_seal::Domain::number).collect())
 }
 
 /// The identity of the store.
@@ -122,6 +129,23 @@ pub(super) fn sealed(options: &StoreOptions) -> Option<Sealed> {
     // is known here all the same: what lies on the disk must be right.
     for number in 1..=options.domains {
         keys.add_domain(&domain_name(number), &*repeated()).ok()?;
+    }
+    // So does each process that changes a data key.
+    // No two domains have one generation after 0.
+    let of = |(&number, of): (&u32, &Generations)| {
+        of.all.iter().map(move |&generation| (generation, number)).collect::<Vec<_>>()
+    };
+    let mut all: Vec<(u32, u32)> = options.generations.iter().flat_map(of).collect();
+    all.sort_unstable();
+    for (generation, number) in all {
+        if keys.older(number).is_some() {
+            keys.drop_older(number, &*repeated()).ok()?;
+        }
+        keys.saw_generation(generation - 1);
+        keys.rotate_domain(number, &*repeated()).ok()?;
+    }
+    for (&number, _) in options.generations.iter().filter(|(_, of)| !of.has_older) {
+        keys.drop_older(number, &*repeated()).ok()?;
     }
     Sealed::new(&keys).ok()
 }

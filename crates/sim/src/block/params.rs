@@ -1,6 +1,6 @@
 //! The parameters of a run, which its seed draws before it begins; they are printed when it fails.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::Algorithm;
 use onefold_testbed::{Fault, Rng, content::Palette};
@@ -178,6 +178,7 @@ impl Params {
         options.domains = domains(seed, &options, profile);
         options.quotas = quotas(seed, &options, profile);
         options.domain_limits = domain_limits(seed, &options);
+        options.data_keys = data_keys(seed, &options, profile);
         options.moves = moves(seed, &options);
         options.released = released(seed);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
@@ -421,6 +422,8 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         domains: 0,
         quotas: false,
         domain_limits: false,
+        data_keys: false,
+        generations: BTreeMap::new(),
         moves: None,
         released: None,
         bug: None,
@@ -592,6 +595,19 @@ fn domain_limits(seed: u64, options: &StoreOptions) -> bool {
         && options.domains > 0
         && matches!(options.scheme, 0 | 2)
         && !is_kept_before(WITH_DOMAIN_LIMITS, seed)
+}
+
+/// Behind this line of the lists of kept seeds are those whose data keys may change.
+const WITH_DATA_KEYS: &str = "# With data keys";
+
+/// Whether data keys change, from a source of its own. The seeds that were kept before stay what they were, also
+/// those that found planted bugs. Whoever changes one works on a disk without faults.
+fn data_keys(seed: u64, options: &StoreOptions, profile: Profile) -> bool {
+    let calm = matches!(profile, Profile::Crashes | Profile::FullStore | Profile::Churn);
+    Rng::new(seed ^ 0x6461_7461_6b65_0094).percent(50)
+        && calm
+        && options.sealed
+        && !is_kept_before(WITH_DATA_KEYS, seed)
 }
 
 /// Behind this line of the lists of kept seeds are those whose stores may move blocks.

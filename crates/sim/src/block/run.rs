@@ -12,7 +12,7 @@ use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        actors::{Bounds, Growing, Secrets, Tenants, Transfer},
+        actors::{Bounds, Growing, Rotations, Secrets, Tenants, Transfer},
         model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
@@ -61,6 +61,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) secrets: Option<Secrets>,
     /// Which domains a sealed store has, if it gets any besides the first.
     pub(crate) tenants: Option<Tenants>,
+    /// How data keys change, if they do.
+    pub(crate) rotations: Option<Rotations>,
     /// Which limits domains have, if they get some.
     pub(crate) bounds: Option<Bounds>,
     /// A growth that was asked for.
@@ -89,6 +91,8 @@ impl<S: Subject> Sim<S> {
         let secrets = (S::SEALS && params.options.sealed).then(|| Secrets::new(params.seed));
         let tenants = secrets.as_ref().filter(|_| params.options.domains > 0);
         let tenants = tenants.map(|_| Tenants::new(params.seed));
+        let rotating = secrets.as_ref().filter(|_| params.options.data_keys);
+        let rotations = rotating.map(|_| Rotations::new(params.seed));
         let limited = tenants.as_ref().filter(|_| params.options.domain_limits);
         let bounds = limited.map(|_| Bounds::new(params.seed));
         let clock = Arc::new(VirtualClock::default());
@@ -108,6 +112,7 @@ impl<S: Subject> Sim<S> {
             sent: BTreeMap::new(),
             secrets,
             tenants,
+            rotations,
             bounds,
             growing: None,
             rot,

@@ -1,7 +1,13 @@
 //! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
 //! serve every engine.
 
-use std::{collections::BTreeSet, io::Cursor, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Cursor,
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use onefold_block::{
     Begin, Frame, StreamReader,
@@ -14,7 +20,7 @@ use onefold_core::{
 use onefold_seal::{DurableState, Keys, Random};
 use onefold_testbed::{Rng, VirtualDisk};
 
-use crate::block::checks::verifier::Reading;
+use crate::block::checks::verifier::{Forgotten, Reading};
 
 /// When blocks are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +96,10 @@ pub struct StoreOptions {
     pub domains: u32,
     /// Domains get quotas and reserves.
     pub domain_limits: bool,
+    /// The data keys of domains change.
+    pub data_keys: bool,
+    /// The domains whose data key was changed so far.
+    pub generations: BTreeMap<u32, Generations>,
     /// Volumes get quotas, most of them so small that clients reach them.
     pub quotas: bool,
     /// Blocks that lie scattered are moved by checkpoints.
@@ -98,6 +108,15 @@ pub struct StoreOptions {
     pub released: Option<usize>,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
+}
+
+/// How it stands with the data key of a domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Generations {
+    /// The generations that it had after 0.
+    pub all: Vec<u32>,
+    /// The key of before the last change is still there.
+    pub has_older: bool,
 }
 
 /// Limits of tables and queues, each so low that a run comes to it; `None` where the usual one
@@ -693,6 +712,35 @@ pub trait Subject: Sized {
         Err(Error::new(Kind::Unsupported, "this store is never sealed"))
     }
 
+    /// Gives a domain of a sealed store on which nobody works another data key.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn rotate_data_key(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<()> {
+        let _ = (disk, clock, options, number);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
+    }
+
+    /// Writes again what is under the older data key of a domain, and erases the key when nothing is left;
+    /// gives what is left.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn finish_data_key(
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        options: &StoreOptions,
+        number: u32,
+    ) -> Result<u64> {
+        let _ = (disk, clock, options, number);
+        Err(Error::new(Kind::Unsupported, "this store is never sealed"))
+    }
+
     /// The domains that were erased.
     fn erased_domains(&self) -> BTreeSet<u32> {
         BTreeSet::new()
@@ -732,6 +780,19 @@ pub trait Subject: Sized {
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
         let _ = (disk, options);
         None
+    }
+
+    /// Free blocks that hold something, and blocks without references that have a fingerprint, in a store that
+    /// was closed on a disk without damage; by the document of its format alone.
+    ///
+    /// # Errors
+    /// It can't be read.
+    fn forgotten(
+        disk: &VirtualDisk,
+        options: &StoreOptions,
+    ) -> std::result::Result<Forgotten, String> {
+        let _ = (disk, options);
+        Ok(Forgotten::default())
     }
 
     /// True when a block of metadata has a copy elsewhere that is whole.

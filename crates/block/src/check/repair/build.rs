@@ -70,6 +70,8 @@ impl Builder<'_> {
             )?;
             return Ok(pointer);
         }
+        // Nobody has looked through what is put together here.
+        page::set_generation(&mut page.0, 0);
         let pointer = page::seal(self.identity, id, at, birth, &mut page)?;
         self.writer.push(at, page)?;
         Ok(pointer)

@@ -146,6 +146,7 @@ pub(crate) fn build(
             shares,
             keys: old.state.keys,
             next_domain: old.state.next_domain,
+            data_generation: old.state.data_generation,
             domains,
         },
         volumes,

@@ -300,7 +300,7 @@ fn look_at_maps(
                     return Ok(Look::More);
                 }
                 // Finding that out may have read all leaves there.
-                OfLeaf::Stays => return Ok(Look::More),
+                OfLeaf::Stays(_) => return Ok(Look::More),
                 OfLeaf::Found(place, shared) => Some((place, shared)),
             }
         };
@@ -339,7 +339,14 @@ fn look_at_maps(
         }
         blocks.reverse();
         let (sequence, why) = (tables.state.sequence, Why::Emptying);
-        return Ok(Look::Chosen(Plan { volume: id, sequence, why, blocks, shared }));
+        return Ok(Look::Chosen(Plan {
+            volume: id,
+            sequence,
+            why,
+            blocks,
+            shared,
+            ..Plan::default()
+        }));
     }
     Ok(Look::More)
 }

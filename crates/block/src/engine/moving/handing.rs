@@ -8,7 +8,7 @@ use crate::{
     engine::read::{Wanted, read, read_stored},
     format::page::{MapEntry, Table},
     kernel::{Kernel, Plan},
-    moving::{Found, HandedLeaf},
+    moving::{Found, HandedLeaf, Why},
     rules::Rule,
     scheme::verbs::Scheme,
     settings::Tidying,
@@ -19,8 +19,13 @@ use crate::{
 pub(super) struct Copied {
     pub(super) lba: Lba,
     pub(super) from: MapEntry,
+    /// By the newest key of its domain.
     pub(super) fingerprint: Fingerprint,
     pub(super) block: Block,
+    /// It was written before the data key of its domain was changed.
+    pub(super) is_older: bool,
+    /// It is of a critical range: no other address shares it.
+    pub(super) is_critical: bool,
 }
 
 /// Copies, and the places that they get.
@@ -66,7 +71,8 @@ pub(super) fn copies_of(
         Some(handed) => blocks.iter().map(|&(lba, _)| handed.take(lba)).collect(),
         None => vec![None; blocks.len()],
     };
-    let mut all = proved(kernel, domain, blocks, given, kernel.keeps(Rule::HandedBlocksProven))?;
+    let of = (domain, plan.why);
+    let mut all = proved(kernel, of, blocks, given, kernel.keeps(Rule::HandedBlocksProven))?;
     kernel.coverage.add(Mark::BlocksHanded, all.iter().flatten().count());
     let wanted: Vec<Option<Wanted>> = blocks
         .iter()
@@ -80,7 +86,7 @@ pub(super) fn copies_of(
         .collect();
     if wanted.iter().any(Option::is_some) {
         let read = read_stored(kernel, domain, &wanted);
-        let read = proved(kernel, domain, blocks, read, true)?;
+        let read = proved(kernel, of, blocks, read, true)?;
         all = all.into_iter().zip(read).map(|(known, read)| known.or(read)).collect();
     }
     Ok(all.into_iter().flatten().collect())
@@ -89,7 +95,7 @@ pub(super) fn copies_of(
 /// The blocks whose content is what the map names.
 fn proved(
     kernel: &Kernel,
-    domain: u32,
+    (domain, why): (u32, Why),
     blocks: &Found,
     content: Vec<Option<Block>>,
     compares: bool,
@@ -97,14 +103,25 @@ fn proved(
     let all: Vec<&Block> = content.iter().flatten().collect();
     let fingerprints = kernel.identity.fingerprinter_of(domain)?.many(&all);
     let mut fingerprints = fingerprints.into_iter();
+    let older = kernel.identity.older_fingerprinter_of(domain);
+    let stays_older = why != Why::Resealing && !kernel.keeps(Rule::CopiesByNewestKey);
     let proved = blocks.iter().zip(content).map(|(&(lba, from), block)| {
         let block = block?;
         let of = fingerprints.next()?;
         let MapEntry::Block { prefix, .. } = from else { return None };
         // One that is not shared is known by the other of the two.
-        let known = [of, of.unshared()].into_iter().find(|of| of.prefix() == prefix);
-        let fingerprint = known.or((!compares).then_some(of))?;
-        Some(Copied { lba, from, fingerprint, block })
+        let both = |of: Fingerprint| [of, of.unshared()];
+        let known = both(of).into_iter().find(|of| of.prefix() == prefix);
+        // A copy is under the newest key in any case.
+        let before = older.filter(|_| known.is_none()).and_then(|older| {
+            let mut found = both(older.one(&block)).into_iter().zip(both(of));
+            let (older, of) = found.find(|(older, _)| older.prefix() == prefix)?;
+            Some(if stays_older { older } else { of })
+        });
+        let fingerprint = known.or(before).or((!compares).then_some(of))?;
+        let is_critical = fingerprint == of.unshared();
+        let is_older = before.is_some();
+        Some(Copied { lba, from, fingerprint, block, is_older, is_critical })
     });
     Ok(proved.collect())
 }

@@ -47,7 +47,7 @@ pub(super) fn blocks_a_run(kernel: &Kernel) -> usize {
 /// True when there is room for so many copies more: few were made so far, and space is left for them and
 /// for the pages that the next checkpoint writes because of them, `shared` pages of maps that share them
 /// among these. Without room those that there are wait for a checkpoint.
-pub(super) fn has_room(
+pub(in crate::engine) fn has_room(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     moves: &Moves,
@@ -64,7 +64,7 @@ pub(super) fn has_room(
     let before = state.moving.count_shared_pages(shared);
     let pages = scheme.reserve(kernel, &state, &state.moving, copies);
     state.moving.set_shared_pages(before);
-    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, None);
+    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, moves.most.own);
     moves.len() + more <= moves.most.moves && has_spare(kernel, scheme, &state, wanted)
 }
 

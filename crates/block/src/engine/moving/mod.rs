@@ -16,15 +16,20 @@ mod emptying;
 mod handing;
 mod looking;
 mod neighbours;
+mod resealing;
 mod sharers;
 
 use onefold_core::{BlockRef, Class, Result, Run};
 
-pub(super) use self::{handing::read_in_order, looking::is_alone};
+pub(super) use self::{
+    handing::read_in_order,
+    looking::{has_room, is_alone},
+    resealing::{UnderOlder, under_older},
+};
 use self::{
     handing::{Copied, Placed},
-    looking::{Look, has_room, is_movable, movable, want_checkpoint},
-    sharers::{OfLeaf, SHARED_PAGES_MAX, has_shared_room},
+    looking::{Look, is_movable, movable, want_checkpoint},
+    sharers::{ALONE_PAGES_MAX, OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
 use crate::{
     counters::add,
@@ -64,9 +69,11 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     let most = kernel.settings.moves_max();
     moves.most = if mover.beside_requests {
         let some = (most / BESIDE_SHARE).max(BESIDE_MIN).min(most);
-        Most { moves: some, shared_pages: SHARED_PAGES_MAX / BESIDE_SHARE as u64 }
+        Most { moves: some, shared_pages: SHARED_PAGES_MAX / BESIDE_SHARE as u64, own: None }
     } else {
-        Most { moves: most, shared_pages: SHARED_PAGES_MAX }
+        let own = mover.reseals_alone;
+        let shared_pages = own.map_or(SHARED_PAGES_MAX, |_| ALONE_PAGES_MAX);
+        Most { moves: most, shared_pages, own }
     };
     let (tables, orphans) = (kernel.tables(), orphans.as_deref());
     if mover.plan.sequence != tables.state.sequence {
@@ -83,9 +90,15 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         mover.plan.sequence = tables.state.sequence;
     }
     if mover.plan.blocks.is_empty() {
-        let mut found = emptying::look((kernel, scheme), &tables, (&mut *mover, orphans), moves);
-        if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
-            found = neighbours::look(kernel, &tables, (&mut *mover, orphans), moves);
+        let mut found = Look::Nothing;
+        if mover.reseals_alone.is_none() {
+            found = emptying::look((kernel, scheme), &tables, (&mut *mover, orphans), moves);
+            if matches!(found, Look::Nothing) && mover.lacks_run != tables.state.sequence {
+                found = neighbours::look(kernel, &tables, (&mut *mover, orphans), moves);
+            }
+        }
+        if matches!(found, Look::Nothing) {
+            found = resealing::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
@@ -99,13 +112,21 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     }
     let limited = kernel.keeps(Rule::MoveStepsLimited);
     let most = if limited { kernel.settings.limits.moved } else { usize::MAX };
-    let some = mover.plan.blocks.len().min(most).min(moves.most.moves);
-    let fits = match &mover.plan.shared {
+    let mut some = mover.plan.blocks.len().min(most).min(moves.most.moves);
+    let has_room_for = |some| match &mover.plan.shared {
         Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
         None => has_room(kernel, scheme, moves, some, 0),
     };
+    let mut fits = has_room_for(some);
+    // Neighbours come together or not at all.
+    while !fits && some > 1 && mover.plan.why == Why::Resealing {
+        some /= 2;
+        fits = has_room_for(some);
+    }
     if !fits {
         kernel.coverage.hit(Mark::MovesFull);
+        mover.resealing.hindered.by_room |=
+            mover.plan.why == Why::Resealing && moves.is_empty() && !mover.beside_requests;
         if moves.is_empty() && !mover.beside_requests && has_room(kernel, scheme, moves, 1, 0) {
             // There will be none for this one. The leaf stays until it changes, and others have their turn.
             mover.plan.blocks.clear();
@@ -138,10 +159,20 @@ fn copy_some(
     let rest = plan.blocks.len().saturating_sub(some);
     let mut next = plan.blocks.split_off(rest);
     next.reverse();
-    let copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    let asked = next.len();
+    let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    let before = moves.len();
+    let mut again = Vec::new();
+    if plan.why == Why::Resealing {
+        let of = (&mut *plan, asked);
+        let hindered = &mut mover.resealing.hindered;
+        let copied_now = (copied, &mut *moves);
+        copied = resealing::to_copy(kernel, tables, domain, of, copied_now, hindered)?;
+        copied = resealing::once_each(kernel, plan, copied, moves, &mut again);
+    }
     let (mut placed, all_placed) = place(kernel, tables, (plan.why, run), copied)?;
     for (extent, copies) in &mut placed {
-        seal(kernel, domain, *extent, copies)?;
+        seal(kernel, (domain, plan.why), *extent, copies)?;
     }
     #[cfg(feature = "planted-bugs")]
     let is_late = broken::writes_late(kernel, &placed, moves);
@@ -153,14 +184,27 @@ fn copy_some(
     for (extent, copies) in placed {
         note(kernel, plan, extent, copies, moves);
     }
+    if plan.why == Why::Resealing && all_placed {
+        // Their first one has its copy by now.
+        let later = resealing::once_each(kernel, plan, again, moves, &mut Vec::new());
+        debug_assert!(later.is_empty(), "what comes again has a copy");
+        if plan.blocks.is_empty() {
+            resealing::mark(kernel, domain, plan, moves);
+        }
+    }
+    let has_worked = plan.why == Why::Resealing && moves.len() > before;
     if !all_placed {
         want_checkpoint(kernel, mover.beside_requests, moves);
         plan.blocks.clear();
-        if plan.why == Why::Emptying && moves.is_empty() {
+        let why = plan.why;
+        match why {
             // No hole is left: reading what else lives in the zones would be in vain.
-            emptying::give_up(kernel, mover);
+            Why::Emptying if moves.is_empty() => emptying::give_up(kernel, mover),
+            Why::Resealing => resealing::lacks_room(tables, mover, moves),
+            Why::Emptying | Why::Neighbours => {}
         }
     }
+    mover.resealing.worked |= has_worked;
     Ok(true)
 }
 
@@ -184,6 +228,13 @@ fn place(
             let extent = match why {
                 Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
                 Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
+                Why::Resealing => {
+                    let together = state.allocator.place_copies(wanted, wanted, &zones);
+                    match together {
+                        Ok(None) => state.allocator.place_in_holes(wanted, &zones),
+                        placed => placed,
+                    }
+                }
             };
             (extent, state.overlays.tables().state.sequence)
         };
@@ -210,11 +261,22 @@ fn read_ahead(kernel: &Kernel) {
 }
 
 /// Seals copies for their places, in a sealed store.
-fn seal(kernel: &Kernel, domain: u32, extent: Extent, copies: &mut [Copied]) -> Result<()> {
+fn seal(
+    kernel: &Kernel,
+    (domain, why): (u32, Why),
+    extent: Extent,
+    copies: &mut [Copied],
+) -> Result<()> {
     for (n, copy) in (0..).zip(copies.iter_mut()) {
         if let Some(sealing) = &kernel.identity.sealing {
             let (prefix, at) = (copy.fingerprint.prefix(), extent.at.plus(n));
-            sealing.seal_raw(domain, prefix, at, &mut copy.block).map_err(|e| kernel.stop(&e))?;
+            let stays_older =
+                copy.is_older && why != Why::Resealing && !kernel.keeps(Rule::CopiesByNewestKey);
+            let sealed = match stays_older {
+                true => sealing.seal_by_older(domain, prefix, at, &mut copy.block),
+                false => sealing.seal_raw(domain, prefix, at, &mut copy.block),
+            };
+            sealed.map_err(|e| kernel.stop(&e))?;
         }
     }
     Ok(())
@@ -244,6 +306,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     let counter = match plan.why {
         Why::Neighbours => &kernel.counters.neighbour_blocks,
         Why::Emptying => &kernel.counters.emptied_blocks,
+        Why::Resealing => &kernel.counters.resealed_blocks,
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
@@ -253,6 +316,12 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
     let mut state = kernel.state.lock();
     for (n, copy) in (0..).zip(copies) {
         let to = (extent.at.plus(n), copy.fingerprint);
+        if plan.why == Why::Resealing
+            && let MapEntry::Block { pba, .. } = copy.from
+        {
+            let prefix = copy.fingerprint.prefix();
+            moves.note_resealed(pba, MapEntry::Block { pba: to.0, carried: false, prefix });
+        }
         match &plan.shared {
             Some(shared) => {
                 moves.note_shared(shared.family, copy.lba, copy.from, to);
@@ -276,6 +345,13 @@ fn renew(
     moves: &Moves,
 ) -> Result<bool> {
     let mut rest = std::mem::take(&mut mover.plan.blocks);
+    if mover.plan.why == Why::Resealing {
+        // Its leaf is looked at once more.
+        if !rest.is_empty() {
+            mover.resealing.at = (mover.plan.volume, mover.plan.leaf);
+        }
+        return Ok(true);
+    }
     let volume = tables.volumes.get(&mover.plan.volume);
     let (Some((first, _)), Some(volume)) =
         (rest.first(), volume.filter(|volume| is_movable(kernel, volume)))
@@ -296,7 +372,7 @@ fn renew(
             mover.plan.blocks = rest;
             return Ok(false);
         }
-        OfLeaf::Stays => {}
+        OfLeaf::Stays(_) => {}
         OfLeaf::Found(place, shared) => {
             let mine = (volume, pointer.address, mover.plan.why);
             mover.plan.blocks = sharers::movable(kernel, tables, mine, rest, (&place, moves))?;

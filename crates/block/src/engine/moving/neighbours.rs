@@ -147,7 +147,7 @@ fn plan(
     } else {
         match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
             OfLeaf::More => return Ok(Planned::Later),
-            OfLeaf::Stays => return Ok(Planned::StaysForOthers),
+            OfLeaf::Stays(_) => return Ok(Planned::StaysForOthers),
             OfLeaf::Found(place, shared) => Some((place, shared)),
         }
     };
@@ -175,7 +175,7 @@ fn plan(
     let shared = sharers.map(|(_, shared)| shared);
     blocks.reverse();
     let sequence = tables.state.sequence;
-    Ok(Planned::These(Plan { volume: id, sequence, why, blocks, shared }))
+    Ok(Planned::These(Plan { volume: id, sequence, why, blocks, shared, ..Plan::default() }))
 }
 
 /// True when no more than two pages of maps are written for each block.

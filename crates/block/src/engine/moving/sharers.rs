@@ -17,7 +17,7 @@ use crate::{
         share::Share,
     },
     kernel::{Kernel, Mover, SharedPlan, Sharers},
-    moving::{Found, Moves, Why},
+    moving::{Found, Hindered, Moves, Why},
     overlay::Tables,
     rules::Rule,
     scheme::{
@@ -36,12 +36,16 @@ const SHARED_LEAVES_MAX: usize = 64;
 /// Map pages that a checkpoint writes because blocks below them moved, at most: 16 MiB.
 pub(super) const SHARED_PAGES_MAX: u64 = 4096;
 
+/// The same where nobody waits: 16 MiB of leaves, and 64 MiB of pages.
+const ALONE_LEAVES_MAX: usize = 4096;
+pub(super) const ALONE_PAGES_MAX: u64 = 4 * 4096;
+
 /// The pages of all maps of a family at the place of a leaf.
 pub(super) enum OfLeaf {
     /// They are not all found yet: the next step goes on.
     More,
-    /// The leaf stays where it is.
-    Stays,
+    /// The leaf stays where it is, for this reason.
+    Stays(Hindered),
     /// These, and what they need.
     Found(Place, SharedPlan),
 }
@@ -55,12 +59,13 @@ pub(super) fn of_leaf(
     leaf: u64,
 ) -> Result<OfLeaf> {
     let family = volume.family();
+    let waits = OfLeaf::Stays(Hindered { by_leftovers: true, ..Hindered::default() });
     // Before the first checkpoint nobody knows them.
-    let Some(orphans) = orphans else { return Ok(OfLeaf::Stays) };
+    let Some(orphans) = orphans else { return Ok(waits) };
     let has_orphans = orphans.iter().any(|orphan| orphan.id.volume == family);
     if has_orphans && kernel.keeps(Rule::MovesWaitForOrphans) {
         kernel.coverage.hit(Mark::OrphanInFamily);
-        return Ok(OfLeaf::Stays);
+        return Ok(waits);
     }
     let of = (tables.state.sequence, family, leaf / FANOUT);
     let mut sharers =
@@ -72,21 +77,29 @@ pub(super) fn of_leaf(
     if sharers.found == Surveyed::More {
         sharers.found = sharers.survey.advance(&mut pages, INNER_PAGES_A_STEP)?;
     }
+    let (leaves_max, pages_max) = match mover.reseals_alone {
+        Some(_) => (ALONE_LEAVES_MAX, ALONE_PAGES_MAX),
+        None => (SHARED_LEAVES_MAX, SHARED_PAGES_MAX),
+    };
+    let damaged = OfLeaf::Stays(Hindered { by_damage: true, ..Hindered::default() });
+    let many = OfLeaf::Stays(Hindered { by_versions: true, ..Hindered::default() });
     let found = match sharers.found {
         Surveyed::More => OfLeaf::More,
-        Surveyed::Hidden => OfLeaf::Stays,
-        Surveyed::Complete => match sharers.survey.leaf(&mut pages, leaf, SHARED_LEAVES_MAX)? {
-            None => OfLeaf::Stays,
+        Surveyed::Hidden => damaged,
+        Surveyed::Complete => match sharers.survey.leaf(&mut pages, leaf, leaves_max)? {
+            None if sharers.survey.leaves_at(&pages, leaf) > Some(leaves_max) => many,
+            None => damaged,
             Some(place) => {
                 let above = sharers.survey.inner().iter();
                 let above = above.map(|(&at, place)| (at, place.len() as u64));
                 let places = std::iter::once(((0, leaf), place.len() as u64)).chain(above);
                 let places: Vec<_> = places.collect();
                 // For more there is never room.
-                if places.iter().map(|(_, pages)| pages).sum::<u64>() > SHARED_PAGES_MAX {
-                    OfLeaf::Stays
+                if places.iter().map(|(_, pages)| pages).sum::<u64>() > pages_max {
+                    many
                 } else {
-                    OfLeaf::Found(place, SharedPlan { family, places })
+                    let leaves = place.values().map(|seen| seen.content.clone()).collect();
+                    OfLeaf::Found(place, SharedPlan { family, places, leaves })
                 }
             }
         },

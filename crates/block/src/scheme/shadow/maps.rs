@@ -14,7 +14,7 @@ use crate::{
     coverage::Mark,
     format::{
         catalogue::Volume,
-        page::{MapEntry, Pointer, Table},
+        page::{self, MapEntry, Pointer, Table},
         record::WindowNumber,
     },
     kernel::Kernel,
@@ -60,9 +60,10 @@ impl TableBuild<'_> {
                 }
             };
             let root = volume.map;
+            let of = Changed::of(self.kernel, volume);
             volume.map =
                 self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
-                    changes.apply(id, &mine, leaf, pointer, page, &mut note)
+                    changes.apply(of, &mine, leaf, pointer, page, &mut note)
                 })?;
             self.mapped = mapped;
         }
@@ -155,6 +156,20 @@ impl<'a> Choice<'a> {
 /// Told of an entry that changes: what it was, and what it is now.
 pub(super) type Note<'n> = &'n mut dyn FnMut(MapEntry, MapEntry);
 
+/// A map that changes.
+#[derive(Clone, Copy)]
+pub(super) struct Changed {
+    id: VolumeId,
+    /// The generation of the newest data key of its domain.
+    generation: u32,
+}
+
+impl Changed {
+    pub(super) fn of(kernel: &Kernel, volume: &Volume) -> Changed {
+        Changed { id: volume.id, generation: kernel.identity.generation_of(volume.domain) }
+    }
+}
+
 /// The changes of leaves that a checkpoint carries.
 pub(super) struct Changes<'a> {
     pub(super) kernel: &'a Kernel,
@@ -164,11 +179,11 @@ pub(super) struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// Changes a leaf of the map of a volume, of which the addresses `mine` changed. Returns whether
-    /// it still holds anything.
+    /// Changes a leaf of a map, of which the addresses `mine` changed. Returns whether it still holds
+    /// anything.
     pub(super) fn apply(
         &self,
-        id: VolumeId,
+        Changed { id, generation }: Changed,
         mine: &[Lba],
         leaf: u64,
         pointer: Option<&Pointer>,
@@ -220,6 +235,12 @@ impl Changes<'_> {
             kernel.coverage.add(Mark::MovePut, usize::from(stays));
             kernel.coverage.add(Mark::MoveOvertaken, usize::from(!stays));
         }
+        // What clients changed is under the newest data key; in a new leaf that is all.
+        let marked = match pointer {
+            Some(pointer) => moves.mark_of(pointer.address),
+            None => Some(generation),
+        };
+        marked.into_iter().for_each(|marked| page::set_generation(&mut page.0, marked));
         Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
     }
 }

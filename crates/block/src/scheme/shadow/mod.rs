@@ -16,6 +16,7 @@ pub(crate) use domain_counts::{DomainCounts, LimitsAtFreeze};
 use maps::Changes;
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 pub(crate) use pages::{count_ahead, leaf_of_map, pages_of, pages_of_changes};
+pub(crate) use references::unused;
 use shared::Maps;
 pub(crate) use shared::{load_orphans, share_of, tops};
 

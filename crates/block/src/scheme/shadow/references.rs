@@ -5,7 +5,7 @@
 //! where new blocks lie, next to each other, and not wherever a count does; nor is it read for
 //! that: who names a block, or did, knows enough of its fingerprint for the index.
 
-use onefold_core::{Error, Kind, Pba, Result};
+use onefold_core::{Error, Fingerprint, Kind, Pba, Result};
 
 use super::deltas::{Delta, Slot, Sum, Touch, leaf_of};
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
+    kernel::Kernel,
     moving::{Home, Moves},
     overlay::Overlay,
     rules::Rule,
@@ -142,13 +143,22 @@ impl TableBuild<'_> {
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
         with_pages(&mut leaves, moves.pages(Home::Fingerprints));
-        let kernel = self.kernel;
+        let (kernel, counts) = (self.kernel, self.old.state.references);
+        let clears = moves.clears_fingerprints;
         self.rebuild(
             Table::Fingerprints,
             0,
             &self.old.state.fingerprints,
             &leaves,
             &mut |leaf, _, page| {
+                if clears {
+                    let unused = unused(kernel, &counts, leaf)?;
+                    // What is named again keeps its own.
+                    let clear = |pba: &Pba| stored.binary_search(pba).is_err();
+                    for pba in unused.into_iter().filter(clear) {
+                        page::set_fingerprint(page, pba.0 % per_leaf, &Fingerprint::default());
+                    }
+                }
                 let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
@@ -165,6 +175,18 @@ impl TableBuild<'_> {
             },
         )
     }
+}
+
+/// The blocks without references, by these counts, whose fingerprints a leaf has room for.
+pub(crate) fn unused(kernel: &Kernel, counts: &Root, leaf: u64) -> Result<Vec<Pba>> {
+    let per_leaf = Table::Fingerprints.per_leaf();
+    let all = leaf * per_leaf..(leaf + 1) * per_leaf;
+    let found = kernel.pages.holding(Table::References, 0, counts, all.clone())?;
+    let is_used = |pba: &u64| {
+        let entry = found.get(*pba).map(|((_, page), slot)| ReferenceEntry::get(page, slot));
+        entry.is_some_and(|entry| entry.references > 0)
+    };
+    Ok(all.filter(|pba| !is_used(pba)).map(Pba).collect())
 }
 
 /// Leaves in their order, those among them whose pages are to move.

@@ -13,7 +13,7 @@ use onefold_core::{Block, Kind, Pba, Result, VolumeId, VolumeLimits, checksum};
 use super::{
     deltas::{Delta, Slot, Touch},
     domain_counts::{DomainCounts, families, forget_families},
-    maps::{Changes, Choice},
+    maps::{Changed, Changes, Choice},
     pages::LEFTOVER_COUNTS,
 };
 use crate::{
@@ -81,15 +81,16 @@ impl TableBuild<'_> {
             super::broken::roll_back(frozen.moment(), volumes);
         }
         let mut choice = Choice::new(&changes, volumes, scheme)?;
-        for (&id, volume) in volumes.iter_mut().filter(|(_, volume)| !volume.is_leaving()) {
+        for volume in volumes.values_mut().filter(|volume| !volume.is_leaving()) {
             let (mine, leaves) = choice.leaves(volume)?;
             let counted = quota::wants_counting(volume).then(|| quota::count(kernel, volume));
             volume.sharing.mapped = volume.mapped().or(counted);
             let (family, root) = (volume.family(), volume.map);
             sharing.store.work_for(volume.domain);
+            let of = Changed::of(kernel, volume);
             let rewritten =
                 sharing.rewrite(family, &root, &leaves, &mut |leaf, pointer, page| {
-                    changes.apply(id, &mine, leaf, pointer, page, &mut |_, _| {})
+                    changes.apply(of, &mine, leaf, pointer, page, &mut |_, _| {})
                 })?;
             volume.map = rewritten.root;
             let mapped = volume.sharing.mapped.as_mut();

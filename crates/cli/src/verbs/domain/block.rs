@@ -36,7 +36,7 @@ fn settings(file: &StoreFile) -> Settings {
 }
 
 /// All domains, as the keys say. Needs no lock.
-fn domains(file: &StoreFile) -> Result<Vec<DomainListed>> {
+pub(in crate::verbs) fn domains(file: &StoreFile) -> Result<Vec<DomainListed>> {
     let area = file.key_area()?;
     let asker = asker().ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked for a key"))?;
     let keys = area.keys(&asker.root(&area, file.path())?)?;
@@ -156,6 +156,7 @@ pub(super) fn list(store: &Path, file: &StoreFile, answer: &Answer) -> Result<()
         json!({
             "number": domain.number, "name": domain.name, "erased": domain.name.is_none(),
             "volumes": volumes, "snapshots": snapshots, "bytes": bytes,
+            "generation": domain.generation, "older_data_key": domain.has_older,
             "stored_bytes": limits.and_then(|one| one.stored_bytes),
             "quota_bytes": limits.and_then(|one| one.quota_bytes),
             "reserve_bytes": limits.and_then(|one| one.reserve_bytes),
@@ -165,7 +166,8 @@ pub(super) fn list(store: &Path, file: &StoreFile, answer: &Answer) -> Result<()
     let line = |domain: &DomainListed| {
         let name = Called(domain.name.as_deref());
         let limits = limited.get(&domain.number).map(shown_limits).unwrap_or_default();
-        format!("{:>6}  {name:<30}  {}{limits}", domain.number, words(of(domain)))
+        let older = if domain.has_older { "; two data keys" } else { "" };
+        format!("{:>6}  {name:<30}  {}{limits}{older}", domain.number, words(of(domain)))
     };
     let lines: Vec<String> = all.iter().map(line).collect();
     let report = json!({ "store": shown(store), "domains": rows });

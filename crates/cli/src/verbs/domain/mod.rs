@@ -1,7 +1,7 @@
 //! `onefold domain`: what is deduplicated together in an encrypted archive or block store, each with a key of
 //! its own.
 
-mod block;
+pub(in crate::verbs) mod block;
 mod called;
 mod limits;
 

@@ -145,6 +145,7 @@ impl<S: Subject> Sim<S> {
             self.change_keys()?;
         }
         self.change_domains()?;
+        self.change_data_keys()?;
         let Some(secrets) = &mut self.secrets else { return Ok(()) };
         if secrets.rng.percent(25) {
             self.attack_keys()?;

@@ -2,6 +2,7 @@
 
 mod catalogue;
 mod client;
+mod data_keys;
 mod domain_limits;
 mod domains;
 mod growth;
@@ -11,6 +12,7 @@ mod readers;
 mod replication;
 mod schedule;
 
+pub(crate) use data_keys::Rotations;
 pub(crate) use domain_limits::Bounds;
 pub(crate) use domains::Tenants;
 pub(super) use growth::Growing;

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use onefold_core::BLOCK_BYTES;
 use sha2::Digest;
 
-use super::{Held, Reader, number, sealed::CARRIER, zero};
+use super::{
+    Held, Reader, number,
+    sealed::{CARRIER, PAGE},
+    zero,
+};
 
 /// The compressed block that a carrier has beside its records.
 fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<&[u8]> {
@@ -43,22 +47,22 @@ impl Reader<'_> {
     }
 
     /// The content of the carrier at `at`.
-    fn expanded(&self, at: u64, prefix: u64, domain: u64) -> Option<[u8; BLOCK_BYTES]> {
+    fn expanded(&self, at: u64, prefix: u64, by: (u64, usize)) -> Option<[u8; BLOCK_BYTES]> {
         let block = self.metadata(CARRIER, at);
         let payload = carried(&block).filter(|_| self.is_carrier(&block, at))?;
         let opened = match self.sealed {
-            Some(sealed) => sealed.payload(domain, prefix, at, payload)?,
+            Some(sealed) => sealed.payload(by, prefix, at, payload)?,
             None => payload.to_vec(),
         };
         lz4_flex::block::decompress(&opened, BLOCK_BYTES).ok()?.try_into().ok()
     }
 
-    /// The fingerprint of a block's content in a domain.
-    pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES], domain: u64) -> [u8; 16] {
+    /// The fingerprint of a block's content in a domain, by its data key number `nth`.
+    pub(super) fn fingerprint(&self, bytes: &[u8; BLOCK_BYTES], by: (u64, usize)) -> [u8; 16] {
         fn cut(digest: &[u8]) -> [u8; 16] {
             super::layout::part(digest, 0)
         }
-        let key = self.sealed.map_or(&self.superblock.secret, |sealed| sealed.fingerprints(domain));
+        let key = self.sealed.map_or(&self.superblock.secret, |sealed| sealed.fingerprints(by));
         match self.superblock.fingerprint {
             1 => cut(blake3::keyed_hash(key, bytes).as_bytes()),
             2 => cut(&sha2::Sha256::digest(bytes)),
@@ -76,45 +80,64 @@ impl Reader<'_> {
         prefix: u64,
         (critical, domain): (bool, u64),
     ) -> Held {
-        if let Some((held, of)) = self.contents.get(&at).cloned() {
+        if let Some((held, (of, _))) = self.contents.get(&at).cloned() {
             if of != domain {
                 self.problem(format!("block {at} is named in domain {of} and in {domain}"));
             }
             return held;
         }
-        let held = self.look(at, inside, prefix, (critical, domain));
-        self.contents.insert(at, (held.clone(), domain));
+        let keys = self.sealed.map_or(1, |sealed| sealed.keys_of(domain));
+        let by = (0..keys).map(|nth| (domain, nth));
+        let found =
+            by.clone().find_map(|by| Some((self.look(at, inside, prefix, (critical, by))?, by)));
+        let (held, by) = found.unwrap_or_else(|| {
+            self.wrong(at, || {
+                format!("does not hold what a map names with the prefix {prefix:016x}")
+            });
+            (Held::Dark, (domain, 0))
+        });
+        self.contents.insert(at, (held.clone(), by));
         held
     }
 
+    /// A leaf of a map, at `leaf`, names the block at `at`, which was looked at: it may not say that nothing is
+    /// under an older data key if this is.
+    pub(super) fn compare_mark(&mut self, leaf: u64, at: u64) {
+        let (Some((_, (domain, nth))), Some(sealed)) = (self.contents.get(&at), self.sealed) else {
+            return;
+        };
+        let is = sealed.generation(*domain) - *nth as u64;
+        let mark = number::<4>(&self.metadata(PAGE, leaf), 12);
+        if mark > is {
+            self.problem(format!(
+                "leaf {leaf} says that all it names has generation {mark}, and block {at} has {is}"
+            ));
+        }
+    }
+
     fn look(
-        &mut self,
+        &self,
         at: u64,
         inside: bool,
         prefix: u64,
-        (critical, domain): (bool, u64),
-    ) -> Held {
+        (critical, by): (bool, (u64, usize)),
+    ) -> Option<Held> {
         let bytes = if inside {
-            self.expanded(at, prefix, domain)
+            self.expanded(at, prefix, by)
         } else {
             let mut block = self.block(at);
-            let opens = self.sealed.is_none_or(|sealed| sealed.raw(domain, prefix, at, &mut block));
+            let opens = self.sealed.is_none_or(|sealed| sealed.raw(by, prefix, at, &mut block));
             opens.then_some(block)
         };
         let turned = if critical { u64::MAX } else { 0 };
         match bytes {
             Some(bytes)
                 if self.weak
-                    || number::<8>(&self.fingerprint(&bytes, domain), 0) ^ turned == prefix =>
+                    || number::<8>(&self.fingerprint(&bytes, by), 0) ^ turned == prefix =>
             {
-                Held::Data(Arc::new(bytes))
+                Some(Held::Data(Arc::new(bytes)))
             }
-            _ => {
-                self.wrong(at, || {
-                    format!("does not hold what a map names with the prefix {prefix:016x}")
-                });
-                Held::Dark
-            }
+            _ => None,
         }
     }
 }

@@ -134,13 +134,14 @@ impl Superblock {
             opened = found.ok_or("it is not what was sealed")?;
             let domains = number::<4>(&opened, 1240);
             if opened[40..72] != [0; 32]
-                || opened[1244..1272] != [0; 28]
+                || opened[1248..1272] != [0; 24]
                 || (domains > 1) != (features & 16 == 16)
+                || number::<4>(&opened, 1244) != 0 && features & 64 == 0
                 || number::<8>(&opened, 1272) == 0
             {
                 return Err("it has a secret, or no number of its keys, or domains".to_owned());
             }
-            opened[1240..1244].fill(0);
+            opened[1240..1248].fill(0);
             opened[1272..1280].fill(0);
             if features & 32 == 32 {
                 let entries = opened[1280..3328].chunks_exact(32);
@@ -158,7 +159,8 @@ impl Superblock {
         let bytes = &opened[..];
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || features & !61 != 0
+            || features & !125 != 0
+            || features & 72 == 64
             || features & 32 == 32 && features & 25 != 25
             || features & 24 == 16
             || is_sealed != sealed.is_some()

@@ -123,6 +123,28 @@ pub fn read(
     reading
 }
 
+/// What a store that was shut down cleanly still has of what it does not hold any more.
+#[derive(Debug, Default)]
+pub struct Forgotten {
+    /// Free blocks that are not zero.
+    pub blocks: Vec<u64>,
+    /// Blocks without references that have a fingerprint.
+    pub fingerprints: Vec<u64>,
+}
+
+/// Looks at what is free in the store on an image without damage. A sealed store is opened by `sealed`.
+///
+/// # Errors
+/// It has no superblock.
+pub fn forgotten(image: &Image, sealed: Option<&Sealed>) -> Result<Forgotten, String> {
+    let none = BTreeSet::new();
+    let superblock = Superblock::choose(image, &none, sealed)?.ok_or("no superblock")?;
+    let mut reader = Reader::new(image, &none, true, superblock, sealed);
+    let usage = reader.usage();
+    reader.problems.first().map_or(Ok(()), |problem| Err(problem.clone()))?;
+    Ok(reader.forgotten(&usage))
+}
+
 /// One reading under way.
 struct Reader<'a> {
     image: &'a Image,
@@ -141,8 +163,9 @@ struct Reader<'a> {
     maps_hidden: bool,
     /// Any page is hidden: there may be more pages.
     pages_hidden: bool,
-    /// Contents of the blocks that were looked at, and their domains.
-    contents: BTreeMap<u64, (Held, u64)>,
+    /// Contents of the blocks that were looked at, and their domains, each with the number of the data key that
+    /// opened the block, the newest first.
+    contents: BTreeMap<u64, (Held, (u64, usize))>,
     /// Domains with limits: the number, the blocks that the superblock says, and those that its
     /// families name.
     domains: Vec<(u64, u64, u64)>,

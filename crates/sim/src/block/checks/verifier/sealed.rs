@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use onefold_core::{BLOCK_BYTES, Result};
-use onefold_seal::{CtrKey, Keys, Place, SivKey, Use};
+use onefold_seal::{CtrKey, Keys, Place, Secret, SivKey, Use};
 
 /// Kinds of what is sealed.
 const SUPERBLOCK: u8 = 1;
@@ -21,11 +21,26 @@ pub struct Sealed {
     domains: BTreeMap<u64, Domain>,
 }
 
-/// What opens data of a domain.
+/// What opens data of a domain: by its data key, and by the one before, as long as that is there.
 struct Domain {
+    generation: u64,
+    keys: Vec<DataKeys>,
+}
+
+struct DataKeys {
     blocks: CtrKey,
     payloads: SivKey,
     fingerprints: [u8; 32],
+}
+
+impl DataKeys {
+    fn of(key: &Secret) -> Result<DataKeys> {
+        Ok(DataKeys {
+            blocks: CtrKey::new(&key.derive(Use::BLOCKS))?,
+            payloads: SivKey::new(&key.derive(Use::PAYLOADS))?,
+            fingerprints: *key.derive(Use::FINGERPRINTS).expose(),
+        })
+    }
 }
 
 impl Sealed {
@@ -36,20 +51,34 @@ impl Sealed {
     pub fn new(keys: &Keys) -> Result<Sealed> {
         let mut domains = BTreeMap::new();
         for number in keys.domains().iter().map(onefold_seal::Domain::number) {
-            let Some(domain) = keys.domain(number) else { continue };
+            let both = keys.domain(number).into_iter().chain(keys.older(number));
             let opens = Domain {
-                blocks: CtrKey::new(&domain.derive(Use::BLOCKS))?,
-                payloads: SivKey::new(&domain.derive(Use::PAYLOADS))?,
-                fingerprints: *domain.derive(Use::FINGERPRINTS).expose(),
+                generation: u64::from(keys.generation(number).unwrap_or(0)),
+                keys: both.map(DataKeys::of).collect::<Result<_>>()?,
             };
             domains.insert(u64::from(number), opens);
         }
         Ok(Sealed { store: SivKey::new(&keys.store_key(Use::BLOCK_STORE))?, domains })
     }
 
-    /// The key of the fingerprints of a domain; zeroes when there is none.
-    pub(super) fn fingerprints(&self, domain: u64) -> &[u8; 32] {
-        self.domains.get(&domain).map_or(&[0; 32], |domain| &domain.fingerprints)
+    /// The key of the fingerprints of a domain, by its data key number `nth`, the newest first; zeroes when
+    /// there is none.
+    pub(super) fn fingerprints(&self, (domain, nth): (u64, usize)) -> &[u8; 32] {
+        self.keys((domain, nth)).map_or(&[0; 32], |keys| &keys.fingerprints)
+    }
+
+    fn keys(&self, (domain, nth): (u64, usize)) -> Option<&DataKeys> {
+        self.domains.get(&domain)?.keys.get(nth)
+    }
+
+    /// How many data keys a domain has.
+    pub(super) fn keys_of(&self, domain: u64) -> usize {
+        self.domains.get(&domain).map_or(0, |domain| domain.keys.len())
+    }
+
+    /// How often the data key of a domain was changed.
+    pub(super) fn generation(&self, domain: u64) -> u64 {
+        self.domains.get(&domain).map_or(0, |domain| domain.generation)
     }
 
     /// A superblock as a plain one would be: no secret, no tag; the checksum stays.
@@ -85,7 +114,7 @@ impl Sealed {
     /// What a carrier carries, still compressed.
     pub(super) fn payload(
         &self,
-        domain: u64,
+        by: (u64, usize),
         prefix: u64,
         at: u64,
         sealed: &[u8],
@@ -93,7 +122,7 @@ impl Sealed {
         let (tag, bytes) = sealed.split_first_chunk::<TAG>()?;
         let mut bytes = bytes.to_vec();
         let place = Place { kind: PAYLOAD, file: 0, number: at };
-        let key = &self.domains.get(&domain)?.payloads;
+        let key = &self.keys(by)?.payloads;
         key.open(place, &prefix.to_le_bytes(), &mut bytes, tag).then_some(bytes)
     }
 
@@ -101,13 +130,13 @@ impl Sealed {
     /// zeroes.
     pub(super) fn raw(
         &self,
-        domain: u64,
+        by: (u64, usize),
         prefix: u64,
         at: u64,
         bytes: &mut [u8; BLOCK_BYTES],
     ) -> bool {
         let counter = u128::from(prefix) << 64 | u128::from(at) << 8;
-        let key = self.domains.get(&domain).map(|domain| &domain.blocks);
+        let key = self.keys(by).map(|keys| &keys.blocks);
         key.is_some_and(|key| key.open(counter.to_be_bytes(), bytes).is_ok())
     }
 }

@@ -332,6 +332,7 @@ impl Reader<'_> {
             let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
             let held: Held = self.content(at, kind == 2, prefix, (critical, entry.domain));
             volume.held.insert(lba, held);
+            self.compare_mark(pointer.at, at);
         }
     }
 }

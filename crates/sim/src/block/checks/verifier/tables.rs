@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Held, Link, Reader, Volume,
+    Forgotten, Held, Link, Reader, Volume,
     layout::{CATALOGUE, DISCARDS, FINGERPRINTS, IN_PLACE, INDEX, Listed, REFERENCES, ZONES, bit},
     number,
     tree::{Leaf, Leaves, Pointer, Table},
@@ -155,6 +155,7 @@ impl Reader<'_> {
             for (lba, bytes) in (leaf.number * 288..).zip(leaf.body.chunks_exact(14)) {
                 let gone = |discard: &Discard| discard.covers(entry.number, lba, leaf.birth);
                 self.map_entry(entry, &mut volume, lba, bytes, discards.iter().any(gone), mapped);
+                self.compare_mark(leaf.at, number::<5>(bytes, 1));
             }
         }
         (!entry.name.is_empty()).then_some(volume)
@@ -248,6 +249,22 @@ impl Reader<'_> {
         Usage { counts, references, fingerprints, zones, used }
     }
 
+    /// What free blocks hold, and the fingerprints of blocks without references.
+    pub(super) fn forgotten(&self, usage: &Usage) -> Forgotten {
+        let blocks = 0..self.superblock.zones * self.superblock.zone_blocks;
+        let is_free = |at: &u64| self.superblock.is_zone(*at) && !usage.used.contains(at);
+        let holds = |at: &u64| self.image.get(*at).is_some_and(|bytes| !zero(&bytes[..]));
+        let unnamed = |at: &u64| usage.counts.get(at).is_none_or(|entry| entry & MANY == 0);
+        let fingerprints = usage.fingerprints.found.iter().flat_map(|leaf| {
+            let kept = (leaf.number * 252..).zip(leaf.body.chunks_exact(16).take(252));
+            kept.filter(|(_, kept)| !zero(kept)).map(|(at, _)| at)
+        });
+        Forgotten {
+            blocks: blocks.filter(is_free).filter(holds).collect(),
+            fingerprints: fingerprints.filter(unnamed).collect(),
+        }
+    }
+
     /// Counts are exact, no block has two uses, and used and free agree.
     pub(super) fn compare(&mut self, usage: &Usage, listed: &BTreeMap<u64, Listed>) {
         let in_place = self.superblock.scheme == IN_PLACE;
@@ -328,11 +345,11 @@ impl Reader<'_> {
         let by_number: BTreeMap<u64, &Leaf> =
             leaves.found.iter().map(|leaf| (leaf.number, leaf)).collect();
         for (at, link) in self.links.clone() {
-            let Some((Held::Data(bytes), domain)) = self.contents.get(&at) else { continue };
+            let Some((Held::Data(bytes), by)) = self.contents.get(&at) else { continue };
             if self.weak || leaves.hides(at / 252) {
                 continue;
             }
-            let mut right = self.fingerprint(bytes, *domain);
+            let mut right = self.fingerprint(bytes, *by);
             let plain = right;
             if link.critical {
                 right = right.map(|byte| !byte);

@@ -45,6 +45,7 @@ impl Pointer {
 /// A leaf of a table.
 pub(super) struct Leaf {
     pub(super) number: u64,
+    pub(super) at: u64,
     pub(super) birth: u64,
     pub(super) body: Vec<u8>,
     /// Versions of its sectors, when it is written in place.
@@ -121,6 +122,7 @@ impl Reader<'_> {
         if level == 0 {
             leaves.found.push(Leaf {
                 number: page,
+                at: pointer.at,
                 birth: pointer.birth & !PLACED,
                 body,
                 versions,
