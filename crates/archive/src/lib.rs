@@ -132,4 +132,5 @@ pub use crate::{
 pub use crate::{
     operations_log::{append_records, write_other_tables},
     rules::Rule,
+    volume::containers_of_volume,
 };

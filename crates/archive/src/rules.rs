@@ -177,6 +177,9 @@ pub enum Rule {
     /// Fingerprints of a domain have a key of the domain. Otherwise a chunk of one domain counts as stored
     /// when another one has it.
     FingerprintsOfDomain,
+    /// What is written to a volume is stored in the domain of the volume. Otherwise it is shared with volumes of
+    /// other domains, and stays when the domain is erased.
+    VolumesInTheirDomain,
     /// The tags of a container prove the number of its domain. No seed has two domains of one key; a test
     /// of the ciphers finds it.
     DomainNumberProven,
@@ -349,7 +352,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 95] = [
+    pub const BUGS: [(&'static str, Rule); 96] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -445,5 +448,6 @@ impl Rule {
         ("fingerprints-of-older-key", Rule::FingerprintsOfNewestKey),
         ("data-key-change-unended", Rule::DataKeyChangeEnded),
         ("data-key-erased-early", Rule::OlderKeyAsLongAsNeeded),
+        ("volume-in-first-domain", Rule::VolumesInTheirDomain),
     ];
 }

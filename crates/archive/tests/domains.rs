@@ -10,20 +10,24 @@ use std::{
     os::unix::fs::FileExt,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use onefold_archive::{
-    Archive, BackupRequest, Class, Collected, Collection, Compression, ContainerId, ContainerKind,
-    Content, Event, FileMap, Format, Gauge, Ingest, KeySource, Kinds, Known, Owner, Pieces, Place,
-    PutReport, PutRequest, Reader, Record, Session, Settings, Shape, SnapshotId, Stat, Stored,
-    Stream, Tables, TreeReader, TreeWhat, Verify, allow_domains, backup, check, create_domain,
-    create_sealed, diff, domains, erase_domain, forget, put as put_stream, rebuild_chunk_index,
+    Archive, ArchiveExports, BackupRequest, Class, Collected, Collection, Compression, ContainerId,
+    ContainerKind, Content, Event, FileMap, Format, Gauge, Ingest, KeySource, Kinds, Known, Owner,
+    Pieces, Place, PutReport, PutRequest, Reader, Record, Session, Settings, Shape, SnapshotId,
+    Stat, Stored, Stream, Tables, TreeReader, TreeWhat, Verify, Volumes, allow_domains, backup,
+    check, create_domain, create_sealed, diff, domains, erase_domain, forget, put as put_stream,
+    rebuild_chunk_index,
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, Files, Kind, Lba, Result, Volume,
+    block::bytes_mut,
+};
 use onefold_seal::{AREA_BYTES, Argon, Keys, SlotKind};
 use support::{By, Call, Counter, Watch, Watched, entry, get, noise, options, put, secret};
 
@@ -603,4 +607,210 @@ fn rule_26_what_waits_to_be_counted_goes_with_its_domain_also_when_a_merge_moved
     assert_eq!(tables.differences.iter().next().unwrap().recipe[0].container, ContainerId(3));
     assert_eq!(tables.domains.erased.get(&7), Some(&true));
     assert!(!tables.domains.erased.contains_key(&8));
+}
+
+/// The volumes of an archive in the hands of a server, and one of them.
+fn served(
+    archive: &Arc<Archive>,
+) -> (Arc<Volumes>, impl Fn(&str) -> Result<Arc<dyn Volume>> + use<>) {
+    let volumes = Volumes::new(&Ingest::begin(archive, false, true).unwrap(), 100);
+    let exports = ArchiveExports(volumes.clone());
+    (volumes, move |name: &str| exports.open(name))
+}
+
+fn read_volume(volume: &dyn Volume, bytes: usize) -> Result<Vec<u8>> {
+    let mut blocks = Block::zeroed_vec(bytes / BLOCK_BYTES);
+    let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
+    volume.read(&mut reads);
+    let [read] = reads;
+    read.result?;
+    Ok(bytes_mut(&mut blocks).to_vec())
+}
+
+const VOLUME: usize = 6 << 20;
+
+#[test]
+fn rule_25_volumes_of_two_domains_share_nothing_and_those_of_one_do() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    let content = noise(5, VOLUME);
+    for (domain, name) in [(0, "a0"), (1, "a1"), (2, "a2"), (1, "b1")] {
+        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+    }
+    assert_eq!(archive.create_volume_in(9, "x", 4096, 1).unwrap_err().kind(), Kind::Denied);
+    let (volumes, open) = served(&archive);
+    // Of several domains in one write-back, on threads and without.
+    for part in [content.len(), 128 << 10] {
+        for name in ["a0", "a1", "a2"] {
+            let bytes = if part == VOLUME { content.clone() } else { noise(6, part) };
+            open(name).unwrap().write(0, &bytes).unwrap();
+        }
+        let before = volumes.counts();
+        open("a2").unwrap().flush().unwrap();
+        let after = volumes.counts();
+        assert_eq!(after.write_backs - before.write_backs, 1);
+        assert_eq!(after.new_bytes - before.new_bytes, 3 * part as u64);
+    }
+    let whole = [&noise(6, 128 << 10), &content[128 << 10..]].concat();
+    let before = volumes.counts().new_bytes;
+    open("b1").unwrap().write(0, &content).unwrap();
+    open("b1").unwrap().flush().unwrap();
+    assert_eq!(volumes.counts().new_bytes, before, "its domain has all of it");
+    volumes.clone_volume("a1", "c1", false).unwrap();
+    assert_eq!(archive.refresh().unwrap().volumes.named("c1").unwrap().1.domain, 1);
+    open("c1").unwrap().write(0, &noise(7, 512)).unwrap();
+    volumes.close().unwrap();
+    drop((volumes, open, archive));
+    let archive = desk.open();
+    assert!((0..3).all(|domain| containers(&archive, domain) > 20));
+    // Streams of the domain share with its volumes, and no others.
+    let shared = |domain, name| put_in(&archive, domain, name, &content).unwrap().new_bytes;
+    assert!(shared(1, "s1") < 300_000 && shared(2, "s2") < 300_000);
+    assert_eq!(create_domain(&archive, "third").unwrap(), 3);
+    assert_eq!(shared(3, "s3"), VOLUME as u64);
+    is_well(&archive);
+    drop(archive);
+    desk.gc();
+    let archive = desk.open();
+    is_well(&archive);
+    let (_volumes, open) = served(&archive);
+    for name in ["a0", "a1", "a2"] {
+        assert!(read_volume(&*open(name).unwrap(), VOLUME).unwrap() == whole, "{name}");
+    }
+    let written = [&noise(7, 512), &whole[512..]].concat();
+    assert!(read_volume(&*open("c1").unwrap(), VOLUME).unwrap() == written);
+    assert!(read_volume(&*open("b1").unwrap(), VOLUME).unwrap() == content);
+}
+
+#[test]
+fn rule_26_volumes_of_an_erased_domain_are_gone_and_all_others_go_on() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    let all = [(0, "v0"), (1, "v1"), (2, "v2")];
+    for (domain, name) in all {
+        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+    }
+    let (volumes, open) = served(&archive);
+    let held = open("v1").unwrap();
+    let content = noise(5, VOLUME);
+    for (_, name) in all {
+        open(name).unwrap().write(0, &content).unwrap();
+    }
+    volumes.clone_volume("v1", "c1", true).unwrap();
+    // Something of each waits.
+    for (_, name) in all {
+        open(name).unwrap().write(4096, &noise(6, 4096)).unwrap();
+    }
+    erase_domain(&desk.open(), 1).unwrap();
+    // Whoever comes is refused at once, and whoever was there from when the server knows of it.
+    for name in ["v1", "c1"] {
+        assert_eq!(open(name).err().unwrap().kind(), Kind::Denied);
+    }
+    let ticket = open("v0").unwrap().write(0, &noise(7, 512)).unwrap();
+    open("v0").unwrap().wait(ticket).unwrap();
+    open("v2").unwrap().flush().unwrap();
+    for refused in [
+        read_volume(&*held, VOLUME).map(drop),
+        held.write(0, &[1; 512]).map(drop),
+        held.trim(0, 1 << 20).map(drop),
+        held.write_zeroes(0, 1 << 20, false).map(drop),
+        held.extents(0, 4096, 1).map(drop),
+        held.flush(),
+        volumes.clone_volume("v1", "x", false),
+        archive.clone_volume("c1", "x", false, 1),
+        archive.resize_volume("v1", 4096),
+        archive.create_volume_in(1, "x", 4096, 1),
+    ] {
+        let refused = refused.unwrap_err();
+        let said = refused.to_string();
+        assert!(refused.kind() == Kind::Denied && said.contains("domain 1 was erased"), "{said}");
+    }
+    volumes.close().unwrap();
+    drop((volumes, open, held, archive));
+    let others = |archive: &Arc<Archive>| {
+        let (_volumes, open) = served(archive);
+        for (domain, name) in all.into_iter().filter(|(domain, _)| *domain != 1) {
+            let begin = if domain == 0 { noise(7, 512) } else { content[..512].to_vec() };
+            let is = read_volume(&*open(name).unwrap(), VOLUME).unwrap();
+            assert!(
+                is == [&begin, &content[512..4096], &noise(6, 4096), &content[8192..]].concat()
+            );
+        }
+        assert_eq!(open("v1").err().unwrap().kind(), Kind::Denied);
+    };
+    let archive = desk.open();
+    others(&archive);
+    let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well(), "{:?}", report.problems);
+    assert_eq!((report.volumes, report.erased.volumes), (2, 2));
+    assert!(containers(&archive, 1) > 20);
+    drop(archive);
+    let done = desk.gc();
+    assert!(done.erased > 20 && done.absent == 0 && done.damaged == 0, "{done:?}");
+    let archive = desk.open();
+    assert_eq!(containers(&archive, 1), 0);
+    others(&archive);
+    // What is left of them is a name.
+    archive.rename_volume("v1", "was").unwrap();
+    for name in ["was", "c1"] {
+        archive.delete_volume(name).unwrap();
+    }
+    assert!(archive.tables().differences.iter().all(|one| one.added), "nothing is counted");
+    archive.create_volume_in(2, "v1", VOLUME as u64, 1).unwrap();
+    drop(archive);
+    assert_eq!(desk.gc().absent, 0);
+    is_well(&desk.open());
+}
+
+#[test]
+fn rule_26_a_write_back_goes_on_without_the_volumes_of_a_domain_that_is_erased_meanwhile() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    let all = [(0, "v0"), (1, "v1"), (2, "v2")];
+    for (domain, name) in all {
+        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+    }
+    drop(archive);
+    // The process knows of the erasure while its first container is written.
+    let known: Arc<Mutex<Option<Arc<Archive>>>> = Arc::default();
+    let (own, other, step) = (known.clone(), desk.open(), Arc::new(AtomicU64::new(0)));
+    let at = step.clone();
+    let watch: Watch =
+        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            let is_first = matches!(call, Call::Change) && name.starts_with("segment-");
+            if is_first && at.compare_exchange(1, 2, Relaxed, Relaxed).is_ok() {
+                erase_domain(&other, 1)?;
+                let own = own.lock().unwrap().clone();
+                own.unwrap().refresh()?;
+            }
+            does()
+        });
+    let files = Arc::new(Directory::open(&desk.at(), true).unwrap());
+    let archive = desk.open_over(Arc::new(Watched { files, watch }), By(1, false), true).unwrap();
+    *known.lock().unwrap() = Some(archive.clone());
+    let (volumes, open) = served(&archive);
+    let held = open("v1").unwrap();
+    let content = noise(5, VOLUME);
+    for (_, name) in all {
+        open(name).unwrap().write(0, &content).unwrap();
+    }
+    step.store(1, Relaxed);
+    open("v0").unwrap().flush().unwrap();
+    assert_eq!(step.load(Relaxed), 2);
+    assert_eq!(held.flush().unwrap_err().kind(), Kind::Denied);
+    assert!(volumes.stopped().is_none());
+    for name in ["v0", "v2"] {
+        assert!(read_volume(&*open(name).unwrap(), VOLUME).unwrap() == content);
+    }
+    volumes.close().unwrap();
+    *known.lock().unwrap() = None;
+    drop((volumes, open, held, archive));
+    assert_eq!(desk.gc().absent, 0);
+    let archive = desk.open();
+    assert_eq!(containers(&archive, 1), 0);
+    is_well(&archive);
+    let (_volumes, open) = served(&archive);
+    for name in ["v0", "v2"] {
+        assert!(read_volume(&*open(name).unwrap(), VOLUME).unwrap() == content);
+    }
 }

@@ -10,9 +10,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use std::sync::Arc;
+
 use golden::{Form, back_up, collect, forms, packed, read_file, text, unpack};
-use onefold_archive::{features_to_come, upgrade};
-use support::{get, put};
+use onefold_archive::{Archive, KeySource, Settings, features_to_come, upgrade};
+use onefold_backend::Directory;
+use onefold_core::Kind;
+use support::{By, get, put};
 
 fn data(form: Form) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{}.zst", form.name()))
@@ -117,5 +121,63 @@ fn rule_01_archives_of_all_forms_are_upgraded_and_lose_nothing() {
         change(form, &at, newest);
         is_changed(form, &at, newest);
         assert_eq!(label(form, &at), newest.label(), "{}", form.name());
+    }
+}
+
+#[test]
+fn rule_01_domains_of_an_older_archive_have_volumes_after_an_upgrade() {
+    for form in forms().into_iter().filter(|form| form.kinds.domains && !form.kinds.volume_domains)
+    {
+        let dir = directory();
+        let at = dir.path().join("a");
+        unpack(&fs::read(data(form)).unwrap(), &at);
+        let archive = form.open(&at, u64::MAX);
+        let refused = archive.create_volume_in(1, "of one", 4096, 1).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unsupported);
+        assert!(refused.to_string().contains("onefold upgrade"), "{refused}");
+        assert!(features_to_come(archive.label()).contains(&"volumes in domains"));
+        assert!(upgrade(&archive).unwrap());
+        drop(archive);
+        let archive = form.open(&at, u64::MAX);
+        archive.create_volume_in(1, "of one", 4096, 1).unwrap();
+        assert_eq!(archive.tables().volumes.named("of one").unwrap().1.domain, 1);
+        assert_eq!(archive.tables().volumes.named("v").unwrap().1.domain, 0);
+        form.is_whole(&archive);
+    }
+}
+
+/// All files of a directory.
+fn contents(at: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let all = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path());
+    let mut all: Vec<_> = all.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn rule_50_an_archive_of_the_form_that_was_given_up_is_refused_and_stays_as_it_is() {
+    let given_up = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/given-up-bit-8.zst");
+    // Whole, and with a label of which one place is damaged.
+    for damaged in [None, Some(20), Some(4096 + 20)] {
+        let dir = directory();
+        let at = dir.path().join("a");
+        unpack(&fs::read(&given_up).unwrap(), &at);
+        let mut label = fs::read(at.join("label")).unwrap();
+        if let Some(damaged) = damaged {
+            label[damaged] ^= 1;
+            fs::write(at.join("label"), &label).unwrap();
+        }
+        let before = contents(&at);
+        for writes in [false, true] {
+            let files = Arc::new(Directory::open(&at, writes).unwrap());
+            let opener = KeySource::new(Arc::new(By(1, false)));
+            let settings = Settings { opener, ..Settings::default() };
+            let refused = Archive::open(files, writes, settings).err().unwrap();
+            let said = refused.to_string();
+            let is_told =
+                refused.kind() == Kind::Unsupported && said.contains("given up (feature 8)");
+            assert!(is_told, "{said}");
+        }
+        assert!(contents(&at) == before, "{damaged:?}");
     }
 }

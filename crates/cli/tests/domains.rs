@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::fs;
+use std::{fs, process::Command};
 
 use serde_json::Value;
 use support::{Desk, noise, qemu_io, try_qemu_io};
@@ -78,7 +78,11 @@ fn rule_26_a_customer_is_erased_and_all_others_stay() {
         desk.ok(&format!("put a {name} stream {domain} --key key"));
         desk.ok(&format!("backup a tree --set {name}-set {domain} --key key"));
     }
-    desk.fails("domain erase a one --key key", 1, &["--confirm", "1 snapshot and 1 stream"]);
+    desk.fails(
+        "domain erase a one --key key",
+        1,
+        &["--confirm", "1 snapshot, 1 stream and 0 volumes"],
+    );
     let said = desk.fails("domain erase a one --confirm 00000000-1 --key key", 1, &["--confirm"]);
     let digits = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
     desk.fails("domain erase a one --key other", 1, &["other"]);
@@ -130,6 +134,80 @@ fn rule_26_a_customer_is_erased_and_all_others_stay() {
     assert_eq!(made["number"], 3);
 }
 
+fn nbdcopy(from: &str, to: &str) {
+    let copied =
+        Command::new("timeout").args(["60", "nbdcopy", "--flush", from, to]).status().unwrap();
+    assert!(copied.success(), "nbdcopy {from} {to}");
+}
+
+#[test]
+fn rule_25_volumes_of_an_archive_belong_to_domains_and_go_with_them() {
+    let desk = desk();
+    // Served or not.
+    desk.ok("volume create a v0 --size 1M --key key");
+    desk.ok("volume create a v1 --size 1M --domain one --key key");
+    desk.fails("volume create a x --size 1M --domain nobody --key key", 1, &["no domain 'nobody'"]);
+    let server = desk.serve("a --key key");
+    desk.ok("volume create a v2 --size 1M --domain other --key key");
+    desk.fails("volume create a x --size 1M --domain nobody --key key", 1, &["no domain 'nobody'"]);
+    let image = noise(3, 1 << 20);
+    fs::write(desk.path("image"), &image).unwrap();
+    for name in ["v0", "v1", "v2"] {
+        nbdcopy(desk.path("image").to_str().unwrap(), &desk.uri("a", name));
+    }
+    desk.ok("volume clone a v1 v1@monday --read-only --key key");
+    let row = |n: usize| json(&desk.ok("domain list a --key key --json"))["domains"][n].clone();
+    for (n, volumes) in [(0, 1), (1, 2), (2, 1)] {
+        assert_eq!(row(n)["volumes"], volumes, "{}", row(n));
+        assert!(row(n)["bytes"].as_u64().unwrap() > 1 << 20, "nothing is shared: {}", row(n));
+    }
+    assert!(desk.ok("domain list a --key key").contains("2 volumes"));
+    let listed = desk.ok("volume list a --key key");
+    assert!(listed.contains("v1@monday  read-only  (domain 1)"), "{listed}");
+    let listed = json(&desk.ok("volume list a --json --key key"));
+    let of: Vec<u64> =
+        listed.as_array().unwrap().iter().map(|one| one["domain"].as_u64().unwrap()).collect();
+    assert_eq!(of, [0, 1, 1, 2]);
+    desk.ok("check a --key key");
+    let said = desk.fails("domain erase a one --key key", 1, &["--confirm", "and 2 volumes"]);
+    let digits = said.err.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    desk.ok(&format!("domain erase a one --confirm {digits} --key key"));
+    // The server refuses it from now on, and serves the others.
+    for name in ["v1", "v1@monday"] {
+        assert!(!try_qemu_io(&desk.uri("a", name), &["read 0 4096"]).status.success(), "{name}");
+    }
+    qemu_io(&desk.uri("a", "v0"), &["write -P 7 0 4096", "flush"]);
+    let back = |name: &str| {
+        let to = desk.path("back");
+        let _ = fs::remove_file(&to);
+        nbdcopy(&desk.uri("a", name), to.to_str().unwrap());
+        fs::read(to).unwrap()
+    };
+    assert!(back("v2") == image && back("v0")[4096..] == image[4096..]);
+    for refused in ["resize a v1 --size 2M", "clone a v1 x", "create a x --size 1M --domain one"] {
+        let said = desk.fails(&format!("volume {refused} --key key"), 1, &[]);
+        assert!(said.err.contains("erased") || said.err.contains("domain"), "{}", said.err);
+    }
+    assert!(desk.ok("volume list a --key key").contains("v1  (domain 1, erased)"));
+    let checked = desk.ok("check a --key key");
+    assert!(checked.contains("2 volumes of domain 1"), "{checked}");
+    assert_eq!(json(&desk.ok("check a --json --key key"))["erased"]["volumes"], 2);
+    assert!(server.terminate().0.success());
+    desk.ok("scrub a --key key");
+    let freed = json(&desk.ok("gc a --json --key key"));
+    assert!(freed["erased_containers"].as_u64().unwrap() > 0, "{freed}");
+    let server = desk.serve("a --key key");
+    assert!(back("v2") == image);
+    assert!(!try_qemu_io(&desk.uri("a", "v1"), &["read 0 4096"]).status.success());
+    desk.ok("volume delete a v1 v1@monday --key key");
+    desk.ok("volume create a v1 --size 1M --domain other --key key");
+    assert!(back("v1") == vec![0; 1 << 20]);
+    assert!(server.terminate().0.success());
+    desk.ok("gc a --key key");
+    desk.ok("check a --key key");
+    desk.ok("scrub a --key key");
+}
+
 #[test]
 fn rule_25_what_has_no_domains_says_so_in_a_sentence() {
     let desk = Desk::new();
@@ -146,7 +224,7 @@ fn rule_25_what_has_no_domains_says_so_in_a_sentence() {
     desk.fails("domain list pool", 1, &["can't have others yet"]);
     desk.fails("domain erase pool one", 1, &["can't have others yet"]);
     desk.fails("volume create pool v --size 1M --domain one", 1, &["belong to one domain"]);
-    desk.fails("volume create plain v --size 1M --domain one", 1, &["belong to one domain"]);
+    desk.fails("volume create plain v --size 1M --domain one", 1, &["is not encrypted"]);
     fs::write(desk.path("stream"), b"x").unwrap();
     desk.fails("put plain s stream --domain one", 1, &["is not encrypted"]);
     desk.fails("put pool s stream --domain one", 1, &["no domains"]);

@@ -228,6 +228,59 @@ fn rule_24_no_file_changed_silently_because_the_data_key_changed() {
     assert_eq!(again(), 0);
 }
 
+/// Puts an archive in its place of which a program of before made a copy: for each file a line with its name, one with
+/// its length, and its bytes.
+fn unpack(packed: &[u8], to: &std::path::Path) {
+    fs::create_dir(to).unwrap();
+    fs::set_permissions(to, fs::Permissions::from_mode(0o700)).unwrap();
+    let all = zstd::decode_all(packed).unwrap();
+    let mut rest = &all[..];
+    while !rest.is_empty() {
+        let mut words = rest.splitn(3, |byte| *byte == b'\n');
+        let [name, bytes] = [words.next(), words.next()].map(|word| word.unwrap().to_vec());
+        let bytes: usize = String::from_utf8(bytes).unwrap().parse().unwrap();
+        let behind = words.next().unwrap();
+        let path = to.join(String::from_utf8(name).unwrap());
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
+        file.write_all(&behind[..bytes]).unwrap();
+        rest = &behind[bytes..];
+    }
+}
+
+#[test]
+fn rule_50_an_archive_of_the_form_that_was_given_up_is_refused_by_each_verb() {
+    let desk = Desk::new();
+    let packed = include_bytes!("../../archive/tests/data/given-up-bit-8.zst");
+    unpack(packed, &desk.path("a"));
+    let mut key = fs::OpenOptions::new();
+    let mut key = key.write(true).create_new(true).mode(0o600).open(desk.path("key")).unwrap();
+    key.write_all(&[1; 32]).unwrap();
+    fs::write(desk.path("stream"), b"a stream").unwrap();
+    let contents = || {
+        let all = fs::read_dir(desk.path("a")).unwrap().map(|entry| entry.unwrap().path());
+        let mut all: Vec<_> = all.map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+        all.sort();
+        all
+    };
+    let before = contents();
+    for verb in [
+        "ls a",
+        "get a last --output got",
+        "check a",
+        "scrub a",
+        "put a x stream",
+        "gc a",
+        "upgrade a",
+        "key rotate a --data",
+        "domain list a",
+        "volume list a",
+    ] {
+        desk.fails(&format!("{verb} --key key"), 1, &["given up (feature 8)", "a new archive"]);
+    }
+    assert!(contents() == before, "nothing is written");
+}
+
 #[test]
 fn rule_24_what_can_not_change_its_data_key_says_so() {
     let desk = Desk::new();

@@ -243,7 +243,13 @@ fn rule_45_nothing_that_a_put_key_may_not_do_counts_whatever_it_signs() {
         ("renames", vec![Record::Renamed { from: "n".into(), to: "m".into() }]),
         (
             "makes a volume",
-            vec![Record::VolumeCreated { id: 0, name: "v".into(), bytes: 4096, created: 1 }],
+            vec![Record::VolumeCreated {
+                id: 0,
+                name: "v".into(),
+                bytes: 4096,
+                created: 1,
+                domain: 0,
+            }],
         ),
         ("erases", vec![Record::DomainErased { number: 1 }]),
         (

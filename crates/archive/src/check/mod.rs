@@ -84,6 +84,8 @@ pub struct ErasedFound {
     pub streams: u64,
     /// Snapshots, forgotten ones too.
     pub snapshots: u64,
+    /// Volumes.
+    pub volumes: u64,
     /// Containers that a collection frees.
     pub containers: u64,
     /// Their bytes.
@@ -153,6 +155,9 @@ pub fn check_one(
     }
     if let Some(stream) = tables.streams.get(name) {
         domain_of(archive, stream.domain)?;
+    }
+    if let Some(volume) = volume {
+        domain_of(archive, volume.domain)?;
     }
     let needed = checking.needed(tables.streams.get(name), volume)?;
     checking.found.containers(Some(&needed), data, progress)?;
@@ -317,6 +322,11 @@ impl Checking {
         };
         let total: u64 = wanted().map(|volume| volume.block_index.used()).sum();
         for volume in wanted() {
+            if is_erased(&found.archive, volume.domain) {
+                found.report.erased.volumes += 1;
+                found.report.erased.domains.insert(volume.domain);
+                continue;
+            }
             found.report.volumes += 1;
             let (mut lost, mut listed) = (0u64, Vec::new());
             for (block, _) in volume.block_index.mapped(0..u64::MAX) {
@@ -332,7 +342,8 @@ impl Checking {
                 {
                     Ok(parts) => {
                         for (fingerprint, address) in chunks_of(&parts) {
-                            well &= found.has(address, &fingerprint)?;
+                            well &= found.has(address, &fingerprint)?
+                                && found.is_of(address, volume.domain)?;
                         }
                     }
                     Err(error) if is_damage(&error) => well = false,
@@ -490,6 +501,22 @@ impl Found {
             self.report.lost.insert(address, *fingerprint);
         }
         Ok(there)
+    }
+
+    /// True unless what lies at an address is of another domain.
+    fn is_of(&self, address: Address, domain: u32) -> Result<bool> {
+        for container in self.tables.places(address.container) {
+            match container {
+                // Told where all containers are looked at.
+                Err(error) if is_damage(&error) => {}
+                found => {
+                    if found?.stored.domain != domain {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn is_there(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {

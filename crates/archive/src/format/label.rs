@@ -70,6 +70,9 @@ const FEATURE_DATA_KEYS_BEFORE: u64 = 256;
 /// Needed to read: domains may have data keys that took the place of older ones.
 const FEATURE_DATA_KEYS: u64 = 512;
 
+/// Needed to read: volumes may be of domains beside the first one.
+const FEATURE_VOLUME_DOMAINS: u64 = 1024;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -123,6 +126,8 @@ pub struct Label {
     pub roles: bool,
     /// Data keys may have taken the place of older ones; of sealed archives only.
     pub data_keys: bool,
+    /// Volumes may be of domains beside the first one; of archives that have domains and clones only.
+    pub volume_domains: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -163,6 +168,8 @@ pub struct Kinds {
     pub roles: bool,
     /// Data keys may have taken the place of older ones; of sealed archives only.
     pub data_keys: bool,
+    /// Volumes may be of domains beside the first one; of archives that have domains and clones only.
+    pub volume_domains: bool,
 }
 
 impl Kinds {
@@ -182,6 +189,7 @@ impl Kinds {
             heads: is_sealed,
             roles: self.roles,
             data_keys: self.data_keys,
+            volume_domains: self.domains,
         }
     }
 }
@@ -229,6 +237,7 @@ impl Label {
             heads: self.heads,
             roles: self.roles,
             data_keys: self.data_keys,
+            volume_domains: self.volume_domains,
         }
     }
 
@@ -330,6 +339,7 @@ impl Label {
                 (self.domains, FEATURE_DOMAINS),
                 (self.roles, FEATURE_ROLES),
                 (self.data_keys, FEATURE_DATA_KEYS),
+                (self.volume_domains, FEATURE_VOLUME_DOMAINS),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(write).u64(ignored);
@@ -399,6 +409,7 @@ impl Label {
             heads: false,
             roles: false,
             data_keys: false,
+            volume_domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -421,6 +432,10 @@ impl Label {
         label.heads = to_write & FEATURE_HEADS != 0;
         label.roles = features & FEATURE_ROLES != 0;
         label.data_keys = features & FEATURE_DATA_KEYS != 0;
+        label.volume_domains = features & FEATURE_VOLUME_DOMAINS != 0;
+        if label.volume_domains && !(label.domains && label.clones) {
+            return Err(corrupt("the label's features can't be true"));
+        }
         if label.roles && (!label.heads || !label.trees || label.leaves || label.domains) {
             return Err(corrupt("the label's features can't be true"));
         }
@@ -463,7 +478,8 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_ON_DEMAND
         | FEATURE_DOMAINS
         | FEATURE_ROLES
-        | FEATURE_DATA_KEYS;
+        | FEATURE_DATA_KEYS
+        | FEATURE_VOLUME_DOMAINS;
     if read & FEATURE_DATA_KEYS_BEFORE != 0 {
         return Err(Error::new(
             Kind::Unsupported,
@@ -495,11 +511,15 @@ fn refuse_unknown(bits: u64, what: &str) -> Result<()> {
 ///
 /// # Errors
 /// `NotFound` when there is none, `Corrupt` when no place is whole, `Unsupported` when it is too
-/// new.
+/// new, or of a form that was given up.
 pub(crate) fn choose(first: Found, second: Found) -> Result<Label> {
     match (first, second) {
         (Found::Good(a), Found::Good(b)) => Ok(if a.generation > b.generation { a } else { b }),
         (Found::Good(label), _) | (_, Found::Good(label)) => Ok(label),
+        // A place of a form that this program does not know is whole, and says more than a damaged one.
+        (Found::Bad(first), Found::Bad(second)) => {
+            Err(if is_damage(&first) { second } else { first })
+        }
         (Found::Bad(error), _) | (_, Found::Bad(error)) => Err(error),
         (Found::Foreign, Found::Foreign) => Err(Error::new(Kind::NotFound, "no archive")),
     }
@@ -622,6 +642,7 @@ mod tests {
             heads: false,
             roles: false,
             data_keys: false,
+            volume_domains: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),

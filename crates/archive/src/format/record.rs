@@ -262,8 +262,10 @@ pub enum Record {
         bytes: u64,
         /// Seconds since 1970.
         created: u64,
+        /// The number of its domain, which it has for ever.
+        domain: u32,
     },
-    /// A volume is there that holds what another one holds.
+    /// A volume is there that holds what another one holds, in the same domain.
     VolumeCloned {
         /// Its number, which is never given twice.
         id: u64,
@@ -821,8 +823,12 @@ impl Record {
             Record::EpochAdvanced => {
                 w.u8(13);
             }
-            Record::VolumeCreated { id, name, bytes, created } => {
-                w.u8(14).u64(*id).bytes(name.as_bytes()).u64(*bytes).u64(*created);
+            Record::VolumeCreated { id, name, bytes, created, domain } => {
+                let kind = if *domain == FIRST_DOMAIN { 14 } else { 41 };
+                w.u8(kind).u64(*id).bytes(name.as_bytes()).u64(*bytes).u64(*created);
+                if *domain != FIRST_DOMAIN {
+                    w.u32(*domain);
+                }
             }
             Record::VolumeCloned { id, of, name, created, read_only } => {
                 w.u8(31)
@@ -935,11 +941,12 @@ impl Record {
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
             13 => Record::EpochAdvanced,
-            14 => Record::VolumeCreated {
+            kind @ (14 | 41) => Record::VolumeCreated {
                 id: r.u64()?,
                 name: r.text()?,
                 bytes: r.u64()?,
                 created: r.u64()?,
+                domain: if kind == 14 { FIRST_DOMAIN } else { other_domain(r.u32()?)? },
             },
             15 => Record::VolumeResized { id: r.u64()?, bytes: r.u64()? },
             16 => Record::VolumeRenamed { id: r.u64()?, name: r.text()? },

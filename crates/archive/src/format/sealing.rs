@@ -638,24 +638,35 @@ impl Sealing {
     /// # Errors
     /// `Corrupt`: kept keys are not as they were sealed.
     pub(crate) fn follow<'a>(&self, all: impl Iterator<Item = KeyChanged<'a>>) -> Result<()> {
-        for KeyChanged { rotation, kept, erased } in all {
-            let key = (rotation.domain, rotation.generation);
-            let is_known =
-                |known: &KeyChange| (known.erased, known.kept.as_deref()) == (erased, kept);
-            if self.domains.read().changes.get(&key).is_some_and(is_known) {
-                continue;
+        let mut new = Vec::new();
+        {
+            let domains = self.domains.read();
+            for KeyChanged { rotation, kept, erased } in all {
+                let key = (rotation.domain, rotation.generation);
+                let is_known =
+                    |known: &KeyChange| (known.erased, known.kept.as_deref()) == (erased, kept);
+                if !domains.changes.get(&key).is_some_and(is_known) {
+                    let kept = kept.map(|kept| Box::new(*kept));
+                    let change = KeyChange { from: rotation.from.0, kept, stays: None, erased };
+                    new.push((key, change));
+                }
             }
-            let kept = kept.map(|kept| Box::new(*kept));
-            let change = KeyChange { from: rotation.from.0, kept, stays: None, erased };
-            let mut domains = self.domains.write();
-            if domains.gone.contains(&rotation.domain) {
-                continue;
-            }
-            domains.changes.insert(key, change);
-            domains.news += 1;
-            domains.open_kept(rotation.domain)?;
-            domains.forget_older();
         }
+        if new.is_empty() {
+            return Ok(());
+        }
+        let mut domains = self.domains.write();
+        // The kept keys of a domain are opened one after the other, so once for all that is new of it.
+        let mut changed = BTreeSet::new();
+        for (key, change) in new {
+            if !domains.gone.contains(&key.0) {
+                domains.changes.insert(key, change);
+                domains.news += 1;
+                changed.insert(key.0);
+            }
+        }
+        changed.into_iter().try_for_each(|number| domains.open_kept(number))?;
+        domains.forget_older();
         Ok(())
     }
 

@@ -286,6 +286,7 @@ fn create_in(
         heads: format.heads && is_sealed,
         roles: format.roles && is_sealed,
         data_keys: false,
+        volume_domains: false,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     format::{ContainerId, damage::is_damage, data_keys::Rotation, label::Kinds, record::Record},
     rules::Rule,
-    tables::{Tables, domain_has_older, is_under_older, with_older},
+    tables::{CHANGES_MAX, Tables, domain_has_older, is_under_older, with_older},
 };
 
 /// Lets the data keys of an archive be changed, and gives it all features that an upgrade gives: programs from
@@ -66,8 +66,8 @@ pub fn allow_data_keys(archive: &Archive) -> Result<bool> {
 ///
 /// # Errors
 /// `Busy`: somebody stores, serves, collects or imports. `InvalidInput`: something is left under an older key of
-/// the domain, or the data keys can't be changed before [`allow_data_keys`]. `Denied`: the domain was erased,
-/// there is none of this number, or the key area and the log are not of one time. Errors of the system, after which the key is changed or not.
+/// the domain, its data key was changed 1,024 times, or the data keys can't be changed before
+/// [`allow_data_keys`]. `Denied`: the domain was erased, also meanwhile, there is none of this number, or the key area and the log are not of one time. Errors of the system, after which the key is changed or not.
 pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
     if !archive.label.data_keys {
         let why = "the archive is from before data keys could be changed: `onefold key rotate --data` upgrades it";
@@ -93,6 +93,11 @@ pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
         // Otherwise one of the two was put back, and the change would make a key that nobody finds.
         sealing.agreed_upon(domain, said)?;
         made = said + 1;
+        if made > CHANGES_MAX {
+            let why = format!("the data key of the domain was changed {CHANGES_MAX} times, and no more are kept: \
+                               store what is in it in another domain or archive");
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
         Ok(vec![Record::DataKeyRotated(Rotation {
             domain,
             generation: made,
@@ -102,6 +107,9 @@ pub fn rotate_data_key(archive: &Archive, domain: u32) -> Result<u32> {
     })?;
     make_keys(archive)?;
     write_kept_keys(archive)?;
+    // Another process may have erased the domain behind the frame of the change.
+    archive.refresh()?;
+    sealing.domain(domain)?;
     Ok(made)
 }
 

@@ -46,7 +46,7 @@ pub fn allow_domains(archive: &Archive) -> Result<bool> {
     if archive.label.domains {
         return Ok(false);
     }
-    let kinds = Kinds { domains: true, ..archive.label.kinds().upgraded(true) };
+    let kinds = Kinds { domains: true, ..archive.label.kinds() }.upgraded(true);
     upgrade_to(archive, kinds, &mut |_, _| ())
 }
 

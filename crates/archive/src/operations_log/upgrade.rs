@@ -58,6 +58,7 @@ pub fn features_to_come(label: &Label) -> Vec<&'static str> {
             gets.counts_in_pages,
             "usage counts in pages, of which counting writes those that changed",
         ),
+        (has.volume_domains, gets.volume_domains, "volumes in domains"),
         (has.heads, gets.heads, "proof that the archive goes on from where it was seen earlier"),
     ];
     all.into_iter().filter(|(has, gets, _)| !has && *gets).map(|(_, _, feature)| feature).collect()
@@ -170,6 +171,7 @@ fn write_tables(
         heads,
         late: _,
         data_keys,
+        volume_domains,
         counts_in_pages: _,
         roles: _,
     } = kinds;
@@ -183,6 +185,7 @@ fn write_tables(
     };
     let tables = Tables { heads, head, ..tables };
     let tables = Tables { has_domains: domains, has_data_keys: data_keys, ..tables };
+    let tables = Tables { has_volume_domains: volume_domains, ..tables };
     let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
     tables.volumes.write_maps(files, identity, number, &archive.settings)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables, told)?;
@@ -213,6 +216,7 @@ fn write_labels(
         domains,
         heads,
         data_keys,
+        volume_domains,
         late: _,
         roles: _,
     } = kinds;
@@ -231,6 +235,7 @@ fn write_labels(
             domains,
             heads,
             data_keys,
+            volume_domains,
             ..label_now(archive)
         };
         file.write_at(label.place(), &label.encode(&archive.identity)?)?;

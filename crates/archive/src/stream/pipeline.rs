@@ -311,6 +311,11 @@ fn run(
 pub(crate) trait Staged: Send {
     /// The chunks in it, whose fingerprints are still to be computed.
     fn batch(&mut self) -> Option<&mut Batch>;
+
+    /// The domain of the chunks, where it is another one than what the session began in.
+    fn domain(&self) -> Option<Arc<Domain>> {
+        None
+    }
 }
 
 impl<T: Send> Staged for Item<T> {
@@ -338,8 +343,9 @@ pub(crate) fn staged<I: Staged, T>(
         let reading = scope.spawn(move || source(cut));
         let fingerprint = || {
             |mut item: I| {
+                let own = item.domain();
                 if let Some(batch) = item.batch() {
-                    batch.fingerprint(domain);
+                    batch.fingerprint(own.as_deref().unwrap_or(domain));
                 }
                 item
             }

@@ -160,7 +160,8 @@ impl Session {
     }
 
     /// A stream whose chunks have places as they come, whatever the archive does with others: who
-    /// waits for a volume's flush does not wait for more chunks.
+    /// waits for a volume's flush does not wait for more chunks. It begins in the first domain, and goes on in
+    /// those of the volumes.
     ///
     /// # Errors
     /// Errors of the system.
@@ -205,6 +206,18 @@ impl Session {
     #[must_use]
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
+    }
+
+    /// Goes on in another domain: what comes is stored there.
+    ///
+    /// # Errors
+    /// The errors of the sink.
+    pub(crate) fn go_on_in(&mut self, domain: &Arc<Domain>, sink: &mut Sink<'_>) -> Result<()> {
+        if domain.number() != self.domain.number() {
+            self.seal(sink)?;
+            self.domain = domain.clone();
+        }
+        Ok(())
     }
 
     fn archive(&self) -> &Archive {

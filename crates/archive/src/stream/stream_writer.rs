@@ -199,20 +199,27 @@ impl StreamWriter {
             &mut |tables, own, finished| {
                 let mut records = Vec::new();
                 for remaps in all {
-                    // A volume that was deleted meanwhile takes nothing any more.
-                    if let Some(volume) = tables.volumes.all().get(&remaps.volume) {
+                    // A volume that was deleted meanwhile, or whose domain was erased, takes nothing any
+                    // more.
+                    if let Some(volume) = tables.volumes.all().get(&remaps.volume)
+                        && is_there(tables, volume.domain).is_ok()
+                    {
                         changes(remaps, volume, &mut records);
                     }
                 }
+                let of_erased = |stored: &&Stored| is_there(tables, stored.domain).is_err();
+                let gone: Vec<Stored> = own.iter().filter(of_erased).copied().collect();
+                let own: Vec<Stored> =
+                    own.iter().filter(|stored| !of_erased(stored)).copied().collect();
                 let mapped = records.iter().any(|record| matches!(record, Record::Mapped { .. }));
                 if mapped && !(own.is_empty() && finished.is_empty()) {
-                    records.insert(
-                        0,
-                        Record::Finished { containers: own.to_vec(), finished: finished.to_vec() },
-                    );
+                    let finished = finished.to_vec();
+                    records.insert(0, Record::Finished { containers: own, finished });
                 } else if !own.is_empty() {
-                    records
-                        .insert(0, Record::Unfinished { containers: own.to_vec(), at: self.now });
+                    records.insert(0, Record::Unfinished { containers: own, at: self.now });
+                }
+                if !gone.is_empty() {
+                    records.insert(0, Record::Unfinished { containers: gone, at: self.now });
                 }
                 Ok(records)
             },

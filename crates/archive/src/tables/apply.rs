@@ -421,7 +421,19 @@ fn apply_volume(tables: &mut Tables, sequence: u64, record: Record) -> Result<()
     #[cfg(feature = "planted-bugs")]
     let is_uncounted =
         tables.derived.clones_uncounted && matches!(record, Record::VolumeCloned { .. });
+    if let Record::VolumeCreated { domain, .. } = &record {
+        if *domain != FIRST_DOMAIN && !tables.has_volume_domains {
+            return Err(corrupt(
+                "the log has a volume of a domain, which the label does not announce",
+            ));
+        }
+        saw_domain(tables, *domain)?;
+    }
     let changed = tables.volumes.apply(sequence, record, tables.clones)?;
+    // Nobody reads what it mapped any more, and its containers go as they are.
+    if tables.domains.erased.contains_key(&changed.domain) {
+        return Ok(());
+    }
     #[cfg(feature = "planted-bugs")]
     let changed = if is_uncounted { Default::default() } else { changed };
     for (added, recipe) in [(true, changed.came), (false, changed.went)] {

@@ -71,7 +71,7 @@ pub(crate) fn with_older(tables: &Tables) -> impl Iterator<Item = &Rotation> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::data_keys::DataKeys;
+    use super::super::data_keys::{CHANGES_MAX, DataKeys, KeyChange};
     use super::*;
     use onefold_seal::TAG_BYTES;
 
@@ -131,6 +131,31 @@ mod tests {
             tables.data_keys.encode(&mut w);
             assert_eq!(DataKeys::decode(&mut Reader(&w.0, None)).unwrap(), tables.data_keys);
         }
+        // Each is one of a bounded number, also in a snapshot that somebody else wrote.
+        let mut many = begin();
+        for generation in 1..=CHANGES_MAX {
+            let erased = Record::DataKeyErased { domain: 0, generation };
+            many.apply(1, vec![rotated(0, generation, 5), kept(0, generation), erased]).unwrap();
+        }
+        assert_eq!(many.data_keys.generation_of(0, ContainerId(5)), CHANGES_MAX);
+        let mut w = Writer(Vec::new());
+        many.data_keys.encode(&mut w);
+        assert!(DataKeys::decode(&mut Reader(&w.0, None)).is_ok());
+        assert!(many.apply(1, vec![rotated(0, CHANGES_MAX + 1, 5)]).is_err());
+        let more = KeyChange {
+            rotation: Rotation {
+                domain: 0,
+                generation: CHANGES_MAX + 1,
+                from: ContainerId(5),
+                index: 0,
+            },
+            kept: None,
+            erased: false,
+        };
+        many.data_keys.insert_unchecked(more);
+        let mut w = Writer(Vec::new());
+        many.data_keys.encode(&mut w);
+        assert!(DataKeys::decode(&mut Reader(&w.0, None)).is_err());
         let mut plain = Tables { next_id: 5, ..Tables::new([1, 1, 0], Kinds::default()) };
         assert!(plain.apply(1, vec![rotated(0, 1, 5)]).is_err());
     }

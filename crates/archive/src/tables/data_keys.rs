@@ -10,6 +10,10 @@ use crate::format::{
     record::ENTRY_MEMORY,
 };
 
+/// Changes of the data key of one domain at most: one a week for 19 years. What was stored before all of them is
+/// hashed by each key that was there since, and the kept keys of each stay in the log and in memory.
+pub(crate) const CHANGES_MAX: u32 = 1024;
+
 /// State of the data key before a change: the key area has it.
 const THERE: u8 = 0;
 /// The key area has it, and the log has its kept keys.
@@ -47,7 +51,20 @@ impl DataKeys {
 
     /// The newest one of a domain.
     pub(crate) fn newest_change(&self, domain: u32) -> Option<&KeyChange> {
-        self.changes().filter(|change| change.rotation.domain == domain).last()
+        self.newest_upto(domain, u32::MAX)
+    }
+
+    /// The newest one of a domain that is not above this generation.
+    fn newest_upto(&self, domain: u32, generation: u32) -> Option<&KeyChange> {
+        let (_, change) = self.all.at_most(&(domain, generation))?;
+        Some(change).filter(|change| change.rotation.domain == domain)
+    }
+
+    /// Those of a domain, the newest one first.
+    fn of_domain(&self, domain: u32) -> impl Iterator<Item = &KeyChange> {
+        std::iter::successors(self.newest_change(domain), move |change| {
+            self.newest_upto(domain, change.rotation.generation.checked_sub(1)?)
+        })
     }
 
     /// The newest one of a domain, and whether the key before it was erased.
@@ -58,9 +75,8 @@ impl DataKeys {
     /// The generation of the data key that a container of a domain is under.
     #[must_use]
     pub fn generation_of(&self, domain: u32, container: ContainerId) -> u32 {
-        let of_domain = self.all().filter(|(rotation, _)| rotation.domain == domain);
-        let under = of_domain.filter(|(rotation, _)| rotation.from <= container);
-        under.last().map_or(0, |(rotation, _)| rotation.generation)
+        let mut under = self.of_domain(domain).filter(|change| change.rotation.from <= container);
+        under.next().map_or(0, |change| change.rotation.generation)
     }
 
     pub(super) fn encode(&self, w: &mut Writer) {
@@ -94,6 +110,12 @@ impl DataKeys {
         Ok(keys)
     }
 
+    /// Adds a change as somebody else's program might.
+    #[cfg(test)]
+    pub(super) fn insert_unchecked(&mut self, change: KeyChange) {
+        self.all.insert((change.rotation.domain, change.rotation.generation), change);
+    }
+
     pub(super) fn rotate(&mut self, rotation: Rotation) -> Result<()> {
         let newest = self.newest(rotation.domain);
         let follows = match newest {
@@ -106,6 +128,9 @@ impl DataKeys {
         };
         if !follows {
             return Err(corrupt("the log changes a data key out of order"));
+        }
+        if rotation.generation > CHANGES_MAX {
+            return Err(corrupt("the log changes a data key more often than it can be"));
         }
         let change = KeyChange { rotation, kept: None, erased: false };
         self.all.insert((rotation.domain, rotation.generation), change);
@@ -141,8 +166,8 @@ impl DataKeys {
 
     /// Forgets the changes of a domain that was erased.
     pub(super) fn forget(&mut self, domain: u32) {
-        let of_domain = self.all().filter(|(rotation, _)| rotation.domain == domain);
-        let gone: Vec<u32> = of_domain.map(|(rotation, _)| rotation.generation).collect();
+        let of_domain = self.of_domain(domain);
+        let gone: Vec<u32> = of_domain.map(|change| change.rotation.generation).collect();
         for generation in gone {
             self.all.remove(&(domain, generation));
         }

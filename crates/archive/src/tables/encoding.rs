@@ -77,7 +77,7 @@ impl Tables {
             pieces(&mut w, &difference.recipe);
         }
         if has_volumes(self) {
-            self.volumes.encode(&mut w, self.clones);
+            self.volumes.encode(&mut w, self.clones, self.has_volume_domains);
         }
         self.encode_late(&mut w);
         if self.trees {
@@ -182,7 +182,7 @@ impl Tables {
             tables.differences.push(Difference { added, recipe: pieces_of(r)?, at: 0, nodes });
         }
         if !r.0.is_empty() || tables.late || tables.clones {
-            tables.volumes = VolumeTable::decode(r, tables.clones)?;
+            tables.volumes = VolumeTable::decode(r, tables.clones, tables.has_volume_domains)?;
         }
         tables.decode_late(r)?;
         if tables.trees {

@@ -68,6 +68,7 @@ pub(crate) use self::{
     containers::LeafStore,
     damage::is_damaged,
     data_key_records::{refuse_numbers_of_before, with_older},
+    data_keys::CHANGES_MAX,
     leaves::{
         Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
     },

@@ -147,6 +147,8 @@ pub struct Tables {
     pub domains: DomainsKnown,
     /// Data keys may have taken the place of older ones.
     pub has_data_keys: bool,
+    /// Volumes may be of domains beside the first one.
+    pub has_volume_domains: bool,
     /// The data keys that took the place of older ones, by domain and generation.
     pub data_keys: DataKeys,
     /// Who may change the archive beside manage, where keys have roles.
@@ -211,6 +213,7 @@ impl Tables {
             heads,
             roles,
             data_keys,
+            volume_domains,
             counts_in_pages: _,
         } = kinds;
         let (align, has_domains) = (PLACE_ALIGN * u64::from(data), domains);
@@ -224,6 +227,7 @@ impl Tables {
             clones,
             has_domains,
             has_data_keys: data_keys,
+            has_volume_domains: volume_domains,
             heads,
             roles: roles.then(Roles::default),
             ..Tables::default()
@@ -268,6 +272,7 @@ impl Tables {
             self.heads,
             self.roles.is_some(),
             self.has_data_keys,
+            self.has_volume_domains,
         ];
         all.into_iter().rev().fold(0, |bits, is| bits << 1 | u64::from(is))
     }

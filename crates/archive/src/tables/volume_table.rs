@@ -16,6 +16,7 @@ use crate::{
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
+        domain::FIRST_DOMAIN,
         record::{Pieces, Record},
     },
     memory::Drawn,
@@ -83,11 +84,11 @@ impl VolumeTable {
             {
                 Err(corrupt("a volume can't be so large"))
             }
-            Record::VolumeCreated { id, name, bytes, created } => {
+            Record::VolumeCreated { id, name, bytes, created, domain } => {
                 let (cuts, block_index) = (Vec::new(), Arc::default());
                 let read_only = false;
-                self.add(id, Volume { name, bytes, created, read_only, cuts, block_index });
-                Ok(Changed::default())
+                self.add(id, Volume { name, bytes, created, domain, read_only, cuts, block_index });
+                Ok(Changed { domain, ..Changed::default() })
             }
             Record::VolumeCloned { .. } if !clones => {
                 Err(corrupt("the log has a clone, which the label does not announce"))
@@ -124,11 +125,13 @@ impl VolumeTable {
             return Err(corrupt(format!("the log makes volume {id} twice")));
         }
         // Of the source it has no more than its size and map, however often that was cut.
-        let (bytes, block_index) = (source.bytes, source.block_index.clone());
-        let clone = Volume { name, bytes, created, read_only, cuts: Vec::new(), block_index };
+        let (bytes, domain, block_index) =
+            (source.bytes, source.domain, source.block_index.clone());
+        let cuts = Vec::new();
+        let clone = Volume { name, bytes, created, domain, read_only, cuts, block_index };
         let came = clone.recipe();
         self.add(id, clone);
-        Ok(Changed { came, went: Vec::new() })
+        Ok(Changed { came, went: Vec::new(), domain })
     }
 
     fn change(&mut self, id: u64, sequence: u64, record: &Record) -> Result<Changed> {
@@ -237,8 +240,9 @@ impl VolumeTable {
         all
     }
 
-    /// Writes the part of a snapshot; `clones` says whether the archive can have clones.
-    pub(super) fn encode(&self, w: &mut Writer, clones: bool) {
+    /// Writes the part of a snapshot; `clones` and `domains` say whether the archive can have clones, and
+    /// volumes of domains beside the first one.
+    pub(super) fn encode(&self, w: &mut Writer, clones: bool, domains: bool) {
         w.u64(self.next).u32(self.by_number.len() as u32);
         for (&id, volume) in &self.by_number {
             w.u64(id)
@@ -253,6 +257,9 @@ impl VolumeTable {
             if clones {
                 w.u8(u8::from(volume.read_only));
             }
+            if domains {
+                w.u16(volume.domain as u16);
+            }
         }
         w.u32(self.pages.count).u32(self.pages.replaced.len() as u32);
         self.pages.replaced.iter().for_each(|&page| {
@@ -264,7 +271,7 @@ impl VolumeTable {
     ///
     /// # Errors
     /// `Corrupt`; `Memory` when it takes more than the reader may.
-    pub(super) fn decode(r: &mut Reader<'_>, clones: bool) -> Result<VolumeTable> {
+    pub(super) fn decode(r: &mut Reader<'_>, clones: bool, domains: bool) -> Result<VolumeTable> {
         let (next, mut by_number, mut pages) = (r.u64()?, Map::default(), Pages::default());
         for _ in 0..r.count(36, VOLUME_MEMORY)? {
             let (id, name, bytes, created) = (r.u64()?, r.text()?, r.u64()?, r.u64()?);
@@ -275,7 +282,9 @@ impl VolumeTable {
                 (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
             let block_index = Arc::new(BlockIndex::decode(r, id, clones)?);
             let read_only = clones && r.u8()? != 0;
-            by_number.insert(id, Volume { name, bytes, created, read_only, cuts, block_index });
+            let domain = if domains { u32::from(r.u16()?) } else { FIRST_DOMAIN };
+            let volume = Volume { name, bytes, created, domain, read_only, cuts, block_index };
+            by_number.insert(id, volume);
         }
         pages.count = r.u32()?;
         if pages.count > PAGES_MAX {

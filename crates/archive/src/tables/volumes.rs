@@ -29,6 +29,8 @@ pub struct Volume {
     pub bytes: u64,
     /// Seconds since 1970.
     pub created: u64,
+    /// The number of its domain, to which all that it maps belongs.
+    pub domain: u32,
     /// Nobody writes to it.
     pub read_only: bool,
     /// Where it was cut: by which frame, and from which block on. A later cut that is as low says
@@ -81,6 +83,8 @@ pub(crate) fn gather(addresses: impl Iterator<Item = Address>) -> Vec<Pieces> {
 pub(super) struct Changed {
     pub(super) came: Vec<Pieces>,
     pub(super) went: Vec<Pieces>,
+    /// The number of the volume's domain.
+    pub(super) domain: u32,
 }
 
 pub(crate) fn change(
@@ -89,7 +93,7 @@ pub(crate) fn change(
     sequence: u64,
     record: &Record,
 ) -> Result<Changed> {
-    let mut changed = Changed::default();
+    let mut changed = Changed { domain: volume.domain, ..Changed::default() };
     match record {
         Record::VolumeResized { bytes, .. } => {
             let blocks = bytes / VOLUME_BLOCK_BYTES;

@@ -126,6 +126,8 @@ pub struct TreeFeeder<'a> {
     comparison: Option<(usize, Comparison)>,
     /// Content that is given is compared only, and stored nowhere.
     only_compares: bool,
+    /// Bytes that were compared only, of the file at hand.
+    compared: u64,
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
 }
@@ -149,6 +151,7 @@ impl<'a> TreeFeeder<'a> {
             begun: (archive.clone(), archive.tables()),
             comparison: None,
             only_compares: false,
+            compared: 0,
             parents: Parents::new(archive, parents)?,
         })
     }
@@ -168,6 +171,7 @@ impl TreeFeeder<'_> {
             comparison.bytes(reader, &self.filling.room()[..n])?;
         }
         if self.only_compares {
+            self.compared += n as u64;
             return Ok(n);
         }
         match &mut self.out {
@@ -208,6 +212,7 @@ impl TreeFeeder<'_> {
             comparison.zeroes(reader, bytes)?;
         }
         if self.only_compares {
+            self.compared += bytes;
             return Ok(());
         }
         match &mut self.out {
@@ -221,7 +226,8 @@ impl TreeFeeder<'_> {
     }
 
     /// Compares the content that comes now with that of the first of the parents' entries that `is` the
-    /// same, until [`differed`](Self::differed) is asked. Nothing stored is read but where chunks end.
+    /// same, until [`differed`](Self::differed) is asked. Nothing stored is read but where chunks end. Content of
+    /// this file that was compared before comes again, and the gauge counts it once.
     ///
     /// # Errors
     /// Errors of the system.
@@ -230,6 +236,7 @@ impl TreeFeeder<'_> {
         found: &[Found],
         is: impl Fn(&TreeEntry, &Stat) -> bool,
     ) -> Result<()> {
+        self.gauge.read.fetch_sub(std::mem::take(&mut self.compared), Relaxed);
         self.comparison = self.parents.comparison(found, is)?;
         Ok(())
     }
@@ -276,6 +283,7 @@ impl TreeFeeder<'_> {
     /// # Errors
     /// `Stopped` when a later stage failed.
     pub fn event(&mut self, event: Event) -> Result<()> {
+        self.compared = 0;
         match &mut self.out {
             Out::Here(_) | Out::Trial(_) => {
                 self.events_bytes += event.memory();
@@ -389,6 +397,7 @@ pub fn backup_on(
                 begun: (ingest.archive.clone(), tables),
                 comparison: None,
                 only_compares: false,
+                compared: 0,
                 parents,
             };
             source(&mut feeder)?;

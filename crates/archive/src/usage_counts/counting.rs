@@ -483,6 +483,9 @@ impl Rewriter {
             }
         }
         for volume in tables.volumes.all().values() {
+            if is_erased(&self.archive, volume.domain) {
+                continue;
+            }
             match self.walk(tables, &volume.recipe(), &mut one_more) {
                 Err(error) if is_damage(&error) => {
                     unread(format!("the map of volume '{}'", volume.name.escape_debug()), error)?;

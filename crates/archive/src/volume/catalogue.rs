@@ -4,8 +4,8 @@
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::{parameters::VOLUME_BLOCK_BYTES, record::Record},
-    operations_log::Archive,
+    format::{domain::FIRST_DOMAIN, parameters::VOLUME_BLOCK_BYTES, record::Record},
+    operations_log::{Archive, domain_of, is_there},
     tables::{Tables, VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX, Volume},
 };
 
@@ -33,34 +33,56 @@ fn valid_volume_name(name: &str) -> Result<()> {
 
 /// Volume verbs: each takes the commit lock only, and is durable on return.
 impl Archive {
-    /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes. `now` is in seconds
-    /// since 1970.
+    /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes, in the domain that the
+    /// archive began with. `now` is in seconds since 1970.
     ///
     /// # Errors
     /// `Exists`, `InvalidInput`, and as for every change.
     pub fn create_volume(&self, name: &str, bytes: u64, now: u64) -> Result<()> {
+        self.create_volume_in(FIRST_DOMAIN, name, bytes, now)
+    }
+
+    /// The same in the domain of this number, to which the volume and its clones belong for ever.
+    ///
+    /// # Errors
+    /// `Denied`: the domain was erased, or is not there. `Unsupported` in an archive to which a program gave
+    /// domains that knew none of volumes. As [`create_volume`](Self::create_volume).
+    pub fn create_volume_in(&self, domain: u32, name: &str, bytes: u64, now: u64) -> Result<()> {
         valid_volume_name(name)?;
         let bytes = volume_bytes(bytes)?;
+        if domain != FIRST_DOMAIN {
+            if self.label().domains && !self.label().volume_domains {
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    "the archive got its domains by a program that knew no volumes in them: `onefold upgrade` \
+                     gives it these",
+                ));
+            }
+            self.refresh()?;
+            domain_of(self, domain)?;
+        }
         let decide = |tables: &Tables| {
+            is_there(tables, domain)?;
             free_name(tables, name)?;
             Ok(vec![Record::VolumeCreated {
                 id: tables.volumes.next_number(),
                 name: name.to_owned(),
                 bytes,
                 created: now,
+                domain,
             }])
         };
         self.commit(false, decide).map(|_| ())
     }
 
-    /// Makes a volume that holds what volume `of` holds, without a byte of data written: both share
+    /// Makes a volume that holds what volume `of` holds, in the same domain, without a byte of data written: both share
     /// their map until one of them is written to. With `read_only` nobody writes to it. Whoever
     /// serves the volume makes durable first what its clients wrote: [`Volumes::clone_volume`].
     ///
     /// [`Volumes::clone_volume`]: super::Volumes::clone_volume
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `InvalidInput`; `Unsupported` in an archive that a program made which
+    /// `NotFound`, `Exists`, `InvalidInput`; `Denied`: the domain of `of` was erased; `Unsupported` in an archive that a program made which
     /// knew no clones; and as for every change.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool, now: u64) -> Result<()> {
         valid_volume_name(name)?;
@@ -72,7 +94,8 @@ impl Archive {
             ));
         }
         let decide = |tables: &Tables| {
-            let (of, _) = tables.volumes.named(of)?;
+            let (of, source) = tables.volumes.named(of)?;
+            is_there(tables, source.domain)?;
             free_name(tables, name)?;
             let (id, name) = (tables.volumes.next_number(), name.to_owned());
             Ok(vec![Record::VolumeCloned { id, of, name, created: now, read_only }])
@@ -83,12 +106,14 @@ impl Archive {
     /// Changes the size of a volume. Bytes beyond a smaller size are gone.
     ///
     /// # Errors
-    /// `NotFound`, `InvalidInput`, and as for every change.
+    /// `NotFound`, `InvalidInput`; `Denied`: it is read-only, or its domain was erased; and as for every
+    /// change.
     pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
         let bytes = volume_bytes(bytes)?;
         self.commit(true, |tables| {
             let (id, volume) = tables.volumes.named(name)?;
             writable(volume)?;
+            is_there(tables, volume.domain)?;
             Ok(vec![Record::VolumeResized { id, bytes }])
         })
         .map(|_| ())
@@ -108,7 +133,7 @@ impl Archive {
         self.commit(true, decide).map(|_| ())
     }
 
-    /// Deletes a volume; its space comes back with garbage collection.
+    /// Deletes a volume, also one of a domain that was erased; its space comes back with garbage collection.
     ///
     /// # Errors
     /// `NotFound`, and as for every change.

@@ -315,6 +315,7 @@ mod tests {
             name: String::new(),
             bytes: 100 * BLOCK as u64,
             created: 0,
+            domain: 0,
             read_only: false,
             cuts: Vec::new(),
             block_index: std::sync::Arc::default(),

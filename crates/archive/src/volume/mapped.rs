@@ -26,8 +26,10 @@ pub(crate) struct Mapped<'a> {
 }
 
 impl Mapped<'_> {
-    /// The parts of its mapping; none for zeroes.
+    /// The parts of its mapping; none for zeroes. What the reader reads from now on must be of the volume's
+    /// domain.
     pub(crate) fn parts(&self, reader: &mut ChunkReader) -> Result<Vec<Part>> {
+        reader.domain = Some(self.volume.domain);
         let Some(address) = self.volume.block_index.get(self.block) else { return Ok(Vec::new()) };
         let all = reader
             .chunk(self.tables, self.container_reader, address)
@@ -60,6 +62,7 @@ impl Mapped<'_> {
         if all.is_empty() {
             return Ok(vec![Part::Zeroes(range.len() as u64)]);
         }
+        reader.domain = Some(self.volume.domain);
         let (mut parts, mut at) = (Vec::new(), 0);
         for part in all {
             let end = at + length(part) as usize;
@@ -250,6 +253,29 @@ pub(crate) fn chunks_of(parts: &[Part]) -> impl Iterator<Item = (Fingerprint, Ad
             (fingerprint, Address { slot: first.slot + n as u16, ..first })
         })
     })
+}
+
+/// The containers that the map of a volume names, and those of the chunks that its blocks are made of,
+/// whatever domains they are of: for simulations.
+///
+/// # Errors
+/// `Corrupt`, and errors of the system.
+#[cfg(feature = "planted-bugs")]
+pub fn containers_of_volume(
+    archive: &std::sync::Arc<crate::operations_log::Archive>,
+    tables: &Tables,
+    id: u64,
+) -> Result<std::collections::BTreeSet<crate::format::ContainerId>> {
+    let mut all = std::collections::BTreeSet::new();
+    let Some(volume) = tables.volumes.all().get(&id) else { return Ok(all) };
+    let (container_reader, mut reader) =
+        (ContainerReader::new(archive.clone()), ChunkReader::default());
+    for (_, address) in volume.block_index.mapped(0..u64::MAX) {
+        all.insert(address.container);
+        let named = parts(reader.chunk(tables, &container_reader, address)?)?;
+        all.extend(chunks_of(&named).map(|(_, address)| address.container));
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

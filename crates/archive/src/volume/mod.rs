@@ -33,6 +33,8 @@ mod volumes;
 mod write;
 mod write_back;
 
+#[cfg(feature = "planted-bugs")]
+pub use self::mapped::containers_of_volume;
 pub(crate) use self::mapped::{Mapped, chunks_of};
 pub use self::{
     catalogue::volume_bytes,

@@ -7,7 +7,7 @@ use onefold_core::{Extent, ExtentKind, Result};
 use super::{
     layer::{BLOCK, Have, Layer, Patch},
     mapped::Mapped,
-    volumes::{Volumes, deleted},
+    volumes::{Volumes, readable},
 };
 use crate::tables::Volume;
 
@@ -35,7 +35,7 @@ impl Volumes {
         let (tables, known) = {
             let state = self.state.lock();
             let tables = self.archive.tables();
-            let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+            let volume = readable(&tables, id)?;
             let layers = state.volumes.get(&id);
             let layers = layers
                 .into_iter()
@@ -46,7 +46,7 @@ impl Volumes {
         if known.covers(&range) {
             return Ok(());
         }
-        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+        let volume = readable(&tables, id)?;
         let mapped =
             Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
         // The layers are newer than the mapping.
@@ -76,7 +76,7 @@ impl Volumes {
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         let state = self.state.lock();
         let tables = self.archive.tables();
-        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+        let volume = readable(&tables, id)?;
         let layers: Vec<&Layer> = state
             .volumes
             .get(&id)

@@ -7,6 +7,7 @@ use onefold_core::{
 };
 
 use super::volumes::Volumes;
+use crate::operations_log::{domain_of, is_there};
 
 /// One volume; implements the [`Volume`] that servers know.
 pub(crate) struct ArchiveVolume {
@@ -50,11 +51,13 @@ impl Volume for ArchiveVolume {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.volumes.flush_to(ticket)
+        self.volumes.flush_to(ticket)?;
+        self.volumes.is_not_erased(self.id)
     }
 
     fn flush(&self) -> Result<()> {
-        self.volumes.flush_all()
+        self.volumes.flush_all()?;
+        self.volumes.is_not_erased(self.id)
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
@@ -85,8 +88,10 @@ impl Exports for ArchiveExports {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
-        let (id, _) =
-            self.0.archive.refresh()?.volumes.named(name).map(|(id, volume)| (id, volume.bytes))?;
+        let tables = self.0.archive.refresh()?;
+        let (id, volume) = tables.volumes.named(name)?;
+        is_there(&tables, volume.domain)?;
+        domain_of(&self.0.archive, volume.domain)?;
         Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id }))
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -14,9 +14,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::layer::Layer;
 use crate::{
     container::{ChunkReader, ContainerReader},
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, EpochGuard, is_there},
     rules::Rule,
     stream::Ingest,
+    tables::{Tables, Volume},
 };
 
 /// Pause of the thread that writes back when it can do nothing.
@@ -42,6 +43,8 @@ pub struct Volumes {
     /// There is much to write back, or the end is near.
     pub(super) much: Condvar,
     stopping: AtomicBool,
+    /// Domains that were erased when it was last looked.
+    erased: AtomicUsize,
     /// Seconds since 1970.
     pub(super) now: AtomicU64,
     pub(super) counts: Counters,
@@ -135,6 +138,7 @@ impl Volumes {
             state: Mutex::default(),
             much: Condvar::new(),
             stopping: AtomicBool::new(false),
+            erased: AtomicUsize::new(0),
             now: AtomicU64::new(now),
             counts: Counters::default(),
         })
@@ -159,7 +163,8 @@ impl Volumes {
     /// As [`Archive::clone_volume`], and the errors of a write-back.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
         // Before anything is written back, so that what can't be cloned costs nothing.
-        self.archive.refresh()?.volumes.named(of)?;
+        let tables = self.archive.refresh()?;
+        is_there(&tables, tables.volumes.named(of)?.1.domain)?;
         if self.archive.keeps(Rule::CloneFlushed) {
             self.write_back_all()?;
             // The error stays untold for the client whose write was lost.
@@ -178,7 +183,11 @@ impl Volumes {
     pub fn tend(&self, now: u64) -> Result<()> {
         self.now.store(now, Relaxed);
         *self.guard.lock() = None;
-        self.archive.refresh()?;
+        let erased = self.archive.refresh()?.domains.erased.len();
+        if self.erased.swap(erased, Relaxed) != erased {
+            // They have content in memory that nobody may read any more.
+            self.readers.lock().clear();
+        }
         let idle = {
             let mut state = self.state.lock();
             let idle = state.seen == state.changes
@@ -270,6 +279,14 @@ impl Volumes {
         }
     }
 
+    /// Fails for a volume whose domain was erased, so that no flush says that its content is there.
+    pub(super) fn is_not_erased(&self, id: u64) -> Result<()> {
+        match readable(&self.archive.tables(), id) {
+            Err(error) if error.kind() == Kind::Denied => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn going(state: &State) -> Result<()> {
         if state.closed {
             return Err(Error::new(Kind::Stopped, "the store was closed: open it again"));
@@ -301,7 +318,13 @@ impl Volumes {
     }
 }
 
-/// The error for a volume that is not there any more.
-pub(super) fn deleted() -> Error {
-    Error::new(Kind::NotFound, "the volume was deleted")
+/// A volume that can be read: it is there, and so is its domain.
+///
+/// # Errors
+/// `NotFound`: it was deleted. `Denied`: its domain was erased.
+pub(super) fn readable(tables: &Tables, id: u64) -> Result<&Volume> {
+    let deleted = || Error::new(Kind::NotFound, "the volume was deleted");
+    let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+    is_there(tables, volume.domain)?;
+    Ok(volume)
 }

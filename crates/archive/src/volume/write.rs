@@ -7,7 +7,7 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 use super::{
     catalogue::writable,
     layer::{BLOCK, Layer, SECTOR},
-    volumes::{Volumes, deleted},
+    volumes::{Volumes, readable},
 };
 use crate::rules::Rule;
 
@@ -63,7 +63,7 @@ impl Volumes {
             return Ok(None);
         }
         let tables = self.archive.tables();
-        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+        let volume = readable(&tables, id)?;
         let upper = &mut state.volumes.entry(id).or_default().upper;
         let before = upper.memory();
         let (mut at, mut rest) = (offset, data);
@@ -156,7 +156,7 @@ impl Volumes {
 
     pub(super) fn within(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {
         let tables = self.archive.tables();
-        let volume = tables.volumes.all().get(&id).ok_or_else(deleted)?;
+        let volume = readable(&tables, id)?;
         match offset.checked_add(bytes) {
             Some(end) if end <= volume.bytes => Ok(()),
             _ => Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume")),

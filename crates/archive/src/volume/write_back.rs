@@ -13,6 +13,9 @@
 //! writing. A block that was written in part, and whose rest can't be read, is lost with the
 //! write-back that needed it: all who wait for that write-back hear of it, and the other blocks are
 //! written back.
+//!
+//! A volume's blocks are stored in its own domain. What was written to a volume whose domain was erased is
+//! dropped, as of a deleted one, and the other volumes are written back.
 
 use std::{
     ops::Range,
@@ -25,15 +28,17 @@ use super::{
     layer::{BLOCK, Have, Layer, Patch},
     mapped::{Mapped, chunks_of},
     mapper::{Expected, Mapper},
-    volumes::{Lost, Volumes},
+    volumes::{Lost, Volumes, readable},
 };
 use crate::{
     chunk_index::ByFingerprint,
     container::ChunkReader,
-    format::{Address, recipe::Part},
+    format::{Address, domain::FIRST_DOMAIN, recipe::Part},
+    operations_log::{Domain, domain_of},
+    rules::Rule,
     settings::FilterName,
     stream::{Batch, Cutting, Given, Remaps, Results, Session, Sink, Staged, StreamWriter, staged},
-    tables::Tables,
+    tables::{Tables, Volume},
 };
 
 /// Chunks of mappings that are remembered for the block index filter: 16 blocks and more.
@@ -122,13 +127,13 @@ impl Volumes {
                 .collect();
             (frozen, state.changes)
         };
-        let done = match self.write_back_layers(&frozen) {
+        let done = match self.write_back_living(&frozen) {
             // A node that fails now does not count any more; there may be others.
             Err(error)
                 if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt)
                     && self.archive.label().spread[0] > 1 =>
             {
-                self.write_back_layers(&frozen)
+                self.write_back_living(&frozen)
             }
             done => done,
         };
@@ -156,7 +161,7 @@ impl Volumes {
                     if let Some(below) = layers.writing_back.take() {
                         let below =
                             Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
-                        layers.upper.absorb(below, tables.volumes.all().get(id));
+                        layers.upper.absorb(below, readable(&tables, *id).ok());
                     }
                 }
                 if error.kind() != Kind::NoSpace {
@@ -165,13 +170,26 @@ impl Volumes {
             }
         }
         let there = self.archive.tables();
-        // Changes of a deleted volume are dropped with it.
+        // Changes of a deleted volume are dropped with it, and those of an erased domain.
         state.volumes.retain(|id, layers| {
-            there.volumes.all().contains_key(id)
+            readable(&there, *id).is_ok()
                 && !(layers.upper.is_empty() && layers.writing_back.is_none())
         });
         state.bytes = state.volumes.values().map(|layers| layers.upper.memory()).sum();
         done.and_then(|lost| lost.map_or(Ok(()), Err))
+    }
+
+    /// The same as [`write_back_layers`](Self::write_back_layers), again when a domain was erased meanwhile.
+    fn write_back_living(&self, frozen: &Frozen) -> Result<Option<Error>> {
+        loop {
+            let before = self.archive.tables().domains.erased.len();
+            match self.write_back_layers(frozen) {
+                Err(error)
+                    if error.kind() == Kind::Denied
+                        && self.archive.refresh()?.domains.erased.len() > before => {}
+                done => return done,
+            }
+        }
     }
 
     /// Gives the error of blocks that were lost.
@@ -205,31 +223,43 @@ impl Volumes {
     ) -> Result<Option<Error>> {
         let tables = session.tables().clone();
         let mut lost = None;
+        // Volumes of one domain one after the other, so that each begins containers once.
+        let mut all: Vec<(&Volume, u64, &FrozenLayer)> = Vec::new();
+        for (id, layer) in frozen {
+            if let Ok(volume) = readable(&tables, *id) {
+                all.push((volume, *id, layer));
+            }
+        }
+        all.sort_by_key(|(volume, id, _)| (volume.domain, *id));
         let mut cut = |emit: &mut Emit<'_>| {
-            for (id, layer) in frozen {
+            for &(volume, id, layer) in &all {
                 let (waiting, placed) = (Vec::new(), Vec::new());
+                let number = match self.archive.keeps(Rule::VolumesInTheirDomain) {
+                    true => volume.domain,
+                    false => FIRST_DOMAIN,
+                };
                 let mut chunking = Chunking {
                     volumes: self,
                     tables: &tables,
-                    id: *id,
+                    volume,
+                    domain: domain_of(&self.archive, number)?,
                     layer,
                     waiting,
                     placed,
                     lost: &mut lost,
                 };
                 chunking.blocks(emit)?;
-                emit(Item::End { volume: *id, zeroed: layer.zeroed.iter().collect() })?;
+                emit(Item::End { volume: id, zeroed: layer.zeroed.iter().collect() })?;
             }
             Ok(())
         };
         let mut placing = Placing::default();
         if frozen.iter().map(|(_, layer)| layer.memory()).sum::<u64>() < THREADS_FROM {
             let mut pack_and_write = |open| writer.pack_and_write(open);
-            let domain = session.domain().clone();
             let one_by_one = |emit: &mut Emit<'_>| {
                 cut(&mut |mut item: Item| {
-                    if let Some(batch) = item.batch() {
-                        batch.fingerprint(&domain);
+                    if let Item::Batch { batch, domain, .. } = &mut item {
+                        batch.fingerprint(domain);
                     }
                     emit(item)
                 })
@@ -274,6 +304,8 @@ enum Item {
         /// The chunks that these blocks map now, with their addresses.
         placed: Vec<(Fingerprint, Address)>,
         batch: Batch,
+        /// The domain of the volume.
+        domain: Arc<Domain>,
     },
     /// No more of this volume.
     End { volume: u64, zeroed: Vec<Range<u64>> },
@@ -286,6 +318,13 @@ impl Staged for Item {
             Item::End { .. } => None,
         }
     }
+
+    fn domain(&self) -> Option<Arc<Domain>> {
+        match self {
+            Item::Batch { domain, .. } => Some(domain.clone()),
+            Item::End { .. } => None,
+        }
+    }
 }
 
 type Emit<'a> = dyn FnMut(Item) -> Result<()> + 'a;
@@ -294,7 +333,8 @@ type Emit<'a> = dyn FnMut(Item) -> Result<()> + 'a;
 struct Chunking<'a> {
     volumes: &'a Volumes,
     tables: &'a Tables,
-    id: u64,
+    volume: &'a Volume,
+    domain: Arc<Domain>,
     layer: &'a Layer,
     /// For the next batch.
     waiting: Vec<Expected>,
@@ -306,8 +346,8 @@ impl Chunking<'_> {
     /// Runs of neighbouring blocks, each chunked as one stream. Where part of a block was not written, and
     /// keeps its mapping, a stream ends and another begins.
     fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
-        let Some(volume) = self.tables.volumes.all().get(&self.id) else { return Ok(()) };
-        let mut cutting = Cutting::new(&*self.volumes.archive.first_domain()?);
+        let volume = self.volume;
+        let mut cutting = Cutting::new(&*self.domain);
         let mut bytes = Vec::new();
         let mut next = 0;
         for (&block, patch) in
@@ -412,6 +452,7 @@ impl Chunking<'_> {
             blocks: std::mem::take(&mut self.waiting),
             placed: std::mem::take(&mut self.placed),
             batch,
+            domain: self.domain.clone(),
         })
     }
 }
@@ -439,7 +480,8 @@ impl Placing {
 
     fn take(&mut self, item: Item, session: &mut Session, sink: &mut Sink<'_>) -> Result<()> {
         match item {
-            Item::Batch { blocks, placed, batch } => {
+            Item::Batch { blocks, placed, batch, domain } => {
+                session.go_on_in(&domain, sink)?;
                 blocks.into_iter().for_each(|block| self.mapper.expect(block));
                 if self.placed.len() > PLACED_MAX {
                     self.placed.clear();

@@ -20,7 +20,8 @@ use onefold_archive::{
 };
 use onefold_backend::Directory;
 use onefold_core::{
-    Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Kind, Lba, block::bytes_mut,
+    Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Kind, Lba, Result, Volume,
+    block::bytes_mut,
 };
 
 use onefold_seal::{Argon, Keys, SlotKind};
@@ -82,6 +83,7 @@ pub(crate) fn forms() -> Vec<Form> {
     all.push(Form { sealed: true, ..plain(Kinds { heads: true, ..counts }) });
     let newest = Kinds { domains: true, heads: true, data_keys: true, ..counts };
     all.push(Form { sealed: true, ..plain(newest) });
+    all.push(Form { sealed: true, ..plain(Kinds { volume_domains: true, ..newest }) });
     all
 }
 
@@ -99,6 +101,7 @@ impl Form {
             heads,
             roles: _,
             data_keys,
+            volume_domains,
         } = self.kinds;
         let words = [
             (trees, "trees"),
@@ -114,6 +117,7 @@ impl Form {
             (domains, "domains"),
             (heads, "heads"),
             (data_keys, "keys"),
+            (volume_domains, "volumes"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -132,10 +136,22 @@ impl Form {
             heads,
             roles: _,
             data_keys,
+            volume_domains,
         } = self.kinds;
         // Bit 7 is roles, and bit 8 a form that was given up.
-        let bits =
-            [late, trees, leaves, self.sha256, clones, on_demand, domains, false, false, data_keys];
+        let bits = [
+            late,
+            trees,
+            leaves,
+            self.sha256,
+            clones,
+            on_demand,
+            domains,
+            false,
+            false,
+            data_keys,
+            volume_domains,
+        ];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write =
             u64::from(self.gathers) | u64::from(counts_in_pages) << 1 | u64::from(heads) << 2;
@@ -166,6 +182,8 @@ impl Form {
             heads,
             roles: _,
             data_keys,
+            // An archive that gets domains gets them for its volumes, too.
+            volume_domains: _,
         } = self.kinds;
         let format = Format {
             reserve_bytes: 4096,
@@ -315,6 +333,9 @@ impl Form {
         if self.kinds.domains {
             DOMAINS.for_each(|number| domain_is_whole(archive, number));
         }
+        if self.kinds.volume_domains {
+            DOMAINS.for_each(|number| volumes_are_whole(archive, number));
+        }
         if self.kinds.data_keys {
             assert!(get(archive, "between").unwrap() == text(1), "{name}");
             let of = |domain, generation| (domain, generation, true);
@@ -325,6 +346,18 @@ impl Form {
         }
         let report = check(archive, true, &mut |_, _, _| {}).unwrap();
         assert!(report.is_well(), "{name}: {:?}", report.problems);
+    }
+}
+
+/// The volumes of [`fill_domain`] are there, or the domain was erased.
+fn volumes_are_whole(archive: &Arc<Archive>, number: u32) {
+    let tables = archive.tables();
+    for (name, version) in [(format!("v{number}"), 1), (format!("v{number}@clone"), 0)] {
+        assert_eq!(tables.volumes.named(&name).unwrap().1.domain, number);
+        match [COLLECTED, ERASED].contains(&number) {
+            true => assert_eq!(open_volume(archive, &name).err().unwrap().kind(), Kind::Denied),
+            false => assert!(read_volume(archive, &name) == volume(version), "{name}"),
+        }
     }
 }
 
@@ -344,6 +377,11 @@ fn fill_domain(archive: &Arc<Archive>, number: u32) {
         assert_eq!(fed.unwrap().new_bytes, text(n).len() as u64, "something is shared");
     }
     back_up_in(archive, number as u8 * 16, &format!("s{number}"), Some(number));
+    let (volume, clone) = (format!("v{number}"), format!("v{number}@clone"));
+    archive.create_volume_in(number, &volume, VOLUME_BYTES as u64, 1).unwrap();
+    write_volume(archive, &volume, 0);
+    archive.clone_volume(&volume, &clone, false, 2).unwrap();
+    write_volume(archive, &volume, 1);
 }
 
 /// What [`fill_domain`] stored is there, or the domain was erased.
@@ -401,9 +439,12 @@ fn write_volume(archive: &Arc<Archive>, name: &str, version: u8) {
     written.flush().unwrap();
 }
 
+fn open_volume(archive: &Arc<Archive>, name: &str) -> Result<Arc<dyn Volume>> {
+    ArchiveExports(Volumes::new(&Ingest::begin(archive, false, true)?, 100)).open(name)
+}
+
 fn read_volume(archive: &Arc<Archive>, name: &str) -> Vec<u8> {
-    let volumes = Volumes::new(&Ingest::begin(archive, false, true).unwrap(), 100);
-    let volume = ArchiveExports(volumes).open(name).unwrap();
+    let volume = open_volume(archive, name).unwrap();
     let mut blocks = Block::zeroed_vec(VOLUME_BYTES / BLOCK_BYTES);
     let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
     volume.read(&mut reads);

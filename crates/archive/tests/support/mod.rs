@@ -185,6 +185,8 @@ pub(crate) enum Call {
     Read(u64, u64),
     /// Changes something, or makes it durable.
     Change,
+    /// Takes a lock.
+    Lock,
 }
 
 /// Sees a call to the file of this name (none for the directory itself), and does it by its last
@@ -237,7 +239,7 @@ impl Files for Watched {
         watched(&self.watch, "", &Call::Change, || self.files.sync_names())
     }
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        self.files.lock(name, hold, wait)
+        watched(&self.watch, name, &Call::Lock, || self.files.lock(name, hold, wait))
     }
 }
 

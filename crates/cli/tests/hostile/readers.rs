@@ -437,7 +437,8 @@ fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
         Record::Abandoned { containers: (0..MANY).map(|n| ContainerId(10_000 + n)).collect() };
     let older = |upto| Record::Imported { files: Vec::new(), upto };
     let size = |bytes| Record::VolumeResized { id: 7, bytes };
-    let volume = Record::VolumeCreated { id: 7, name: "v".into(), bytes: 1 << 50, created: 0 };
+    let volume =
+        Record::VolumeCreated { id: 7, name: "v".into(), bytes: 1 << 50, created: 0, domain: 0 };
     let cuts = (1..MANY).flat_map(|n| [size(n << 17), size(1 << 50)]);
     let ids = || (0..MANY).map(|n| snapshot(n).id).collect::<Vec<_>>();
     let made = |n| Record::SnapshotMade {

@@ -36,6 +36,7 @@ const LATE: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
 const TREES: Kinds = Kinds {
     late: false,
@@ -48,6 +49,7 @@ const TREES: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
 const CLONES: Kinds = Kinds {
     late: false,
@@ -60,6 +62,7 @@ const CLONES: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
 
 /// Tables whose snapshots name leaves.
@@ -74,6 +77,7 @@ const LEAVES: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
 
 /// Tables of an archive that has domains.
@@ -88,7 +92,11 @@ const DOMAINS: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
+
+/// Tables of an archive whose volumes may be of domains.
+const VOLUME_DOMAINS: Kinds = Kinds { volume_domains: true, ..DOMAINS };
 
 /// Tables of an archive whose keys have roles.
 const ROLES: Kinds = Kinds { domains: false, heads: true, roles: true, ..DOMAINS };
@@ -206,6 +214,25 @@ fn with_data_keys() -> Tables {
         Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], DATA_KEYS) };
     assert!(tables.apply(1, of_data_keys()).is_ok(), "good records are refused");
     tables
+}
+
+/// Tables of which a volume and its clone are of a domain.
+fn with_volumes_of_domains() -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], VOLUME_DOMAINS) };
+    assert!(tables.apply(1, of_volumes_of_domains()).is_ok(), "good records are refused");
+    tables
+}
+
+/// Records about a volume of a domain.
+fn of_volumes_of_domains() -> Vec<Record> {
+    let (name, clone) = ("v".to_owned(), "v@clone".to_owned());
+    vec![
+        Record::VolumeCreated { id: 1, name, bytes: 1 << 20, created: 5, domain: 7 },
+        Record::VolumeCloned { id: 2, of: 1, name: clone, created: 6, read_only: true },
+        Record::DomainErased { number: 7 },
+        Record::VolumeDeleted { id: 1 },
+    ]
 }
 
 /// Tables that have a put key.
@@ -431,7 +458,7 @@ fn records_of(payload: &[u8]) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Applying any records gives tables, which can be written and read, or an error.
-        for kinds in [TREES, DOMAINS, DATA_KEYS, ROLES] {
+        for kinds in [TREES, DOMAINS, DATA_KEYS, VOLUME_DOMAINS, ROLES] {
             let mut tables =
                 Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) };
             if reach::noted(tables.apply(1, records.clone())).is_some() && kinds.domains {
@@ -471,6 +498,7 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     examples.extend([false, true].map(|is_freed| Record::encode_all(&of_domains(is_freed))));
     examples.push(Record::encode_all(&of_data_keys()));
     examples.push(Record::encode_all(&of_roles()));
+    examples.push(Record::encode_all(&of_volumes_of_domains()));
     examples
 }
 
@@ -487,6 +515,7 @@ pub fn snapshot(data: &[u8]) {
         (one, Kinds { on_demand: true, ..LEAVES }),
         (one, DOMAINS),
         (one, DATA_KEYS),
+        (one, VOLUME_DOMAINS),
         (one, ROLES),
     ] {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
@@ -513,6 +542,7 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .chain([with_snapshots().encode()])
         .chain([false, true].map(|is_freed| with_domains(is_freed).encode()))
         .chain([with_data_keys().encode(), with_roles().encode()])
+        .chain([with_volumes_of_domains().encode()])
         .chain([LEAVES, Kinds { on_demand: true, ..LEAVES }].map(|kinds| {
             Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) }
                 .encode()

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 118] = [
+const MARKS: [&str; 122] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -65,6 +65,9 @@ const MARKS: [&str; 118] = [
     "a snapshot was undeleted",
     "a stream of an erased domain was removed",
     "a third data key was refused",
+    "a volume of a domain names containers of the domain",
+    "a volume of an erased domain was deleted",
+    "a volume of an erased domain was refused",
     "a volume was cloned",
     "all references were counted anew",
     "all unflushed writes were there",
@@ -138,6 +141,7 @@ const MARKS: [&str; 118] = [
     "what was condemned was spared before a recount",
     "what was lost was put again",
     "what was noted was whole",
+    "who held a volume of an erased domain was refused",
 ];
 
 /// The simulator of the archive engine.

@@ -48,6 +48,8 @@ pub(super) type Cell = Vec<(u64, Option<Arc<Vec<u8>>>)>;
 #[derive(Clone, Default)]
 pub(super) struct Disk {
     pub(super) cells: Vec<Cell>,
+    /// The number of its domain.
+    pub(super) domain: u32,
     /// Nobody writes to it.
     pub(super) read_only: bool,
     /// Blocks that could not be read when it was asked what they are: nobody knows which version
@@ -56,8 +58,9 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub(super) fn new(blocks: usize) -> Disk {
-        Disk { cells: vec![vec![(0, None)]; blocks], read_only: false, unknown: BTreeSet::new() }
+    pub(super) fn new(blocks: usize, domain: u32) -> Disk {
+        let cells = vec![vec![(0, None)]; blocks];
+        Disk { cells, domain, ..Disk::default() }
     }
 
     pub(super) fn resize(&mut self, blocks: usize) {

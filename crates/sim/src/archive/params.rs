@@ -92,6 +92,9 @@ const NEWER_THAN_DATA_KEYS: &str = "# The seeds below draw changes of data keys.
 /// The line behind the kept seeds that are older than lives with many changes of data keys.
 const NEWER_THAN_OFTEN: &str = "# The seeds below draw data keys that change often.";
 
+/// The line behind the kept seeds that are older than volumes in domains.
+const NEWER_THAN_VOLUME_DOMAINS: &str = "# The seeds below draw volumes in domains.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -199,6 +202,8 @@ pub struct Params {
     pub heads: bool,
     /// Domains of a sealed archive beside the first one; drawn from a source of its own.
     pub domains: u8,
+    /// Volumes are of these domains, too.
+    pub volume_domains: bool,
     /// Data keys of a sealed archive change; drawn from a source of its own.
     pub data_keys: bool,
     /// They change often, and so much is written again: puts list early what they store, are killed, and what they
@@ -326,6 +331,16 @@ impl Params {
         if is_drawn && is_plain && is_new && self.sealed { count } else { 0 }
     }
 
+    /// Two of three archives with domains serve volumes in them; none of the kept seeds that are older than that,
+    /// nor of those that found a planted bug which has nothing to do with it.
+    fn volume_domains(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x766f_6c75_6d65_735f);
+        rng.percent(67)
+            && self.domains > 0
+            && !is_older(self.seed, NEWER_THAN_VOLUME_DOMAINS)
+            && !found_another_bug(self.seed, &["volume-in-first-domain"])
+    }
+
     /// Nine sealed archives of ten change data keys, where nothing rots and no disk is full; none of the kept
     /// seeds that are older than that, nor of those that found a planted bug which has nothing to do with it.
     fn data_keys(&self) -> bool {
@@ -424,6 +439,7 @@ impl Params {
             clones: self.clones,
             counts_in_pages: self.count_pages.is_some(),
             domains: false,
+            volume_domains: false,
             heads: self.heads,
             roles: false,
             data_keys: false,
@@ -467,6 +483,7 @@ impl Params {
             all.push(with(&|params| {
                 (params.sealed, params.heads) = (false, false);
                 (params.puts_back, params.domains) = (false, 0);
+                params.volume_domains = false;
                 (params.data_keys, params.data_keys_often) = (false, false);
             }));
         }
@@ -479,7 +496,10 @@ impl Params {
             }));
         }
         if self.domains > 0 {
-            all.push(with(&|params| params.domains -= 1));
+            all.push(with(&|params| {
+                params.domains -= 1;
+                params.volume_domains &= params.domains > 0;
+            }));
         }
         if self.puts_back {
             all.push(with(&|params| params.puts_back = false));
@@ -570,6 +590,7 @@ impl Params {
             sealed: Params::sealed(seed),
             heads: false,
             domains: 0,
+            volume_domains: false,
             data_keys: false,
             data_keys_often: false,
             puts_back: false,
@@ -603,6 +624,8 @@ impl Params {
         params.heads = params.heads();
         params.puts_back = params.puts_back();
         params.domains = params.domains();
+        params.volume_domains = params.volume_domains();
+        params.serves |= params.volume_domains;
         params.data_keys = params.data_keys();
         if params.data_keys && params.data_keys_often() {
             params.data_keys_often = true;
@@ -655,7 +678,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 19] = [
+const SEALED_BUGS: [&str; 20] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -675,6 +698,7 @@ const SEALED_BUGS: [&str; 19] = [
     "fingerprints-of-older-key",
     "data-key-change-unended",
     "data-key-erased-early",
+    "volume-in-first-domain",
 ];
 
 /// Planted bugs that only archives meet whose data keys change.
@@ -689,8 +713,12 @@ const DATA_KEY_BUGS: [&str; 4] = [
 const HEAD_BUGS: [&str; 3] = ["head-not-compared", "head-noted-early", "hashes-unwritten"];
 
 /// Planted bugs that only archives with domains meet.
-const DOMAIN_BUGS: [&str; 3] =
-    ["erased-in-one-copy", "fingerprints-of-another-domain", "listed-in-another-domain"];
+const DOMAIN_BUGS: [&str; 4] = [
+    "erased-in-one-copy",
+    "fingerprints-of-another-domain",
+    "listed-in-another-domain",
+    "volume-in-first-domain",
+];
 
 /// True for a kept seed that found another planted bug than these.
 fn found_another_bug(seed: u64, these: &[&str]) -> bool {

@@ -36,6 +36,7 @@ const KINDS: Kinds = Kinds {
     heads: false,
     roles: false,
     data_keys: false,
+    volume_domains: false,
 };
 
 /// An archive's files, and the snapshot that was written last.

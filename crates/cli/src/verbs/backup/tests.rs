@@ -4,10 +4,16 @@ use std::{
     fs,
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    time::UNIX_EPOCH,
 };
 
 use clap::Parser;
-use onefold_archive::{Attributes, Event, FileMap, Known, Stat, TreeEntry, TreeSink, TreeWhat};
+use onefold_archive::{
+    Archive, Attributes, Event, FileMap, Format, KeySource, Known, Stat, TreeEntry, TreeSink,
+    TreeWhat, allow_data_keys, create_sealed, rotate_data_key,
+};
+use onefold_backend::{Directory, secrets::SystemRandom};
+use onefold_seal::{Argon, KeyArea, Keys, Opener, Random, Secret, SlotKind, SlotSecret};
 use tempfile::TempDir;
 
 use super::*;
@@ -63,9 +69,52 @@ impl TreeSink for Heard<'_> {
     }
 }
 
+/// Opens the archive that [`Desk::sealed`] makes.
+struct ByKey;
+
+impl Opener for ByKey {
+    fn root(&self, area: &KeyArea) -> onefold_core::Result<Secret> {
+        Ok(area.root(&ByKey::secret(), 0)?.unwrap().1)
+    }
+    fn refuses_plain(&self) -> bool {
+        true
+    }
+    fn random(&self) -> Arc<dyn Random> {
+        Arc::new(SystemRandom)
+    }
+}
+
+impl ByKey {
+    fn secret() -> SlotSecret {
+        SlotSecret::Key(Secret::take(&mut [1; 32]))
+    }
+}
+
 impl Desk {
     fn new() -> Desk {
-        let desk = Desk(tempfile::tempdir().unwrap());
+        Desk::of(tempfile::tempdir().unwrap())
+    }
+
+    /// Opens an encrypted archive beside, which is made at first.
+    fn sealed(&self) -> Arc<Archive> {
+        let at = self.path("sealed");
+        if !at.exists() {
+            let id = random_bytes().unwrap();
+            let mut keys = Keys::create(id, &SystemRandom).unwrap();
+            let slot = (SlotKind::File, "");
+            keys.add_slot(slot, &ByKey::secret(), Argon::LEAST, (0, 0), &SystemRandom).unwrap();
+            let files = Directory::create(&at).unwrap();
+            let format = Format::new(id, [0; 32], random_bytes().unwrap()).with_features();
+            create_sealed(&files, &format, &mut keys, Arc::new(SystemRandom)).unwrap();
+        }
+        let opener = KeySource::new(Arc::new(ByKey));
+        let settings = Settings { opener, ..Settings::default() };
+        let files = Arc::new(Directory::open(&at, true).unwrap());
+        Arc::new(Archive::open(files, true, settings).unwrap())
+    }
+
+    fn of(desk: TempDir) -> Desk {
+        let desk = Desk(desk);
         onefold::create_archive(desk.path("a"), &onefold::ArchiveFormat::default()).unwrap();
         fs::create_dir(desk.path("tree")).unwrap();
         desk
@@ -82,17 +131,29 @@ impl Desk {
         parents: &[&Snapshot],
         act: &'a mut dyn FnMut(&str),
     ) -> (Counts, Heard<'a>) {
+        let directory = archive_at(&self.path("a"), "").unwrap();
+        let archive = directory.open_to_read(64 << 20).unwrap();
+        self.walk_beside(&archive, arguments, parents, act)
+    }
+
+    /// The same with snapshots of this archive as parents.
+    fn walk_beside<'a>(
+        &self,
+        archive: &Arc<Archive>,
+        arguments: &str,
+        parents: &[&Snapshot],
+        act: &'a mut dyn FnMut(&str),
+    ) -> (Counts, Heard<'a>) {
         let (store, tree) = (self.path("a"), self.path("tree"));
         let line = [Path::new("backup").as_os_str(), store.as_os_str(), tree.as_os_str()];
         let line = line.into_iter().chain(arguments.split_whitespace().map(AsRef::as_ref));
         let options = Line::parse_from(line).options;
         let directory = archive_at(&options.store, "").unwrap();
         let rules = rules(&options, &directory).unwrap();
-        let archive = directory.open_to_read(64 << 20).unwrap();
         let mut heard = Heard { events: Vec::new(), content: Vec::new(), settled: Vec::new(), act };
         let (gauge, mut counts) = (Gauge::default(), Counts::default());
-        backup_elsewhere(&archive, parents, &gauge, Some(&mut heard), |feeder| {
-            walk((&rules, 0), &archive, feeder, &mut counts)
+        backup_elsewhere(archive, parents, &gauge, Some(&mut heard), |feeder| {
+            walk((&rules, 0), archive, feeder, &mut counts)
         })
         .unwrap();
         (counts, heard)
@@ -101,14 +162,18 @@ impl Desk {
     /// A snapshot that has this content of `tree/file`, by what the system tells of the file now.
     fn snapshot(&self, content: &[u8], is_settled: bool) -> Snapshot {
         let archive = archive_at(&self.path("a"), "").unwrap();
-        let archive = archive.open(Settings::default()).unwrap();
+        self.snapshot_in(&archive.open(Settings::default()).unwrap(), content, is_settled)
+    }
+
+    /// The same in this archive.
+    fn snapshot_in(&self, archive: &Arc<Archive>, content: &[u8], is_settled: bool) -> Snapshot {
         let request = BackupRequest {
             id: SnapshotId(random_bytes().unwrap()),
             set: "t".into(),
             machine: [1; 16],
             ..BackupRequest::default()
         };
-        let made = onefold_archive::backup(&archive, &request, true, &Gauge::default(), |feeder| {
+        let made = onefold_archive::backup(archive, &request, true, &Gauge::default(), |feeder| {
             let file = self.path("tree/file");
             let above: Vec<_> = file.parent().unwrap().iter().collect();
             for part in &above {
@@ -242,6 +307,48 @@ fn rule_10_a_file_whose_time_was_fresh_when_it_was_read_is_read_again() {
     let parent = desk.snapshot(&noise(1000), true);
     let (counts, _) = desk.walk("--reread 0", &[&parent], &mut |_| {});
     assert_eq!((counts.read, counts.unchanged), (0, 1));
+}
+
+#[test]
+fn rule_24_a_file_that_changes_during_each_reading_is_not_settled_by_the_one_that_compared() {
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        println!("NOT TESTED: there is no /dev/shm");
+        return;
+    };
+    // There the time of the content alone says that a file is the same, and a test sets it.
+    let desk = Desk::of(memory);
+    let options = "--read-all --match mtime,size";
+    let (file, content) = (desk.path("tree/file"), noise(300_000));
+    let written = |seconds: u64| {
+        let at = UNIX_EPOCH + Duration::from_secs(1_000_000_000 + seconds);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(at).unwrap();
+    };
+    fs::write(&file, &content).unwrap();
+    written(0);
+    assert!(allow_data_keys(&desk.sealed()).unwrap());
+    let same = desk.snapshot_in(&desk.sealed(), &content, true);
+    let mut other = content.clone();
+    other[250_000] ^= 1;
+    let other = desk.snapshot_in(&desk.sealed(), &other, true);
+    rotate_data_key(&desk.sealed(), 0).unwrap();
+    // It is compared only, and settled.
+    let (mut nothing, mut nothing_else) = (|_: &str| {}, |_: &str| {});
+    let (counts, heard) = desk.walk_beside(&desk.sealed(), options, &[&same], &mut nothing);
+    let told = (counts.read, counts.restless, heard.count("bytes"), heard.content.len());
+    assert_eq!((told, &heard.settled[..]), ((1, 0, 0, 0), &[true][..]));
+    // It differs, and is read again, also as often as it changes meanwhile.
+    let (counts, heard) = desk.walk_beside(&desk.sealed(), options, &[&other], &mut nothing_else);
+    assert_eq!((counts.read, counts.silent, &heard.settled[..]), (1, 1, &[true, false][..]));
+    let mut seconds = 0;
+    let at_each = &mut |event: &str| {
+        if event == "bytes" {
+            seconds += 1;
+            written(seconds);
+        }
+    };
+    let (counts, heard) = desk.walk_beside(&desk.sealed(), options, &[&other], at_each);
+    assert_eq!((counts.restless, heard.count("Discard")), (1, 2), "{:?}", heard.events);
+    assert!(!heard.settled.contains(&true), "{:?}", heard.settled);
 }
 
 #[test]

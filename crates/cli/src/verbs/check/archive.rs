@@ -68,6 +68,7 @@ struct Erased {
     domains: Vec<u32>,
     streams: u64,
     snapshots: u64,
+    volumes: u64,
     containers: u64,
     bytes: u64,
 }
@@ -176,6 +177,7 @@ fn found(made: &Outcome) -> Found {
             domains: report.erased.domains.iter().copied().collect(),
             streams: report.erased.streams,
             snapshots: report.erased.snapshots,
+            volumes: report.erased.volumes,
             containers: report.erased.containers,
             bytes: report.erased.bytes,
         },
@@ -212,9 +214,10 @@ fn tell(made: &Outcome, data: bool) {
             String::new()
         };
         output::line(format_args!(
-            "erased: {} and {} of domain {}, which nobody can read any more{frees}",
+            "erased: {}, {} and {} of domain {}, which nobody can read any more{frees}",
             counted(erased.streams, "stream"),
             counted(erased.snapshots, "snapshot"),
+            counted(erased.volumes, "volume"),
             numbers.join(", ")
         ));
     }

@@ -54,7 +54,7 @@ const NOT_YET: &str = "it has one domain, and can't have others yet";
                   onefold domain set disk.onefold customer-7 --quota 500G\n\n\
                   A snapshot in a domain:\n\n    \
                   onefold backup backups /srv/customer-7 --set customer-7 --domain customer-7\n\n\
-                  A volume of a block store in a domain:\n\n    \
+                  A volume in a domain:\n\n    \
                   onefold volume create disk.onefold vm7 --size 1T --domain customer-7")]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -114,8 +114,9 @@ enum Verb {
     /// All other domains stay as they are. Both copies of the keys are overwritten. Copies of them
     /// elsewhere still open the domain, and so may old blocks of a flash disk or of a file system that
     /// copies on write. Names of its sets and streams stay until `onefold forget` and `onefold rm` remove
-    /// them; `onefold gc` frees its space. Volumes and snapshots of a block store give errors, and
-    /// deleting them frees their space; nobody may serve it meanwhile.
+    /// them; `onefold gc` frees its space. Its volumes give errors until `onefold volume delete` removes
+    /// them. So do volumes and snapshots of a block store, and deleting them frees their space; nobody may
+    /// serve a block store meanwhile.
     #[command(after_help = "Examples:\n  \
                       onefold domain erase backups customer-7 --confirm 1f2e3d4c-1")]
     Erase {
@@ -215,6 +216,7 @@ fn create(
 struct Holds {
     snapshots: u64,
     streams: u64,
+    volumes: u64,
     bytes: u64,
 }
 
@@ -226,6 +228,9 @@ fn holds(tables: &Tables) -> onefold_core::Result<BTreeMap<u32, Holds>> {
     }
     for stream in tables.streams.values() {
         all.entry(stream.domain).or_default().streams += 1;
+    }
+    for volume in tables.volumes.all().values() {
+        all.entry(volume.domain).or_default().volumes += 1;
     }
     let (bar, most) =
         (Progress::of("looking through the archive", "containers"), tables.containers.len());
@@ -240,17 +245,19 @@ fn holds(tables: &Tables) -> onefold_core::Result<BTreeMap<u32, Holds>> {
 fn row(domain: &DomainListed, holds: Holds) -> Value {
     json!({
         "number": domain.number, "name": domain.name, "erased": domain.name.is_none(),
-        "snapshots": holds.snapshots, "streams": holds.streams, "bytes": holds.bytes,
+        "snapshots": holds.snapshots, "streams": holds.streams, "volumes": holds.volumes,
+        "bytes": holds.bytes,
     })
 }
 
 fn words_of(domain: &DomainListed, holds: Holds) -> String {
     let name = Called(domain.name.as_deref());
     format!(
-        "{:>6}  {name:<30}  {}, {}, {}",
+        "{:>6}  {name:<30}  {}, {}, {}, {}",
         domain.number,
         counted(holds.snapshots, "snapshot"),
         counted(holds.streams, "stream"),
+        counted(holds.volumes, "volume"),
         Size(holds.bytes)
     )
 }
@@ -279,9 +286,10 @@ fn erase(
     let digits = hex_digits(&archive.label().id[..4]);
     let digits = format!("{digits}-{number}");
     let held = format!(
-        "{} and {}, {}",
+        "{}, {} and {}, {}",
         counted(holds.snapshots, "snapshot"),
         counted(holds.streams, "stream"),
+        counted(holds.volumes, "volume"),
         Size(holds.bytes)
     );
     if confirm != Some(&digits) {
@@ -299,7 +307,8 @@ fn erase(
     );
     let report = json!({
         "store": shown(store), "name": name, "number": number, "erased": true,
-        "snapshots": holds.snapshots, "streams": holds.streams, "bytes": holds.bytes,
+        "snapshots": holds.snapshots, "streams": holds.streams, "volumes": holds.volumes,
+        "bytes": holds.bytes,
     });
     answer.tell(&report, words)
 }

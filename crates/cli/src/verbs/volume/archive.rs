@@ -3,7 +3,7 @@
 //! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
 //! Where the archive is served its server does it, so that it knows at once.
 
-use onefold_archive::{Archive, Settings, Tables};
+use onefold_archive::{Archive, Settings, Tables, domain_called};
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -30,6 +30,10 @@ pub(in crate::verbs) struct Line {
     pub(in crate::verbs) created: u64,
     /// Nobody writes to it.
     pub(in crate::verbs) read_only: bool,
+    /// The number of its domain.
+    pub(in crate::verbs) domain: u32,
+    /// Its domain was erased: nobody can read it any more.
+    pub(in crate::verbs) erased: bool,
 }
 
 /// The volumes of an archive by their names.
@@ -40,10 +44,22 @@ pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
         mapped_bytes: volume.block_index.used() * onefold_archive::VOLUME_BLOCK_BYTES,
         created: volume.created,
         read_only: volume.read_only,
+        domain: volume.domain,
+        erased: tables.domains.erased.contains_key(&volume.domain),
     };
     let mut lines: Vec<Line> = tables.volumes.all().values().map(line).collect();
     lines.sort_by(|a, b| a.name.cmp(&b.name));
     lines
+}
+
+/// Names the domain of a volume, unless it is the one that each archive begins with. Its name takes a key to
+/// read: `onefold domain list` shows it.
+fn domain_mark(domain: u32, erased: bool) -> String {
+    match (domain, erased) {
+        (0, _) => String::new(),
+        (number, true) => format!("  (domain {number}, erased)"),
+        (number, false) => format!("  (domain {number})"),
+    }
 }
 
 /// Changes the catalogue, by the archive's server where there is one.
@@ -72,7 +88,10 @@ pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()
     let tables = archive.refresh()?;
     guard::size(request, |name| tables.volumes.named(name).ok().map(|(_, volume)| volume.bytes))?;
     match request {
-        Request::VolumeCreate { name, bytes, .. } => archive.create_volume(name, *bytes, now()),
+        Request::VolumeCreate { name, bytes, domain, .. } => {
+            let domain = domain.as_deref().map(|domain| domain_called(archive, domain));
+            archive.create_volume_in(domain.transpose()?.unwrap_or_default(), name, *bytes, now())
+        }
         Request::VolumeResize { name, bytes, .. } => archive.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => archive.rename_volume(name, new_name),
         Request::VolumeDelete { name, .. } => archive.delete_volume(name),
@@ -94,9 +113,10 @@ pub(super) fn list(directory: &ArchiveDir, answer: Answer) -> Result<(), Failure
             let (bytes, mapped) =
                 (Size(line.bytes).to_string(), Size(line.mapped_bytes).to_string());
             output::line(format_args!(
-                "{bytes:>9}  {mapped:>9} written  {}{}",
+                "{bytes:>9}  {mapped:>9} written  {}{}{}",
                 line.name.escape_debug(),
-                if line.read_only { "  read-only" } else { "" }
+                if line.read_only { "  read-only" } else { "" },
+                domain_mark(line.domain, line.erased)
             ));
         }
     }

@@ -59,8 +59,8 @@ enum Verb {
         #[arg(long, value_name = "RANGE", value_delimiter = ',')]
         no_dedup: Vec<ByteRange>,
         /// The domain that the volume belongs to: it shares nothing with volumes of others, and is gone
-        /// when its domain is erased. Without it, the one that each store begins with. Encrypted block
-        /// stores only
+        /// when its domain is erased. Without it, the one that each store begins with. Encrypted archives
+        /// and block stores only
         #[arg(long, value_name = "NAME")]
         domain: Option<String>,
         /// Most bytes that clients may map in it, rounded up to 4 KiB: blocks that are neither zeroes nor
@@ -364,8 +364,8 @@ fn change(
     let has_domain = matches!(&request, Request::VolumeCreate { domain: Some(_), .. });
     match &found {
         Found::Block(file) => block::change(file, &request)?,
-        other if has_domain => {
-            return Err(refused(store, other, "its volumes all belong to one domain"));
+        Found::Cluster(_) if has_domain => {
+            return Err(refused(store, &found, "its volumes all belong to one domain"));
         }
         other if sets => {
             return Err(refused(store, other, "its volumes have no limits, and share all blocks"));

@@ -51,7 +51,7 @@ pub enum Request {
         /// Bytes that clients may map in it, of a block store; 0 for any number.
         #[serde(default, skip_serializing_if = "is_zero")]
         quota: u64,
-        /// The name of the domain that it belongs to, of a block store; none for the first one.
+        /// The name of the domain that it belongs to; none for the first one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         domain: Option<String>,
     },

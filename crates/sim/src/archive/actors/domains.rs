@@ -1,16 +1,18 @@
 //! Domains of a sealed archive come, and go for good.
 //!
 //! Each name of a stream has a place, and each place a domain, so that equal content comes to several of
-//! them. Snapshots are all in one. An erasure that was cut off is there or not, and once it was seen it is
+//! them. Snapshots are all in one. A volume comes to the domain of any place, and its clones to that of the
+//! volume: all that it names must lie in containers of this domain. An erasure that was cut off is there or not, and once it was seen it is
 //! there for ever: then all that was in the domain is gone, and nothing else. No copy of the key area has
 //! the key of a domain whose erasure was acknowledged.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_archive::{
-    Archive, Ingest, Kinds, Session, Tables, allow_domains, create_domain, domains, erase_domain,
+    Archive, ArchiveExports, Ingest, Kinds, Session, Tables, allow_domains, containers_of_volume,
+    create_domain, domains, erase_domain,
 };
-use onefold_core::{Error, Kind};
+use onefold_core::{Error, Exports, Kind};
 use onefold_seal::AREA_BYTES;
 use onefold_testbed::Rng;
 
@@ -40,6 +42,7 @@ struct Going {
     number: u32,
     streams: Vec<String>,
     snapshots: Vec<[u8; 16]>,
+    volumes: Vec<String>,
 }
 
 impl Places {
@@ -65,7 +68,7 @@ impl Sim {
         }
         let archive = self.open(true)?;
         allow_domains(&archive).map_err(|error| self.judge("domains", &error))?;
-        self.upgraded.kinds = Kinds { domains: true, ..self.upgraded.kinds.upgraded(true) };
+        self.upgraded.kinds = Kinds { domains: true, ..self.upgraded.kinds }.upgraded(true);
         for place in 0..self.places.as_ref().map_or(0, |places| places.domains.len()) {
             self.make_domain(place)?;
         }
@@ -106,6 +109,93 @@ impl Sim {
     /// The domain of snapshots.
     pub(crate) fn domain_of_trees(&self) -> u32 {
         self.places.as_ref().map_or(0, |places| places.at(places.trees))
+    }
+
+    /// The domain of a new volume.
+    pub(crate) fn domain_of_volume(&mut self) -> u32 {
+        let Some(places) = self.places.as_mut().filter(|_| self.params.volume_domains) else {
+            return 0;
+        };
+        let place = places.rng.below(places.domains.len() as u64 + 1).checked_sub(1);
+        places.at(place.map(|place| place as usize))
+    }
+
+    /// Before a volume gets a name: what is left of a volume of this name whose domain was erased is removed.
+    pub(crate) fn make_way_for_volume(&mut self, archive: &Archive, name: &str) -> Flow {
+        if self.places.is_none() {
+            return Ok(());
+        }
+        let tables = archive.refresh().map_err(|error| self.judge("refresh", &error))?;
+        let before = tables.volumes.named(name);
+        if before.is_ok_and(|(_, before)| Sim::is_gone(&tables, before.domain)) {
+            archive.delete_volume(name).map_err(|error| self.judge("delete", &error))?;
+            self.reach.hit("a volume of an erased domain was deleted");
+        }
+        Ok(())
+    }
+
+    /// All that volumes name lies in containers of their own domains, and nobody opens what is left of
+    /// volumes of erased ones. The archive is not served.
+    pub(crate) fn look_at_domains_of_volumes(&mut self, archive: &Arc<Archive>) -> Flow {
+        if self.places.is_none() {
+            return Ok(());
+        }
+        let tables = archive.tables();
+        for (id, volume) in tables.volumes.all() {
+            if Sim::is_gone(&tables, volume.domain) {
+                continue;
+            }
+            let name = &volume.name;
+            let known = self.disks.get(name).map(|disk| disk.domain);
+            if known != Some(volume.domain) {
+                let of = volume.domain;
+                let message = format!("volume {name} is of domain {of}, and was made in {known:?}");
+                return Err(Failure::new(Checker::Secrecy, message).into());
+            }
+            let named = containers_of_volume(archive, &tables, *id);
+            for container in named.map_err(|error| self.judge("map", &error))? {
+                let homes = tables.places(container).collect::<Result<Vec<_>, _>>();
+                for home in homes.map_err(|error| self.judge("container", &error))? {
+                    let (of, is) = (volume.domain, home.stored.domain);
+                    if of != is {
+                        let message = format!(
+                            "volume {name} of domain {of} names container {container} of domain {is}"
+                        );
+                        return Err(Failure::new(Checker::Secrecy, message).into());
+                    }
+                    if of > 0 {
+                        self.reach.hit("a volume of a domain names containers of the domain");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody opens what is left of volumes of erased domains.
+    pub(crate) fn look_at_erased_volumes(&mut self, exports: &ArchiveExports) -> Flow {
+        if self.places.is_none() {
+            return Ok(());
+        }
+        let archive = exports.0.archive().clone();
+        let tables = archive.refresh().map_err(|error| self.judge("refresh", &error))?;
+        for volume in tables.volumes.all().values() {
+            if !Sim::is_gone(&tables, volume.domain) {
+                continue;
+            }
+            match exports.open(&volume.name) {
+                Err(error) if error.kind() == Kind::Denied => {
+                    self.reach.hit("a volume of an erased domain was refused");
+                }
+                Err(error) => return Err(self.judge("export", &error)),
+                Ok(_) => {
+                    let (name, of) = (&volume.name, volume.domain);
+                    let message = format!("volume {name} opens, and domain {of} was erased");
+                    return Err(Failure::new(Checker::Secrecy, message).into());
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The stream's session, in its own domain. What is left of a stream of this name whose domain was
@@ -167,14 +257,23 @@ impl Sim {
             number,
             streams: streams.map(|(name, _)| name.clone()).collect(),
             snapshots: snapshots.map(|one| one.id.0).collect(),
+            volumes: self.volumes_of(number),
         };
+        let held = self.hold_volume(&going.volumes);
         if let Some(places) = &mut self.places {
             places.unsure = Some(going.clone());
         }
         erase_domain(&archive, number).map_err(|error| self.judge("erase a domain", &error))?;
         self.is_erased(going);
         self.reach.hit("a domain was erased");
-        self.look_for_its_key(number)
+        self.look_for_its_key(number)?;
+        self.look_at_held(held)
+    }
+
+    /// The volumes of a domain.
+    fn volumes_of(&self, number: u32) -> Vec<String> {
+        let of = self.disks.iter().filter(|(_, disk)| disk.domain == number);
+        of.map(|(name, _)| name.clone()).collect()
     }
 
     /// The model knows that a domain is gone.
@@ -186,6 +285,7 @@ impl Sim {
         places.unsure = None;
         going.streams.iter().for_each(|name| drop(self.streams.remove(name)));
         going.snapshots.iter().for_each(|id| drop(self.kept.remove(id)));
+        going.volumes.iter().for_each(|name| drop(self.disks.remove(name)));
         let gone = |name: &String| going.streams.contains(name);
         self.actors.readings.retain(|reading| !gone(&reading.name));
     }
@@ -244,6 +344,13 @@ impl Sim {
         for (name, stream) in &tables.streams {
             if Sim::is_gone(&tables, stream.domain) {
                 archive.remove(name).map_err(|error| self.judge("remove", &error))?;
+            }
+        }
+        for volume in tables.volumes.all().values() {
+            if Sim::is_gone(&tables, volume.domain) {
+                archive
+                    .delete_volume(&volume.name)
+                    .map_err(|error| self.judge("delete", &error))?;
             }
         }
         Ok(())

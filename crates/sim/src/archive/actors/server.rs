@@ -567,17 +567,20 @@ impl Sim {
         }
         if self.disks.len() < 2 && self.rng.percent(60) {
             let name = format!("v{}", self.rng.below(3));
+            self.make_way_for_volume(&archive, &name)?;
+            let domain = self.domain_of_volume();
             let (blocks, there) = (self.rng.within(1, 5) as usize, self.disks.contains_key(&name));
             let archive = if self.rng.percent(50) { self.admin()? } else { archive };
             self.unsure = (!there).then(|| Unsure::VolumeSize(name.clone(), blocks));
-            return match archive.create_volume(&name, (blocks * BLOCK) as u64 - 5, self.now) {
+            let bytes = (blocks * BLOCK) as u64 - 5;
+            return match archive.create_volume_in(domain, &name, bytes, self.now) {
                 Ok(()) if there => {
                     Err(Failure::new(Checker::Volumes, format!("volume {name} was made twice"))
                         .into())
                 }
                 Ok(()) => {
                     self.unsure = None;
-                    self.disks.insert(name, Disk::new(blocks));
+                    self.disks.insert(name, Disk::new(blocks, domain));
                     Ok(())
                 }
                 Err(error) if error.kind() == Kind::Exists && there => Ok(()),
@@ -619,6 +622,7 @@ impl Sim {
                 if self.disks.contains_key(&to) {
                     return Ok(());
                 }
+                self.make_way_for_volume(&archive, &to)?;
                 self.unsure = Some(Unsure::VolumeName(name.clone(), to.clone()));
                 let archive = if self.rng.percent(50) { self.admin()? } else { archive };
                 archive.rename_volume(&name, &to).map_err(|e| self.judge("rename volume", &e))?;
@@ -643,6 +647,10 @@ impl Sim {
         };
         let served = self.actors.serving.is_some();
         let read_only = self.clones_rng.percent(50);
+        if self.places.is_some() {
+            let archive = self.admin()?;
+            self.make_way_for_volume(&archive, &name)?;
+        }
         self.unsure = Some(Unsure::VolumeClone(of.clone(), name.clone(), served, read_only));
         self.say(|| format!("volume {name} made of {of}"));
         let made = match &self.actors.serving {
@@ -696,8 +704,8 @@ impl Sim {
     /// After a crash: the volumes are those of the model, with what they may hold.
     pub(crate) fn look_at_volumes(&mut self, archive: &Arc<Archive>) -> Flow {
         let tables = archive.tables();
-        let mut found: Vec<&str> =
-            tables.volumes.all().values().map(|volume| &volume.name[..]).collect();
+        let there = tables.volumes.all().values().filter(|one| !Sim::is_gone(&tables, one.domain));
+        let mut found: Vec<&str> = there.map(|volume| &volume.name[..]).collect();
         found.sort_unstable();
         let expected: Vec<&str> = self.disks.keys().map(|name| &name[..]).collect();
         if found != expected {
@@ -707,12 +715,58 @@ impl Sim {
             )
             .into());
         }
+        self.look_at_domains_of_volumes(archive)?;
         if self.disks.is_empty() || self.actors.serving.is_some() || self.actors.putting.is_some() {
             return Ok(());
         }
         let ingest = Ingest::begin(archive, false, true).map_err(|e| self.judge("serve", &e))?;
         self.serve_on(archive.clone(), ingest)?;
-        self.actors.serving = None;
+        if let Some(serving) = self.actors.serving.take() {
+            self.look_at_erased_volumes(&serving.exports)?;
+        }
+        Ok(())
+    }
+
+    /// A client's hold on a volume, where it is served.
+    pub(crate) fn hold_volume(&mut self, names: &[String]) -> Option<Arc<dyn Volume>> {
+        let serving = self.actors.serving.as_ref()?;
+        names.first().and_then(|name| serving.exports.open(name).ok())
+    }
+
+    /// The domain of a volume was erased by another process while its client held it: nothing of it is read,
+    /// written or flushed any more from when the server knows.
+    pub(crate) fn look_at_held(&mut self, held: Option<Arc<dyn Volume>>) -> Flow {
+        let (Some(held), Some(serving)) = (held, &mut self.actors.serving) else { return Ok(()) };
+        // What waits of it is dropped with it.
+        serving.trimmed.clear();
+        // What is dirty of it is dropped, also where a write-back begins before the server knows.
+        if self.now % 2 == 0 {
+            serving.archive.refresh().map_err(|error| self.judge("refresh", &error))?;
+        } else {
+            let tended = serving.volumes.tend(self.now);
+            tended.or_else(|error| self.refused("tend", &error))?;
+        }
+        let done = [
+            read(&*held, 0, BLOCK).map(drop),
+            held.write(0, &[7; 512]).map(drop),
+            held.trim(0, BLOCK as u64).map(drop),
+            held.extents(0, BLOCK as u64, 1).map(drop),
+            held.flush(),
+        ];
+        if self.files.is_down() {
+            return Err(Stop::Down);
+        }
+        for done in done {
+            match done {
+                Err(error) if error.kind() == Kind::Denied => {}
+                Err(error) => return Err(self.judge("held", &error)),
+                Ok(()) => {
+                    let message = "a volume of an erased domain is used by who held it";
+                    return Err(Failure::new(Checker::Secrecy, message).into());
+                }
+            }
+        }
+        self.reach.hit("who held a volume of an erased domain was refused");
         Ok(())
     }
 }

@@ -207,10 +207,12 @@ impl Sim {
             }
             Unsure::VolumeSize(name, after) => match tables.volumes.named(name) {
                 Err(_) => drop(self.disks.remove(name)),
+                // What is of an erased domain is none of the model's volumes.
+                Ok((_, volume)) if Sim::is_gone(&tables, volume.domain) => {}
                 Ok((_, volume)) if volume.blocks() == *after as u64 => {
                     self.disks
                         .entry(name.clone())
-                        .or_insert_with(|| Disk::new(*after))
+                        .or_insert_with(|| Disk::new(*after, volume.domain))
                         .resize(*after);
                 }
                 Ok(_) => {}
@@ -223,7 +225,8 @@ impl Sim {
                 }
             }
             Unsure::VolumeClone(of, name, served, read_only) => {
-                if tables.volumes.named(name).is_ok() {
+                let made = tables.volumes.named(name);
+                if made.is_ok_and(|(_, made)| !Sim::is_gone(&tables, made.domain)) {
                     self.cloned(of, name.clone(), *served, *read_only);
                 }
             }
