@@ -123,7 +123,7 @@ pub use crate::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
         Known, PAGES_HELD, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder,
         TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, backup_trial,
-        diff, encode_attributes, forget, undelete,
+        diff, encode_attributes, forget, is_clock_ahead, undelete,
     },
     usage_counts::{CountsFound, Miscounted},
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},

@@ -9,6 +9,8 @@ use std::sync::{
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
+use crate::settings::Settings;
+
 /// Memory for each byte that log, snapshot and maps occupy on the medium: more than the tables of
 /// an archive that the engine wrote ever need.
 const PER_BYTE: u64 = 16;
@@ -19,19 +21,38 @@ const PER_BYTE: u64 = 16;
 #[derive(Debug)]
 pub(crate) struct Budget {
     base: u64,
+    /// Nothing comes to the base: what the medium says of itself is not believed.
+    is_all: bool,
     limit: AtomicU64,
     drawn: AtomicU64,
 }
 
 impl Budget {
     /// `base` bytes, and nothing more yet.
+    #[cfg(test)]
     pub(crate) fn new(base: u64) -> Arc<Budget> {
-        Arc::new(Budget { base, limit: AtomicU64::new(base), drawn: AtomicU64::new(0) })
+        Arc::new(Budget::with(base, false))
     }
 
-    /// False when the archive is trusted.
-    pub(crate) fn is_bounded(&self) -> bool {
-        self.base < u64::MAX
+    fn with(base: u64, is_all: bool) -> Budget {
+        Budget { base, is_all, limit: AtomicU64::new(base), drawn: AtomicU64::new(0) }
+    }
+
+    /// For the tables of an archive that is opened with these settings.
+    pub(crate) fn of_tables(settings: &Settings) -> Arc<Budget> {
+        Arc::new(Budget::with(settings.memory, settings.memory_is_all))
+    }
+
+    /// For the filters of its chunk index. Files that the medium really has bound them, unless it may say
+    /// anything of these.
+    pub(crate) fn of_filters(settings: &Settings) -> Arc<Budget> {
+        let base = if settings.memory_is_all { settings.memory } else { u64::MAX };
+        Arc::new(Budget::with(base, settings.memory_is_all))
+    }
+
+    /// True when it is more for what occupies the medium. False when the archive is trusted.
+    pub(crate) fn grows(&self) -> bool {
+        self.base < u64::MAX && !self.is_all
     }
 
     /// Says how many bytes the metadata occupies.
@@ -74,7 +95,7 @@ impl Drawn {
         let drawn = budget.drawn.fetch_update(Relaxed, Relaxed, |drawn| {
             drawn.checked_add(bytes).filter(|&all| all <= limit)
         });
-        drawn.map_err(|drawn| over(drawn.saturating_add(bytes), limit))?;
+        drawn.map_err(|drawn| over(drawn.saturating_add(bytes), limit, budget.is_all))?;
         self.bytes.fetch_add(bytes, Relaxed);
         Ok(())
     }
@@ -113,14 +134,32 @@ impl Drop for Drawn {
     }
 }
 
-fn over(needed: u64, limit: u64) -> Error {
+fn over(needed: u64, limit: u64, is_all: bool) -> Error {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let allowed = match is_all {
+        true => "allowed, whatever another host says that they occupy there",
+        false => "allowed for what they occupy on the medium",
+    };
     let why = format!(
-        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are allowed for what they occupy on the medium; --memory of ls, get, stats, check, scrub and gc allows more",
+        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are {allowed}; --memory of ls, get, stats, check, scrub and gc allows more",
         mib(needed),
         mib(limit)
     );
     Error::new(Kind::Memory, why)
+}
+
+/// An empty list with room for `count`, or the error that the system has no memory for it: sizes that a
+/// medium states end no process.
+pub(crate) fn with_room<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(|_| {
+        let mib = (count.saturating_mul(size_of::<T>())).div_ceil(1 << 20);
+        Error::new(
+            Kind::Memory,
+            format!("the system has no {mib} MiB of memory for what it states"),
+        )
+    })?;
+    Ok(list)
 }
 
 /// Buffers kept at most: as many as can be on their way through a put's queues.
@@ -266,6 +305,27 @@ mod tests {
         // Also where the file system compresses them to half.
         assert_eq!(decoded(bytes.len() as u64 / 2), Ok(125_000));
         assert_eq!(decoded(4096), Err(Kind::Memory));
+    }
+
+    #[test]
+    fn rule_46_what_another_host_says_that_its_tables_occupy_allows_nothing() {
+        let far = Settings { memory: 1 << 20, memory_is_all: true, ..Settings::default() };
+        assert!(!Budget::of_tables(&far).grows());
+        for budget in [Budget::of_tables(&far), Budget::of_filters(&far)] {
+            let drawn = Drawn::from(&budget);
+            drawn.more(1 << 20).unwrap();
+            let error = drawn.more(1).unwrap_err();
+            assert!(error.to_string().contains("another host"), "{error}");
+        }
+        let near = Settings { memory: 1 << 20, ..Settings::default() };
+        assert!(Budget::of_tables(&near).grows());
+        Drawn::from(&Budget::of_filters(&near)).more(1 << 40).unwrap();
+    }
+
+    #[test]
+    fn memory_that_the_system_does_not_have_is_an_error() {
+        assert_eq!(with_room::<u64>(usize::MAX / 64).unwrap_err().kind(), Kind::Memory);
+        assert!(with_room::<u8>(10).unwrap().capacity() >= 10);
     }
 
     #[test]

@@ -10,17 +10,25 @@ use crate::{
 };
 use onefold_core::Files;
 
+/// Digits of the largest number that a file has.
+const DIGITS_MAX: usize = 20;
+
 /// True for the names of an archive's files in its one directory. Files that say where nodes or an
 /// index are, and who serves the archive, are none of them.
 #[must_use]
 pub fn is_archive_file(name: &str) -> bool {
     let whole =
         [LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
-    let numbered = ["log-", "snapshot-", "segment-", "index-", "counts-"];
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    whole.contains(&name)
-        || EPOCHS.contains(&name)
-        || numbered.iter().any(|kind| name.strip_prefix(kind).is_some_and(is_number))
+    // The digits that each has at least.
+    let numbered =
+        [("log-", 10), ("snapshot-", 10), ("segment-", 8), ("index-", 10), ("counts-", 10)];
+    let is_number = |text: &str, least: usize| {
+        (least..=DIGITS_MAX).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit())
+    };
+    let is_numbered = |&(kind, least): &(&str, usize)| {
+        name.strip_prefix(kind).is_some_and(|text| is_number(text, least))
+    };
+    whole.contains(&name) || EPOCHS.contains(&name) || numbered.iter().any(is_numbered)
 }
 
 /// True when a directory has nothing but what a creation leaves that was killed before it wrote the label:
@@ -65,8 +73,18 @@ mod tests {
         for name in ["label", "log-0000000001", "segment-00000007", "epoch-1", "maps"] {
             assert!(is_archive_file(name), "{name}");
         }
-        let others =
-            ["nodes", "nodes.new", "fast", "claim", "belongs-to", "log-", "log-1.new", "x"];
+        let others = [
+            "nodes",
+            "nodes.new",
+            "fast",
+            "claim",
+            "belongs-to",
+            "log-",
+            "log-1.new",
+            "x",
+            "log-7",
+            "segment-7",
+        ];
         for name in others {
             assert!(!is_archive_file(name), "{name}");
         }

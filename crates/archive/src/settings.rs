@@ -201,6 +201,10 @@ pub struct Settings {
     /// bytes that they occupy on the medium. `u64::MAX`, the default, is no limit, for an archive
     /// that is trusted.
     pub memory: u64,
+    /// [`memory`](Settings::memory) is all that the tables get, and that the filters of the chunk index get
+    /// besides: nothing counts that the medium says of the bytes that they occupy. For an archive whose
+    /// bytes another host sends, which can say anything of them.
+    pub memory_is_all: bool,
     /// Parts of a block's mapping, at most, when part of the block is written and the rest stays as
     /// it is mapped. A block with more is read, and cut anew.
     pub patched_parts: usize,
@@ -298,6 +302,7 @@ impl Default for Settings {
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
+            memory_is_all: false,
             patched_parts: 64,
             zeroed_ranges: 64 << 10,
             container_numbers: ContainerId::END,

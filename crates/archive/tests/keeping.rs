@@ -17,7 +17,7 @@ use std::{
 use onefold_archive::{
     Archive, BackupRequest, Collection, CollectionOptions, Compression, EpochGuard, Event, FileMap,
     Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup,
-    check, forget, survey,
+    check, forget, is_clock_ahead, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
@@ -87,6 +87,41 @@ impl Desk {
         let all = names.map(|entry| entry.unwrap().path());
         all.filter(|path| path.to_str().unwrap().contains("segment-")).collect()
     }
+}
+
+/// By a clock that is more than 30 days ahead of all dates in the archive.
+#[test]
+fn a_clock_that_jumps_ahead_ends_no_time_of_the_trash() {
+    const MONTH: u64 = 30 * 86_400;
+    let desk = Desk::new();
+    desk.backup(1, &noise(1, 1 << 20));
+    desk.backup(2, &noise(2, 1 << 20));
+    forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
+    let gc = |now: u64, trash: u64, doubts: bool| {
+        let archive = desk.archive();
+        let mut collection = Collection::begin(&archive, options(now, trash)).unwrap();
+        if doubts {
+            collection.doubt_clock();
+        }
+        let done = collection.run(&mut |_| {}).unwrap();
+        (done.expired, done.clock_ahead)
+    };
+    let ended = desk.archive().tables().snapshots.values().map(|one| one.ended).max().unwrap();
+    assert!(!is_clock_ahead(&desk.archive().tables(), ended + MONTH));
+    assert_eq!(gc(ended + MONTH, 100, true), (0, false));
+    // Its time in the trash began then.
+    let seen = ended + MONTH;
+    assert_eq!(desk.archive().tables().snapshots.forgotten().count(), 1);
+    for _ in 0..2 {
+        assert_eq!(gc(seen + MONTH + 1, 100, true), (0, true));
+    }
+    // What is forgotten now is not noted as seen either, so that the time of a wrong clock is no date.
+    forget(&desk.archive(), &[SnapshotId([2; 16])], seen + MONTH + 1).unwrap();
+    assert_eq!(gc(seen + MONTH + 1, 100, true), (0, true));
+    assert!(is_clock_ahead(&desk.archive().tables(), seen + MONTH + 1));
+    // A clock that is trusted counts, and no time needs no clock.
+    assert_eq!(gc(seen + MONTH + 1, 100, false), (1, false));
+    assert_eq!(gc(seen + 3 * MONTH, 0, true), (1, true));
 }
 
 fn options(now: u64, trash: u64) -> CollectionOptions {

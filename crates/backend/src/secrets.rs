@@ -205,6 +205,14 @@ pub fn machine_memory() -> u64 {
     limits.min().map_or_else(whole_memory, |limit| limit.min(whole_memory()))
 }
 
+/// Bytes of memory that this process can have: those of the machine and of its groups, and no more
+/// addresses than it may use.
+#[must_use]
+pub fn process_memory() -> u64 {
+    let addresses = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    machine_memory().min(addresses.unwrap_or(u64::MAX))
+}
+
 fn whole_memory() -> u64 {
     let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));

@@ -32,7 +32,7 @@ fn keeps(desk: &Desk, name: &str, options: &str) -> PathBuf {
     program(desk, name, &format!("exec sh {script} {directory} {options}"))
 }
 
-/// The script's file of the one store. What is being written is called `.ID.new`.
+/// The script's file of the one store. What is being written is called `.ID.PID.new`.
 fn file_of(desk: &Desk) -> Option<PathBuf> {
     let files = fs::read_dir(desk.path("elsewhere")).unwrap();
     files.map(|file| file.unwrap().path()).find(|path| path.extension().is_none())
@@ -297,6 +297,33 @@ fn rule_43_the_packaged_witness_keeps_states_of_the_stores_that_it_was_told_of()
     }
     assert!(asks(&desk, &words, &put(&own, 6)).unwrap_err().contains("no lower number"));
     assert!(asks(&desk, &words, &put(&own, 8)).is_ok());
+}
+
+/// Whatever two puts do at one time, the higher number stays.
+#[test]
+fn rule_43_the_packaged_witness_compares_and_writes_in_one_step() {
+    use rustix::fs::{FlockOperation, flock};
+    let desk = Desk::new();
+    let (id, tag) = ("0a".repeat(16), "d".repeat(32));
+    keeps(&desk, "witness", "rising");
+    let directory = fs::File::open(desk.path("elsewhere")).unwrap();
+    flock(&directory, FlockOperation::LockExclusive).unwrap();
+    let own = desk.path("elsewhere").join(&id);
+    // What an earlier put left that was killed.
+    let left = desk.path("elsewhere").join(format!(".{id}.77.new"));
+    fs::write(&left, "").unwrap();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| asks(&desk, "rising", &format!("put {id} 6 {tag}")));
+        std::thread::sleep(Duration::from_millis(500));
+        // Another put is at work, and is done now.
+        assert!(!own.exists() && left.exists());
+        fs::write(&own, format!("7 {tag}\n")).unwrap();
+        flock(&directory, FlockOperation::Unlock).unwrap();
+        let why = late.join().unwrap().unwrap_err();
+        assert!(why.contains("knows 7"), "{why}");
+    });
+    assert!(!left.exists());
+    assert_eq!(fs::read_to_string(&own).unwrap(), format!("7 {tag}\n"));
 }
 
 #[test]

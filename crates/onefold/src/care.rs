@@ -225,7 +225,9 @@ impl OpenArchive {
             reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
             encode_all: false,
         };
-        Ok(Collection::begin(&self.archive, options)?.run(&mut |_| {})?.freed_bytes)
+        let mut collection = Collection::begin(&self.archive, options)?;
+        collection.doubt_clock();
+        Ok(collection.run(&mut |_| {})?.freed_bytes)
     }
 }
 

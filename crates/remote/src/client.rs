@@ -48,6 +48,8 @@ struct Connection {
     calls: Arc<Mutex<Calls>>,
     next_call: AtomicU64,
     next_handle: AtomicU32,
+    /// True for names that the directory's owner can have made: others are not told.
+    is_own: fn(&str) -> bool,
     /// Dropped to end the thread that says that this side is there.
     _quiet: mpsc::Sender<()>,
 }
@@ -57,7 +59,8 @@ struct Connection {
 pub struct RemoteFiles(Arc<Connection>);
 
 /// Takes the greeting of the far side, and has its files. `name` is what the far side is called in
-/// errors.
+/// errors. A list of names gives those for which `is_own` is true: the far side may send any, and each
+/// takes memory.
 ///
 /// # Errors
 /// `NotFound` when nobody answers, `Unsupported` when something else does, why the far side refuses
@@ -66,6 +69,7 @@ pub fn connect(
     mut input: Box<dyn Read + Send>,
     output: Box<dyn Write + Send>,
     name: &str,
+    is_own: fn(&str) -> bool,
 ) -> Result<(RemoteFiles, Greeting)> {
     let greeting = Greeting::receive(&mut *input)?;
     let calls = Arc::new(Mutex::new(Calls::default()));
@@ -75,6 +79,7 @@ pub fn connect(
         calls: calls.clone(),
         next_call: AtomicU64::new(1),
         next_handle: AtomicU32::new(1),
+        is_own,
         _quiet: quiet,
     });
     let failed = |e| Error::from_io("can't take answers", e);
@@ -240,7 +245,7 @@ impl RemoteFiles {
 impl Files for RemoteFiles {
     fn names(&self) -> Result<Vec<String>> {
         let answer = self.0.call(&Request::Names, &[])?;
-        wire::names(&answer).ok_or_else(strange)
+        wire::names(&answer, self.0.is_own).ok_or_else(strange)
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {

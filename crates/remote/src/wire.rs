@@ -450,16 +450,21 @@ pub(crate) fn encode_names(names: &[String]) -> Vec<u8> {
     names.iter().flat_map(|name| name.bytes().chain([0])).collect()
 }
 
-/// The names of a directory, when these are such bytes: sorted, each once.
-pub(crate) fn names(bytes: &[u8]) -> Option<Vec<String>> {
-    let mut names: Vec<String> = Vec::new();
-    for name in bytes.split_inclusive(|byte| *byte == 0) {
-        let name = Take(name.strip_suffix(&[0])?).name()?;
-        if names.last().is_some_and(|last| **last >= *name) {
-            return None;
-        }
-        names.push(name.to_owned());
+/// The names of a directory that are wanted, when these are such bytes: sorted, each once. A name takes a
+/// multiple of its bytes: memory is taken for those that are wanted alone.
+pub(crate) fn names(bytes: &[u8], is_wanted: fn(&str) -> bool) -> Option<Vec<String>> {
+    let each = || {
+        let ended = bytes.split_inclusive(|byte| *byte == 0);
+        ended.map(|name| Take(name.strip_suffix(&[0])?).name())
+    };
+    let (mut last, mut wanted) = ("", 0);
+    for name in each() {
+        let name = name.filter(|name| last < *name)?;
+        wanted += usize::from(is_wanted(name));
+        last = name;
     }
+    let mut names = Vec::with_capacity(wanted);
+    names.extend(each().flatten().filter(|name| is_wanted(name)).map(str::to_owned));
     Some(names)
 }
 
@@ -615,7 +620,7 @@ pub mod decoders {
     /// # Errors
     /// Why it is no greeting, when it is none of them.
     pub fn answer(bytes: &[u8]) -> Result<()> {
-        if super::names(bytes).is_some() || super::answer(bytes).is_some() {
+        if super::names(bytes, |_| true).is_some() || super::answer(bytes).is_some() {
             return Ok(());
         }
         super::Greeting::receive(&mut &*bytes).map(drop)
@@ -713,11 +718,21 @@ mod tests {
     #[test]
     fn names_are_sorted_and_there_once() {
         let all = ["a", "b"].map(str::to_owned);
-        assert_eq!(names(&encode_names(&all)).unwrap(), all);
-        assert_eq!(names(b"").unwrap(), Vec::<String>::new());
+        assert_eq!(names(&encode_names(&all), |_| true).unwrap(), all);
+        assert_eq!(names(b"", |_| true).unwrap(), Vec::<String>::new());
         for wrong in [&b"b\0a\0"[..], b"a\0a\0", b"a", b"../x\0", b"\0"] {
-            assert_eq!(names(wrong), None);
+            assert_eq!(names(wrong, |_| true), None);
         }
+    }
+
+    #[test]
+    fn rule_46_names_that_nobody_wants_take_no_memory() {
+        let all: Vec<String> = (100..1000).map(|n: u32| n.to_string()).collect();
+        let wanted = names(&encode_names(&all), |name| name.ends_with("00")).unwrap();
+        assert_eq!((wanted.len(), wanted.capacity()), (9, 9));
+        assert_eq!(names(&encode_names(&all), |_| false).unwrap().capacity(), 0);
+        // Also these are sorted.
+        assert_eq!(names(b"b\0a\0", |_| false), None);
     }
 
     #[test]

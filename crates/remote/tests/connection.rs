@@ -50,7 +50,7 @@ fn joined(files: Arc<dyn Files>, right: Right) -> (RemoteFiles, Far) {
         end
     });
     let output = Box::new(Closing(near.try_clone().unwrap()));
-    let (files, greeting) = connect(Box::new(near), output, "far").unwrap();
+    let (files, greeting) = connect(Box::new(near), output, "far", |_| true).unwrap();
     assert_eq!(greeting.right, right);
     (files, thread)
 }
@@ -208,7 +208,7 @@ fn rule_46_nobody_waits_for_long_within_a_turn() {
         answer(offer, &Greeting::of(Right::Put), &far, output, &Pulse::default())
     });
     let output = Box::new(Closing(near.try_clone().unwrap()));
-    let (remote, _) = connect(Box::new(near), output, "far").unwrap();
+    let (remote, _) = connect(Box::new(near), output, "far", |_| true).unwrap();
     let kept = files.lock("brief", Hold::Alone, true).unwrap();
     let waiting = remote.clone();
     let waiter = std::thread::spawn(move || waiting.lock("brief", Hold::Alone, true).map(drop));
@@ -270,7 +270,7 @@ fn a_far_side_that_answers_anything_gives_errors() {
         (&far).write_all(&[&good, said].concat()).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
         let (files, _) =
-            connect(Box::new(near.try_clone().unwrap()), Box::new(near), "far").unwrap();
+            connect(Box::new(near.try_clone().unwrap()), Box::new(near), "far", |_| true).unwrap();
         let error = files.names().unwrap_err();
         assert_eq!(error.kind(), Kind::Io, "{error}");
         assert!(files.open("label").is_err());
@@ -290,7 +290,7 @@ fn silence_is_told() {
     std::thread::sleep(Duration::from_millis(60));
     assert!(pulse.silence() >= Duration::from_millis(50));
     let output = Box::new(Closing(near.try_clone().unwrap()));
-    let (files, _) = connect(Box::new(near), output, "far").unwrap();
+    let (files, _) = connect(Box::new(near), output, "far", |_| true).unwrap();
     let before = pulse.silence();
     files.names().unwrap();
     assert!(pulse.silence() < before);
@@ -362,7 +362,7 @@ fn watched(files: Arc<dyn Files>, right: Right) -> (RemoteFiles, Pulse) {
         answer(offer(files), &Greeting::of(right), &far, output, &of_far)
     });
     let output = Box::new(Closing(near.try_clone().unwrap()));
-    (connect(Box::new(near), output, "far").unwrap().0, pulse)
+    (connect(Box::new(near), output, "far", |_| true).unwrap().0, pulse)
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn rule_48_what_the_other_side_did_and_was_refused_is_heard() {
             end
         });
         let output = Box::new(Closing(near.try_clone().unwrap()));
-        let (files, _) = connect(Box::new(near), output, "far").unwrap();
+        let (files, _) = connect(Box::new(near), output, "far", |_| true).unwrap();
         act(&files);
         files.hang_up();
         drop(files);

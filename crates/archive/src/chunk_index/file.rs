@@ -15,7 +15,8 @@ use crate::{
         Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile,
         sealing::What,
     },
-    operations_log::Archive,
+    memory::{Drawn, with_room},
+    operations_log::{Archive, memory_of_filters},
     rules::Rule,
 };
 
@@ -44,6 +45,9 @@ const FILTER_HASHES: u32 = 5;
 
 /// Memory that a filter may take in any case.
 const FILTER_ALWAYS: u64 = 16 << 20;
+
+/// Bytes of a filter that a log may state where a budget alone decides whether there is memory for it.
+const STATED_MAX: u64 = 1 << 50;
 
 /// Entries of a page, of which a sealed archive's has room for a half of the tag.
 fn page_entries(identity: &Identity) -> usize {
@@ -78,16 +82,26 @@ pub(crate) struct Filter {
     lines: Vec<[u64; 8]>,
     /// Words of it in a page of the file.
     page_words: usize,
+    /// Its memory.
+    _drawn: Drawn,
 }
 
 impl Filter {
-    fn new(identity: &Identity, entries: u64) -> Filter {
-        let lines = vec![[0; 8]; Filter::lines_for(entries) as usize];
-        Filter { lines, page_words: filter_page_words(identity) }
+    /// One for so many entries, without any of them.
+    ///
+    /// # Errors
+    /// `Memory`: it takes more than `drawn` has, or than the system has.
+    fn new(identity: &Identity, entries: u64, drawn: Drawn) -> Result<Filter> {
+        let lines = Filter::lines_for(entries);
+        drawn.more(lines.saturating_mul(64))?;
+        let count = usize::try_from(lines).unwrap_or(usize::MAX);
+        let mut lines = with_room(count)?;
+        lines.resize(count, [0; 8]);
+        Ok(Filter { lines, page_words: filter_page_words(identity), _drawn: drawn })
     }
 
     fn lines_for(entries: u64) -> u64 {
-        (entries * FILTER_BITS).div_ceil(512).max(1)
+        entries.saturating_mul(FILTER_BITS).div_ceil(512).max(1)
     }
 
     /// Pages of a file that the filter of so many entries takes.
@@ -230,9 +244,14 @@ fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
 /// True when a file can have the entries and pages that the log says it has. What a log claims of a
 /// file of holes would only cost memory and time. A page on the medium takes more than a sixty-fourth
 /// of the memory for its entries' filter, also where the file system compresses it.
-pub(super) fn is_possible(identity: &Identity, named: &IndexFile, file: &dyn File) -> Result<bool> {
+pub(super) fn is_possible(archive: &Archive, named: &IndexFile, file: &dyn File) -> Result<bool> {
     let Some(bits) = named.entries.checked_mul(FILTER_BITS) else { return Ok(false) };
-    let memory = file.occupied()?.saturating_mul(64).saturating_add(FILTER_ALWAYS);
+    // Where the medium may say anything of the file, the filter is drawn from a budget alone.
+    let memory = match archive.settings.memory_is_all {
+        true => STATED_MAX,
+        false => file.occupied()?.saturating_mul(64).saturating_add(FILTER_ALWAYS),
+    };
+    let identity = &archive.identity;
     Ok(bits / 8 <= memory
         && named.pages > 0
         && u64::from(named.pages) <= named.entries.div_ceil(FILL).max(1)
@@ -258,7 +277,7 @@ impl OpenIndex {
         pace: &Pace,
     ) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
-        if !is_possible(&archive.identity, named, &*file)? {
+        if !is_possible(archive, named, &*file)? {
             return Err(corrupt("an index file's sizes can't be true"));
         }
         let filter = OpenIndex::read_filter(archive, &*file, named, pace)?;
@@ -272,7 +291,7 @@ impl OpenIndex {
         named: &IndexFile,
         pace: &Pace,
     ) -> Result<Filter> {
-        let mut filter = Filter::new(&archive.identity, named.entries);
+        let mut filter = Filter::new(&archive.identity, named.entries, memory_of_filters(archive))?;
         let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
         for first in (0..filter.pages()).step_by(WRITE_PAGES) {
             let count = WRITE_PAGES.min((filter.pages() - first) as usize);
@@ -352,8 +371,8 @@ impl Writer {
     pub(super) fn create(archive: &Arc<Archive>, number: u64, entries: u64) -> Result<Writer> {
         let pages = u32::try_from(entries.div_ceil(FILL).max(1))
             .map_err(|_| corrupt("the chunk index is too large"))?;
+        let filter = Filter::new(&archive.identity, entries, memory_of_filters(archive))?;
         let file = fresh(&*archive.files, &index_name(number))?;
-        let filter = Filter::new(&archive.identity, entries);
         let archive = archive.clone();
         let page = vec![0; PAGE_BYTES];
         Ok(Writer {
@@ -486,12 +505,12 @@ mod tests {
             Fingerprint(bytes)
         };
         let identity = Identity::new([1; 16], &[2; 32]);
-        let mut filter = Filter::new(&identity, 10_000);
+        let mut filter = Filter::new(&identity, 10_000, Drawn::default()).unwrap();
         (0..10_000).for_each(|n| filter.insert(&print(n)));
         assert!((0..10_000).all(|n| filter.may_hold(&print(n))));
         let wrong = (10_000..30_000).filter(|&n| filter.may_hold(&print(n))).count();
         assert!(wrong < 500, "{wrong} of 20,000");
-        let mut again = Filter::new(&identity, 10_000);
+        let mut again = Filter::new(&identity, 10_000, Drawn::default()).unwrap();
         for page in 0..filter.pages() {
             let mut bytes = [0; PAGE_BYTES - HEADER_BYTES];
             filter.page_bytes(page, &mut bytes);

@@ -187,7 +187,7 @@ pub(super) fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<Ind
     let mut possible = Vec::with_capacity(files.len());
     for named in files {
         let file = archive.files.open(&index_name(named.number));
-        match file.and_then(|file| file::is_possible(&archive.identity, named, &*file)) {
+        match file.and_then(|file| file::is_possible(archive, named, &*file)) {
             Ok(true) => possible.push(*named),
             Ok(false) => {}
             Err(error) if error.kind() == Kind::NotFound => {}

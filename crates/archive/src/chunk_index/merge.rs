@@ -73,7 +73,8 @@ impl Merge {
         files: &[IndexFile],
         new: Vec<Entry>,
     ) -> Result<Merge> {
-        let count = files.iter().map(|file| file.entries).sum::<u64>() + new.len() as u64;
+        let count =
+            files.iter().fold(new.len() as u64, |sum, file| sum.saturating_add(file.entries));
         let scan = |named: &IndexFile| Scan {
             archive: archive.clone(),
             named: *named,

@@ -60,6 +60,8 @@ pub struct Collected {
     pub erased: u64,
     /// Bytes of space that they took.
     pub erased_bytes: u64,
+    /// The clock was far ahead of all dates in the archive, and was doubted: nothing counts by it.
+    pub clock_ahead: bool,
     /// Containers without a live chunk that were dropped.
     pub dropped: u64,
     /// Bytes of space that they took.
@@ -161,6 +163,8 @@ pub struct Collection {
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
     pub(super) drops_untrue: bool,
+    /// A clock that is far ahead ends no time of the trash.
+    doubts_clock: bool,
     /// Nodes of snapshots of put keys that were found whole, until something is dropped.
     pub(super) whole: Trees,
     /// How often what put keys stored was read.
@@ -234,6 +238,7 @@ impl Collection {
             resealing: Resealing::none(archive),
             counted_anew: false,
             drops_untrue: false,
+            doubts_clock: false,
             whole: Trees::default(),
             proofs: 0,
             recounted: None,
@@ -257,6 +262,13 @@ impl Collection {
     /// word the collection ends where it meets one.
     pub fn drop_untrue(&mut self) {
         self.drops_untrue = true;
+    }
+
+    /// When the clock is more than 30 days ahead of all dates in the archive, forgotten snapshots stay whose
+    /// time is not zero: see [`is_clock_ahead`](crate::is_clock_ahead). [`Collected::clock_ahead`] tells
+    /// that it was so. Without this word the clock is trusted.
+    pub fn doubt_clock(&mut self) {
+        self.doubts_clock = true;
     }
 
     /// Where the options say that puts and readers are waited for, they are waited for as long as
@@ -397,7 +409,10 @@ impl Collection {
             Step::Count => {
                 if self.archive.tables().trees && !std::mem::replace(&mut self.has_expired, true) {
                     let Options { now, trash, keep_partial, .. } = self.options;
-                    self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
+                    let times = (trash, keep_partial);
+                    let (gone, is_ahead) = expire(&self.archive, now, times, self.doubts_clock)?;
+                    self.done.expired += gone;
+                    self.done.clock_ahead = is_ahead;
                 }
                 let if_unproven = match self.proofs {
                     0..PROOFS_AWAITED => IfUnproven::Waits,

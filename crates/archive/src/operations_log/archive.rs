@@ -44,6 +44,8 @@ pub struct Archive {
     position: Mutex<LogPosition>,
     /// The budget for structures whose sizes the medium states.
     pub(super) budget: Arc<Budget>,
+    /// The budget for the filters of the chunk index.
+    pub(super) filters: Arc<Budget>,
     /// Reads leaves of the tables when they are looked at.
     pub(super) leaves: Arc<LeafStore>,
     /// Memory of containers.
@@ -372,7 +374,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     if label.sealed.is_some() && look_for_proven(&**files, &identity, true)?.0 != label {
         return Err(corrupt("the label is another one each time it is read"));
     }
-    let budget = Budget::new(settings.memory);
+    let (budget, filters) = (Budget::of_tables(settings), Budget::of_filters(settings));
     let late = label.late.is_some();
     let leaves = LeafStore::new(files.clone(), identity.clone(), settings, late, budget.clone());
     let from = (&budget, &leaves);
@@ -406,6 +408,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         reserve: Reserve::among(files),
         position: Mutex::new(position),
         budget,
+        filters,
         leaves,
         buffers: Arc::default(),
     };
@@ -440,6 +443,11 @@ fn end_erasures(archive: &Archive) -> Result<()> {
 /// Draws from the memory for structures whose sizes the medium states.
 pub(crate) fn memory_of(archive: &Archive) -> Drawn {
     Drawn::from(&archive.budget)
+}
+
+/// Draws from the memory for filters of the chunk index.
+pub(crate) fn memory_of_filters(archive: &Archive) -> Drawn {
+    Drawn::from(&archive.filters)
 }
 
 fn judge_sync(archive: &Archive, file: &dyn File, synced: Result<()>) -> Result<()> {

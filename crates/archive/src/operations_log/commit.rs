@@ -418,7 +418,7 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
         *position = newest(archive, position, &label)?.instead_of(position);
     }
     position.generation = position.generation.max(label.generation);
-    if archive.budget.is_bounded() {
+    if archive.budget.grows() {
         archive.budget.occupied(occupied(&*archive.files, position.snapshot));
     }
     let mut reached = read_on(archive, position)?;

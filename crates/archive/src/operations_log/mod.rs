@@ -64,16 +64,6 @@ mod upgrade;
 
 #[cfg(feature = "planted-bugs")]
 pub use self::hostile::{append_records, write_other_tables};
-pub(crate) use self::{
-    archive::memory_of,
-    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
-    data_keys::erase_older_data_key,
-    domains::{domain_of, is_there, look_for_data_key},
-    epochs::await_earlier_epoch,
-    key_changes::not_erased,
-    leaf_check::look_at_leaves,
-    roles::{admits, is_put},
-};
 pub use self::{
     archive::{Archive, create_sealed},
     data_keys::{DataKeyListed, allow_data_keys, data_keys, rotate_data_key},
@@ -88,4 +78,14 @@ pub use self::{
     reserve::Reserve,
     roles::{add_put_key, read_key, remove_put_key},
     upgrade::{features_to_come, upgrade, upgrade_telling},
+};
+pub(crate) use self::{
+    archive::{memory_of, memory_of_filters},
+    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
+    data_keys::erase_older_data_key,
+    domains::{domain_of, is_there, look_for_data_key},
+    epochs::await_earlier_epoch,
+    key_changes::not_erased,
+    leaf_check::look_at_leaves,
+    roles::{admits, is_put},
 };

@@ -196,7 +196,7 @@ impl LogPosition {
     ) -> Result<LogPosition> {
         let open = |number| files.open(&log_name(number));
         let kinds = label.kinds();
-        if budget.is_bounded() {
+        if budget.grows() {
             budget.occupied(occupied(&**files, label.snapshot));
         }
         let (mut drawn, mut snapshot_lost) = (Drawn::from(budget), None);

@@ -16,7 +16,7 @@ use crate::{
         sealing::What,
     },
     leaf_file::LeafReader,
-    memory::Drawn,
+    memory::{Drawn, with_room},
     settings::Settings,
     tables::{Care, LeafStore, Source, Tables, WriteCost, limit_leaves},
 };
@@ -186,10 +186,10 @@ pub(crate) fn read_snapshot(
     read.map_err(whole)
 }
 
-/// The tables of a snapshot, in pieces; each is drawn before memory is taken.
+/// The tables of a snapshot, in pieces, once all are drawn and the system has the memory.
 fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
     drawn.more(length)?;
-    let mut body = Vec::new();
+    let mut body = with_room(usize::try_from(length).unwrap_or(usize::MAX))?;
     while (body.len() as u64) < length {
         let (from, n) = (body.len(), (length - body.len() as u64).min(PIECE_BYTES as u64) as usize);
         body.resize(from + n, 0);

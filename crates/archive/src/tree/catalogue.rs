@@ -4,7 +4,7 @@ use onefold_core::{Error, Kind, Result};
 
 use crate::{
     format::{
-        backup::{Completeness, SnapshotId},
+        backup::{Completeness, Snapshot, SnapshotId},
         record::Record,
     },
     operations_log::Archive,
@@ -34,17 +34,44 @@ pub fn undelete(archive: &Archive, ids: &[SnapshotId]) -> Result<()> {
     }
 }
 
+/// Seconds by which a clock may be ahead of the newest date in an archive before what counts by it is doubted.
+const AHEAD_MAX: u64 = 30 * 86_400;
+
+/// True when `now` is more than 30 days after all dates in the archive: when snapshots ended, when a
+/// collection saw that they were forgotten, and when streams were stored. Then the archive lay unused for so
+/// long, or the clock of this host is wrong. False when there are no dates.
+#[must_use]
+pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
+    let of_snapshots = tables.snapshots.values().map(|snapshot| {
+        let seen = snapshot.forgotten.and_then(|(_, seen)| seen);
+        snapshot.ended.max(seen.unwrap_or(0))
+    });
+    let of_streams = tables.streams.values().map(|stream| stream.created);
+    let newest = of_snapshots.chain(of_streams).max();
+    newest.is_some_and(|newest| now > newest.saturating_add(AHEAD_MAX))
+}
+
 /// Takes note that a collection saw forgotten snapshots, and checkpoints, and removes those whose
 /// time of `trash` seconds, or for checkpoints `keep_partial`, is over by the clock of collections:
-/// no clock of another process counts. Gives how many snapshots are gone.
+/// no clock of another process counts. Gives how many snapshots are gone. With `doubts`, a clock that
+/// [is ahead](is_clock_ahead) notes nothing and ends no time but one of zero seconds; true is given then.
 ///
 /// # Errors
 /// As for every change.
-pub(crate) fn expire(archive: &Archive, now: u64, trash: u64, keep_partial: u64) -> Result<u64> {
-    let mut gone = 0;
+pub(crate) fn expire(
+    archive: &Archive,
+    now: u64,
+    (trash, keep_partial): (u64, u64),
+    doubts: bool,
+) -> Result<(u64, bool)> {
+    let (mut gone, mut is_ahead) = (0, false);
     let by_collection = archive.keeps(Rule::TrashFromCollection);
     archive.commit(true, |tables| {
-        let found = judge(tables, now, trash, keep_partial, by_collection);
+        is_ahead = doubts && is_clock_ahead(tables, now);
+        let found = match is_ahead {
+            true => without_clock(tables, trash, keep_partial),
+            false => judge(tables, now, trash, keep_partial, by_collection),
+        };
         let Expiry { seen, expired, .. } = found;
         let is_snapshot = |id: &&SnapshotId| {
             tables.snapshots.get(**id).is_ok_and(|one| one.completeness != Completeness::Checkpoint)
@@ -54,7 +81,7 @@ pub(crate) fn expire(archive: &Archive, now: u64, trash: u64, keep_partial: u64)
         let expired = (!expired.is_empty()).then_some(Record::Expired { ids: expired });
         Ok(seen.into_iter().chain(expired).collect())
     })?;
-    Ok(gone)
+    Ok((gone, is_ahead))
 }
 
 /// What a collection does with forgotten snapshots and checkpoints.
@@ -71,6 +98,17 @@ pub(crate) struct Expiry {
 /// Finds out what a collection would do at `now`.
 pub(crate) fn expiry(tables: &Tables, now: u64, trash: u64, keep_partial: u64) -> Expiry {
     judge(tables, now, trash, keep_partial, true)
+}
+
+/// Finds out what goes by no clock: what is kept for no time.
+fn without_clock(tables: &Tables, trash: u64, keep_partial: u64) -> Expiry {
+    let forgotten = tables.snapshots.values().filter(|snapshot| snapshot.forgotten.is_some());
+    let time = |snapshot: &Snapshot| match snapshot.completeness {
+        Completeness::Checkpoint => keep_partial,
+        _ => trash,
+    };
+    let expired = forgotten.filter(|snapshot| time(snapshot) == 0).map(|snapshot| snapshot.id);
+    Expiry { expired: expired.collect(), ..Expiry::default() }
 }
 
 fn judge(tables: &Tables, now: u64, trash: u64, keep_partial: u64, by_collection: bool) -> Expiry {

@@ -53,7 +53,7 @@ pub use self::{
         backup_trial,
     },
     builder::{Built, Event, Known, TreeBuilder},
-    catalogue::{forget, undelete},
+    catalogue::{forget, is_clock_ahead, undelete},
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
     reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},

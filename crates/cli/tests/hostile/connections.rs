@@ -3,13 +3,13 @@
 use std::{
     fs,
     io::{Read, Write},
-    os::unix::fs::symlink,
+    os::unix::fs::{FileExt, symlink},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
 
-use super::readers::bounded;
+use super::readers::{bounded, identity};
 use crate::support::{Desk, noise};
 
 /// Kinds of errors as they travel.
@@ -265,6 +265,50 @@ fn rule_46_an_other_end_that_lies_costs_the_verb_alone() {
             assert_eq!(said.status.code(), Some(1), "{n} {verb}: {words}");
             assert_eq!(words.lines().count(), 1, "{n} {verb}: {words}");
             assert!(!words.contains('\u{1b}'), "{n} {verb}: {words}");
+        }
+    }
+}
+
+/// A snapshot says that it has 40 GiB, in a file of holes, and all its checksums that need no key are right.
+#[test]
+fn rule_46_sizes_that_another_host_states_take_no_memory_of_the_client() {
+    for key in ["", " --key key"] {
+        let desk = Desk::new().by_ssh("ssh", "exec onefold accept a");
+        desk.ok(&format!("create archive a{key}"));
+        fs::create_dir(desk.path("home")).unwrap();
+        fs::write(desk.path("home/file"), noise(1, 300_000)).unwrap();
+        desk.ok(&format!("backup a home --set s{key}"));
+        desk.ok(&format!("put a image home/file{key}"));
+        let number = |name: String| name.strip_prefix("snapshot-")?.parse::<u64>().ok();
+        let names = fs::read_dir(desk.path("a")).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let newest = names.filter_map(number).max().unwrap();
+        let path = desk.path(&format!("a/snapshot-{newest:010}"));
+        let mut header = fs::read(&path).unwrap()[..40].to_vec();
+        header[16..24].copy_from_slice(&(40_u64 << 30).to_le_bytes());
+        let sum = identity(&desk.path("a")).checksum(&header[..32]);
+        header[32..40].copy_from_slice(&sum.to_le_bytes());
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&header, 0).unwrap();
+        file.set_len(41 << 30).unwrap();
+        for verb in [
+            "backup X home --set s",
+            "put X new home/file",
+            "rm X image",
+            "mv X image other",
+            "forget X --set s --keep-last 1",
+            "gc X",
+            "snapshots X",
+            "get X image",
+        ] {
+            let arguments = format!("{}{key}", verb.replace('X', "ssh://vault/a"));
+            let mut command = bounded(&desk, &arguments);
+            command.env("ONEFOLD_SSH", desk.path("ssh")).env("XDG_STATE_HOME", desk.path("state"));
+            let said = command.stdin(Stdio::null()).output().unwrap();
+            let words = String::from_utf8_lossy(&said.stderr).into_owned();
+            assert_eq!(said.status.code(), Some(1), "{arguments}: {words}");
+            assert_eq!(words.lines().count(), 1, "{arguments}: {words}");
+            assert!(words.contains("another host says"), "{arguments}: {words}");
         }
     }
 }

@@ -17,10 +17,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, MAY_ADD_ONLY, Nodes, Role, Settings, find_label, is_unfinished,
-    lost_index_files, seal,
+    Archive, IndexDirectory, MAY_ADD_ONLY, Nodes, READER_BYTES, Role, Settings, find_label,
+    is_unfinished, lost_index_files, seal,
 };
-use onefold_backend::{Directory, Making, Stands, lock, room::room};
+use onefold_backend::{Directory, Making, Stands, lock, room::room, secrets::process_memory};
 use onefold_core::{Error, Files, Kind, Result, hex_digits};
 use onefold_remote::Right;
 
@@ -40,6 +40,10 @@ const LABEL: &str = "label";
 
 /// The lock of the process that stores.
 const WRITER: &str = "lock-writer";
+
+/// One part in so many of the memory that this process can have is what the tables of an archive on another
+/// host may take, and as much the filters of its chunk index.
+const FAR_SHARE: u64 = 4;
 
 /// Locks that readers and puts hold.
 const USED: [&str; 3] = ["epoch-0", "epoch-1", WRITER];
@@ -517,7 +521,8 @@ impl ArchiveDir {
         self.open_while(settings, degraded, None)
     }
 
-    /// The same, written only while its owner stands.
+    /// The same, written only while its owner stands. The tables of an archive on another host take at most
+    /// a quarter of the memory that this process can have, or what the settings allow if that is more.
     ///
     /// # Errors
     /// The error of opening.
@@ -527,7 +532,7 @@ impl ArchiveDir {
         degraded: bool,
         stands: Option<&Stands>,
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
-        let settings = with_keys(&self.path, settings);
+        let settings = self.suited(settings);
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match (&nodes, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
@@ -548,12 +553,13 @@ impl ArchiveDir {
 
     /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
     /// that takes no writes. Even when an attacker wrote the archive, its tables take at most
-    /// `memory` bytes, and more for what they occupy there.
+    /// `memory` bytes, and more for what they occupy there. Of another host nobody believes what they
+    /// occupy: see [`open_while`](Self::open_while).
     ///
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = with_keys(&self.path, Settings { memory, ..Settings::default() });
+        let settings = self.suited(Settings { memory, ..Settings::default() });
         let opened = match (self.nodes(false, false)?, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
             (None, Some(far)) => {
@@ -568,6 +574,18 @@ impl ArchiveDir {
         let opened = opened.map_err(|e| name_archive(&self.path, e))?;
         self.compare_with_before(&opened)?;
         Ok(Arc::new(opened))
+    }
+
+    /// Settings with who is asked for the key, and with a limit of memory where another host says how large
+    /// everything is.
+    fn suited(&self, settings: Settings) -> Settings {
+        let settings = with_keys(&self.path, settings);
+        if !self.is_far() {
+            return settings;
+        }
+        let given = if settings.memory == u64::MAX { READER_BYTES } else { settings.memory };
+        let memory = given.max(process_memory() / FAR_SHARE);
+        Settings { memory, memory_is_all: true, ..settings }
     }
 
     /// An encrypted archive that was opened is remembered as such; a plain one is refused where an

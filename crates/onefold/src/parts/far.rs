@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use onefold_archive::is_archive_file;
 use onefold_core::{Error, Kind, Result};
 use onefold_remote::{Greeting, RemoteFiles, connect};
 use parking_lot::Mutex;
@@ -240,7 +241,7 @@ impl Far {
         let listen = move || hear(errors, &of_thread, &host);
         let thread =
             std::thread::Builder::new().name("ssh".into()).spawn(listen).map_err(failed)?;
-        match connect(Box::new(output), Box::new(input), &address.to_string()) {
+        match connect(Box::new(output), Box::new(input), &address.to_string(), is_archive_file) {
             Ok((files, greeting)) => {
                 let lines = std::mem::take(&mut *heard.lock()).lines;
                 heard.lock().is_shown = true;

@@ -45,12 +45,16 @@ struct Holder {
 }
 
 impl Left {
-    /// Looks; writes nothing.
+    /// Looks; writes nothing. With `clock_ahead` no clock ends the time of the trash.
     pub(super) fn in_archive(
         directory: &ArchiveDir,
         archive: &Arc<Archive>,
         options: CollectionOptions,
+        clock_ahead: bool,
     ) -> Result<Left> {
+        let is_forever = clock_ahead && options.trash > 0;
+        let trash = if is_forever { u64::MAX } else { options.trash };
+        let options = CollectionOptions { trash, ..options };
         let holders = directory.users().into_iter().map(|(pid, command)| Holder { pid, command });
         let holders = holders.collect();
         let Survey {
@@ -63,7 +67,8 @@ impl Left {
             erased_bytes,
             trash,
         } = survey(archive, options)?;
-        let until = |at| (trash.snapshots > 0).then_some(at);
+        // Nobody knows when they go while the clock is doubted.
+        let until = |at| (trash.snapshots > 0 && !clock_ahead).then_some(at);
         Ok(Left {
             dead_bytes,
             droppable_bytes,
@@ -121,6 +126,14 @@ impl Left {
                 Size(self.trash_bytes),
                 shown(until),
                 duration(until.saturating_sub(now()))
+            ));
+        }
+        if self.trash_snapshots > 0 && self.trash_from.is_none() {
+            output::line(format_args!(
+                "in the trash: {}, with {} that nothing else names, for as long as the clock is doubted; \
+                 `undelete` brings back what is there",
+                counted(self.trash_snapshots, "forgotten snapshot"),
+                Size(self.trash_bytes)
             ));
         }
         if self.unfinished_bytes > 0 {

@@ -10,6 +10,7 @@ use std::{
 use clap::Args;
 use onefold_archive::{
     Collection, CollectionOptions as Collect, CountsFound, Format, Miscounted, Settings,
+    is_clock_ahead,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -55,6 +56,11 @@ pub(crate) struct Options {
     /// a number alone is hours
     #[arg(long, default_value = "7d", value_name = "TIME", value_parser = hours)]
     trash: Duration,
+
+    /// Trusts a clock that is 30 days ahead of the newest date in the archive: the time of the trash counts by
+    /// it. Without it, forgotten snapshots then stay
+    #[arg(long)]
+    force: bool,
 
     /// With --placement rad: encodes all replicated containers, whatever --delay and --batch say;
     /// for archives that get no more versions
@@ -121,6 +127,11 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
 }
+
+/// Why forgotten snapshots stay when the clock is doubted, and what to do.
+pub(in crate::verbs) const CLOCK_AHEAD: &str = "all dates in the archive are more than 30 days old by this host's \
+     clock; if the clock is right and the archive lay unused, `onefold gc --force` trusts it, and --trash 0 gives \
+     up what was forgotten whatever the clock says";
 
 /// A time; a number alone is hours.
 fn hours(text: &str) -> Result<Duration, String> {
@@ -289,6 +300,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.recount {
         collection.recount();
     }
+    if !options.force {
+        collection.doubt_clock();
+    }
     if options.drop_untrue {
         collection.drop_untrue();
     }
@@ -315,13 +329,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         shown.show(&bar, &collection);
     }
     let done = collection.done;
+    if done.clock_ahead {
+        warn(&format!("the trash stays: {CLOCK_AHEAD}"));
+    }
     let recounted = collection.recounted.as_ref().map(Recounted::new);
     // What a budget cut short is not counted beyond it, unless the counts are there.
     let left = if done.cut_short && !archive.tables().differences.is_empty() {
         None
     } else {
         bar.stage("counting what is left");
-        Some(Left::in_archive(&directory, &archive, Collect { now: now(), ..collect })?)
+        let collect = Collect { now: now(), ..collect };
+        Some(Left::in_archive(&directory, &archive, collect, done.clock_ahead)?)
     };
     drop(bar);
     let done = Done {
@@ -454,7 +472,12 @@ fn plan(
     free_bytes: u64,
 ) -> Result<(), Failure> {
     let archive = directory.open_to_read(options.memory.0)?;
-    let plan = Plan { free_bytes, left: Left::in_archive(directory, &archive, collect)? };
+    let is_ahead = !options.force && is_clock_ahead(&archive.tables(), collect.now);
+    if is_ahead {
+        warn(&format!("the trash stays: {CLOCK_AHEAD}"));
+    }
+    let left = Left::in_archive(directory, &archive, collect, is_ahead)?;
+    let plan = Plan { free_bytes, left };
     if options.json {
         return output::json(&plan);
     }

@@ -25,10 +25,13 @@ use self::{gate::Gate, replay::Replay};
 use super::options::ReplayAfter;
 use crate::{
     report::archive::ReplayLine,
-    verbs::keeping::{
-        file::{LoadRule, PolicyFile},
-        policy::Terms,
-        retention::Judged,
+    verbs::{
+        gc::CLOCK_AHEAD,
+        keeping::{
+            file::{LoadRule, PolicyFile},
+            policy::Terms,
+            retention::Judged,
+        },
     },
 };
 use onefold::parts::archive_dir::now;
@@ -210,6 +213,7 @@ impl Keeper {
         let gate = self.gate.clone();
         let pace = Pace::new(move |bytes| gate.pass(bytes));
         let mut collection = Collection::begin_paced(&self.archive, options, pace)?;
+        collection.doubt_clock();
         let mut written = 0;
         loop {
             self.say(&format!("gc: {}", collection.doing()));
@@ -230,6 +234,9 @@ impl Keeper {
             done.merged,
             done.into
         );
+        if done.clock_ahead {
+            tracing::warn!("gc keeps the trash: {CLOCK_AHEAD}");
+        }
         Ok(if done.waits { HELD_BACK } else { Duration::ZERO })
     }
 
