@@ -75,6 +75,8 @@ branches! {
     DomainLimitsSet = "domain: it has other limits",
     DomainCounted = "checkpoint: the blocks of a domain are counted for its limits",
     MapCounted = "checkpoint: the blocks of a map are counted for a quota",
+    MapPagesCounted = "checkpoint: the pages of a map are counted for a quota",
+    QuotaOfPages = "limit: a quota is reached by pages of the map",
     BlocksLost = "moment: blocks that a sender could not read are lost",
     RangesCopied = "checkpoint: ranges that wait are copied for a snapshot",
     BlocksMoved = "moving: blocks copied to new places",

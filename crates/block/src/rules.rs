@@ -283,6 +283,11 @@ pub enum Rule {
     /// A block that is written where none was counts against its volume's quota at once. Otherwise a
     /// volume takes what others were to have.
     QuotaCharged,
+    /// A new block counts with the pages that its volume's map may need for it. Otherwise a client that writes
+    /// single blocks far apart takes what others were to have.
+    MapPagesCharged,
+    /// Zeroes alone keep no leaf of a map. Otherwise a client fills the store with leaves.
+    ZeroesKeepNoLeaf,
     /// A write is refused by a quota only when a checkpoint has counted what was trimmed, and what was
     /// charged too high. Otherwise a volume with room refuses writes.
     QuotaCountedFirst,
@@ -377,7 +382,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 126] = [
+    pub const BUGS: [(&'static str, Rule); 127] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -471,6 +476,8 @@ impl Rule {
         ("duplicate-of-other-domain", Rule::DuplicatesWithinDomain),
         ("recovery-by-other-domain", Rule::RecoveryByDomain),
         ("quota-not-charged", Rule::QuotaCharged),
+        ("quota-without-map-pages", Rule::MapPagesCharged),
+        ("leaf-of-zeroes", Rule::ZeroesKeepNoLeaf),
         ("quota-leaks-on-trim", Rule::QuotaCountedFirst),
         ("quota-forgotten-at-recovery", Rule::QuotaRecovered),
         ("quota-from-now-on", Rule::QuotaCountsBefore),

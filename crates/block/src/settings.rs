@@ -208,6 +208,8 @@ pub struct Limits {
     /// References of a block from which on its count stands for "that many or more"; at most
     /// [`ReferenceEntry::SATURATED`].
     pub references: u32,
+    /// Pages of the map of a volume with a quota that the quota does not charge, besides a 64th of it.
+    pub free_map_pages: u64,
 }
 
 impl Limits {
@@ -232,6 +234,10 @@ const MOVED_A_STEP: usize = 96;
 /// Most blocks that one step of a checkpoint releases. Whoever reads or writes waits for it.
 const RELEASED_A_STEP: usize = 2048;
 
+/// Pages of the map of a volume with a small quota that the quota does not charge: 256 KiB, in which file
+/// systems find room for what they spread over the volume.
+const FREE_MAP_PAGES: u64 = 64;
+
 /// Most pieces of deleted maps that a checkpoint works through.
 const LEAVING_MAX: u64 = 4_096;
 
@@ -252,6 +258,7 @@ impl Default for Limits {
             released: RELEASED_A_STEP,
             leaving: LEAVING_MAX,
             references: ReferenceEntry::SATURATED,
+            free_map_pages: FREE_MAP_PAGES,
         }
     }
 }

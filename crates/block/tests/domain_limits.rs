@@ -180,6 +180,35 @@ fn act(engine: &Engine, number: u64) {
 }
 
 #[test]
+fn pages_of_maps_count_in_the_quota_of_a_domain() {
+    let (disk, engine) = made();
+    set(&engine, 1, 200, 0).unwrap();
+    let new = NewVolume { domain: 1, ..NewVolume::default() };
+    engine.create_volume_with("wide", 1 << 20, new).unwrap();
+    // One block again and again, each time in another leaf: 67 pages are free, and 200 are charged.
+    let mut taken = 0;
+    while taken < 1000 && write(&engine, "wide", taken * 288, 1).is_ok() {
+        taken += 1;
+    }
+    assert!((240..266).contains(&taken), "{taken}");
+    assert_eq!(stored(&engine, 1), Some(1));
+    // Another volume of the domain has no room either, and those of other domains do.
+    assert_eq!(write(&engine, "v1", 0, 1), Err(Kind::NoSpace));
+    assert_eq!(write(&engine, "v2", 0, 1), Ok(()));
+    // An opened store counts the pages first.
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&disk);
+    assert_eq!(write(&engine, "v1", 0, 1), Err(Kind::NoSpace));
+    answer(&engine, || engine.trim(id(&engine, "wide"), 0, 100 * 288 * BLOCK)).unwrap();
+    for n in 0..50 {
+        assert_eq!(write(&engine, "v1", n * 288, n), Ok(()), "{n}");
+    }
+    engine.close().unwrap();
+    is_well(&disk);
+}
+
+#[test]
 fn a_domain_stores_as_much_as_its_quota_and_its_neighbours_go_on() {
     let (disk, engine) = made();
     set(&engine, 1, 20, 0).unwrap();

@@ -257,6 +257,64 @@ fn writers_side_by_side_do_not_pass_a_quota_together() {
     assert_eq!(report.mapped_blocks, 1500);
 }
 
+/// A store of 64 MiB with two volumes of 24 MiB each.
+fn two_volumes() -> (Engine, VolumeId, VolumeId) {
+    let disk = Arc::new(MemoryDisk::new(16_384));
+    let format = Format { zone_blocks: 64, ..Format::new([1; 16], [2; 32], 16_384) };
+    Engine::format(&*disk, &format).unwrap();
+    let engine = open(&disk);
+    let new = |name| {
+        let new = NewVolume { quota: 6144, ..NewVolume::default() };
+        engine.create_volume_with(name, 1 << 28, new).unwrap().0
+    };
+    let (sparse, dense) = (new("sparse"), new("dense"));
+    (engine, sparse, dense)
+}
+
+#[test]
+fn single_blocks_far_apart_leave_a_neighbour_its_quota() {
+    let (engine, sparse, dense) = two_volumes();
+    let mut taken = 0;
+    while taken < 6144 && write(&engine, sparse, taken * 288, taken).is_ok() {
+        taken += 1;
+    }
+    for n in 0..6144 {
+        assert_eq!(write(&engine, dense, n, 10_000 + n), Ok(()), "block {n} after {taken}");
+    }
+    // Each block has a page of its own; a 64th of the quota and 64 pages are free.
+    assert!((3100..3150).contains(&taken), "{taken}");
+    assert_eq!(mapped(&engine, "sparse"), Some(taken));
+    // Whatever is mapped is written again; what is trimmed gives its page back.
+    assert_eq!(write(&engine, sparse, 256, 1), Ok(()));
+    engine.trim(sparse, 0, 256 * 288 * BLOCK).unwrap();
+    for n in 0..128 {
+        assert_eq!(write(&engine, sparse, n * 288 + 1, n), Ok(()), "{n}");
+    }
+}
+
+#[test]
+fn zeroes_that_were_blocks_leave_no_pages() {
+    let (engine, sparse, dense) = two_volumes();
+    engine.set(sparse, Setting::Quota(256)).unwrap();
+    assert_eq!(write(&engine, dense, 0, 1), Ok(()));
+    for round in 0..75 {
+        let all = (0..100).map(|n| (round * 100 + n) * 288 + 4096);
+        for lba in all.clone() {
+            assert_eq!(write(&engine, sparse, lba, lba), Ok(()));
+        }
+        engine.flush().unwrap();
+        for lba in all {
+            let zeroes = || engine.write_zeroes(sparse, lba * BLOCK, BLOCK, true, &mut 0);
+            assert_eq!(answer(&engine, zeroes), Ok(()));
+        }
+    }
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    let tables = engine.status().table_blocks;
+    assert!(tables < 1000, "the tables have {tables} blocks");
+    assert_eq!(write(&engine, dense, 0, 2), Ok(()));
+}
+
 #[test]
 fn what_is_received_has_no_quota() {
     let (from, to) = (formatted(&format()), formatted(&format()));

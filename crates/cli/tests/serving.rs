@@ -340,9 +340,12 @@ fn a_volume_at_its_quota_is_refused_alone() {
     qemu_io(&other, &[&write("0", "8M"), "flush"]);
     qemu_io(&small, &["write -P 8 100M 4M", "write -z 0 64M", "flush", "read -P 8 100M 4M"]);
     let line = desk.ok("volume list a");
-    assert!(line.contains("4.00 MiB mapped  small  (quota 4.00 MiB)"), "{line}");
     assert!(
-        desk.ok("status a").contains("'small' has mapped 4.00 MiB of its quota of 4.00 MiB: new")
+        line.contains("4.00 MiB mapped  small  (has taken 4.00 MiB of its quota of 4.00 MiB)"),
+        "{line}"
+    );
+    assert!(
+        desk.ok("status a").contains("'small' has taken 4.00 MiB of its quota of 4.00 MiB: new")
     );
     qemu_io(&small, &["discard 100M 1M", "write -P 9 0 1M", "flush"]);
     full("write -P 7 1M 4k");

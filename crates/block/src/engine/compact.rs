@@ -173,7 +173,7 @@ fn move_together(
             return Ok(false);
         }
         make_room(kernel, &mut state);
-        domain_limits::charge(kernel, &mut state, volume);
+        domain_limits::charge(kernel, &mut state, volume, lba);
         state.put(volume, lba, true).0 = block.0;
         add(&kernel.counters.moved_blocks, 1);
     }

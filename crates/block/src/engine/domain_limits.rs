@@ -19,6 +19,8 @@ use onefold_core::{Error, Kind, Lba, Result, VolumeId};
 use super::{
     admission::wait,
     domain_room::{Stored, kept},
+    map_pages,
+    quota::charge_of_changes,
     tenants::{WITHHELD_SHARE, takes_duplicates},
 };
 use crate::{
@@ -28,7 +30,7 @@ use crate::{
         catalogue::{QUOTA_MAX, Volume},
         domain_entry::DomainLimits,
     },
-    kernel::{Kernel, Leftovers, State, kept_for},
+    kernel::{Kernel, Leftovers, State, VolumeState, kept_for},
     rules::Rule,
     scheme::{
         room::{reserve, spare},
@@ -44,14 +46,22 @@ pub(super) struct Left {
     /// At least so many blocks.
     pub(super) blocks: u64,
     stored: Stored,
+    /// Nobody has counted the pages of the maps of the domain's volumes.
+    has_unknown_pages: bool,
+    /// A new page of a map may be charged.
+    charges_pages: bool,
 }
+
+/// Most ways through a map that a write of 64 blocks at most adds pages on: to two leaves, and to the first
+/// one where the map grows taller.
+const WAYS: u64 = 3;
 
 /// The rest of the quota of a volume's domain; `None` when the domain has none.
 pub(super) fn left(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Result<Option<Left>> {
     if state.domains.are_unlimited() {
         return Ok(None);
     }
-    let domain = state.volumes.get(volume)?.domain;
+    let VolumeState { domain, blocks, .. } = *state.volumes.get(volume)?;
     let quota = state.domains.limits(domain).quota;
     if quota == 0 {
         return Ok(None);
@@ -59,8 +69,19 @@ pub(super) fn left(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Resu
     let withheld = withheld(kernel, state, domain, quota);
     let stored = Stored::of(state, domain);
     let charge = state.charge_of(Charged::Domain(domain));
-    let all = stored.at_most().saturating_add(charge.blocks()).saturating_add(withheld);
-    Ok(Some(Left { domain, quota, blocks: quota.saturating_sub(all), stored }))
+    let pages = map_pages::of_domain(state, domain);
+    let more = charge.pages().saturating_add(WAYS * u64::from(map_pages::depth(blocks)));
+    let charged = map_pages::charged(kernel, quota, pages.unwrap_or(u64::MAX).saturating_add(more));
+    let all = [charge.blocks(), withheld, charged].into_iter();
+    let all = all.fold(stored.at_most(), u64::saturating_add);
+    Ok(Some(Left {
+        domain,
+        quota,
+        blocks: quota.saturating_sub(all),
+        stored,
+        has_unknown_pages: pages.is_none(),
+        charges_pages: charged > 0,
+    }))
 }
 
 /// True when checkpoints to come may lower what a domain stores, or what it was charged.
@@ -95,6 +116,7 @@ impl Left {
     /// There may be more when a checkpoint has counted.
     fn is_loose(&self, kernel: &Kernel, state: &State) -> bool {
         match self.stored {
+            Stored::Known(_) if self.has_unknown_pages => true,
             Stored::Known(_) => {
                 kernel.keeps(Rule::DomainCountedFirst) && may_fall(state, self.domain)
             }
@@ -116,7 +138,9 @@ impl Left {
         known: Option<(Placed, u64)>,
     ) -> Result<Option<Placed>> {
         let critical = state.volumes.get(volume)?.no_dedup.holds(lba);
-        if critical || !takes_duplicates(state) || self.is_loose(kernel, state) {
+        // A duplicate far from other blocks needs a page.
+        let takes = takes_duplicates(state) && !self.charges_pages;
+        if critical || !takes || self.is_loose(kernel, state) {
             return Err(self.refuse(kernel, state));
         }
         Ok(known.filter(|(_, releases)| *releases == state.releases.count()).map(|(at, _)| at))
@@ -168,14 +192,22 @@ impl Left {
     }
 }
 
-/// Charges one block to a volume's domain, in whose open window it is put.
-pub(super) fn charge(kernel: &Kernel, state: &mut State, volume: VolumeId) {
+/// Charges one block of a volume to its domain, in whose open window it is put, and the pages that the map
+/// may need for it.
+pub(super) fn charge(kernel: &Kernel, state: &mut State, volume: VolumeId, lba: Lba) {
     if state.domains.are_unlimited() || !kernel.keeps(Rule::DomainCharged) {
         return;
     }
-    let Ok(domain) = state.volumes.get(volume).map(|volume| volume.domain) else { return };
-    if !state.domains.limits(domain).are_none() {
-        state.windows.charge(Charged::Domain(domain), Charge::at_most(1));
+    let Ok(&VolumeState { domain, blocks, .. }) = state.volumes.get(volume) else { return };
+    if state.domains.limits(domain).are_none() {
+        return;
+    }
+    state.windows.charge(Charged::Domain(domain), Charge::at_most(1));
+    if kernel.keeps(Rule::MapPagesCharged) {
+        let depth = map_pages::depth(blocks);
+        for leaf in [0, map_pages::leaf_of(lba)] {
+            state.windows.charge_way(Charged::Domain(domain), volume, leaf, depth);
+        }
     }
 }
 
@@ -197,9 +229,10 @@ pub(super) fn admit_one(kernel: &Kernel, state: &mut State, volume: VolumeId) ->
 /// Charges what was written since the last checkpoint to a domain that gets limits.
 fn charge_before(state: &mut State, domain: u32) {
     let of_domain = state.volumes.iter().filter(|(_, volume)| volume.domain == domain);
-    let blocks = of_domain.map(|(id, _)| state.changed_blocks(*id)).sum();
+    let charges = of_domain.map(|(id, _)| charge_of_changes(state, *id));
+    let charge = charges.fold(Charge::default(), Charge::and);
     state.windows.close();
-    state.domains.charge_before(domain, state.windows.last_closed(), blocks);
+    state.domains.charge_before(domain, state.windows.last_closed(), charge);
 }
 
 /// Charges the domains that have limits with the changes that a recovery brought back.
@@ -211,7 +244,7 @@ pub(super) fn charge_recovered(kernel: &Kernel, state: &mut State) {
         state.volumes.iter().map(|(id, volume)| (*id, volume.domain)).collect();
     for (id, domain) in all {
         if !state.domains.limits(domain).are_none() {
-            let charge = Charge::at_most(state.changed_blocks(id));
+            let charge = charge_of_changes(state, id);
             state.overlays.active_mut().charge(Charged::Domain(domain), charge);
         }
     }

@@ -194,7 +194,7 @@ fn write_blocks(
             continue;
         }
         let again = state.windows.open().holds(volume, lba);
-        granted.charge(kernel, &mut state, (volume, again), n);
+        granted.charge(kernel, &mut state, (volume, lba, again), n);
         state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
         if let Some(placed) = placed {
             state.windows.set_placed(volume, lba, placed);
@@ -413,7 +413,7 @@ fn edit(
         if block.is_zero() {
             state.punch(volume, lba.0, lba.0 + 1, true);
         } else {
-            quota::charge_one(kernel, &mut state, volume, mapped)?;
+            quota::charge_one(kernel, &mut state, (volume, lba), mapped)?;
             state.put(volume, lba, false).0 = block.0;
         }
         return Ok(Ticket(state.windows.open().number.0));

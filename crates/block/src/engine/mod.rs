@@ -43,6 +43,7 @@ mod kept_room;
 pub(crate) mod key_changes;
 pub(crate) mod keys;
 pub(crate) mod lookup;
+mod map_pages;
 mod moving;
 pub(crate) mod offers;
 pub(crate) mod opening;

@@ -1,14 +1,17 @@
 //! Quotas: how many blocks clients may map in a volume.
 //!
+//! Pages of its map count as blocks where they are more than some that are free ([`map_pages`]).
+//!
 //! The tables have the number of mapped blocks of a map, as of the last checkpoint. Each write since then is
 //! charged to its window, and the charge ends with the checkpoint that carries the window into the tables. As
 //! long as a volume is far from its quota, the engine charges each written block as if its address had been a
 //! hole, and looks nothing up. For a write that would pass the quota it looks up which addresses are mapped
-//! already, and charges only the others. Before a write is refused, a checkpoint makes the count exact: it
+//! already, and charges only the others. A window charges all pages on the way to a block that is new, each
+//! once, as if none were there. Before a write is refused, a checkpoint makes the count exact: it
 //! corrects charges that were too high, and applies trims that wait.
 //!
 //! *Invariant:* the blocks of a volume's map are never more than its count in the tables and all charges
-//! together. Count and charges are read and changed under the lock of the state, so that no two writes take
+//! together; nor are its pages. Count and charges are read and changed under the lock of the state, so that no two writes take
 //! the same room.
 
 use std::sync::Arc;
@@ -18,12 +21,12 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Result, VolumeId};
 use super::admission::wait;
 use crate::{
     coverage::Mark,
-    engine::{domain_limits, resolve::map_entries},
+    engine::{domain_limits, map_pages, resolve::map_entries},
     format::{
         catalogue::{MapKind, QUOTA_MAX, Volume},
         page::{MapEntry, Table},
     },
-    kernel::{Kernel, State, Where},
+    kernel::{Kernel, State, VolumeState, Where},
     overlay::Tables,
     rules::Rule,
     scheme::verbs::Scheme,
@@ -37,13 +40,52 @@ const LEAVES_TOGETHER: usize = 64;
 struct Left {
     /// The quota itself.
     quota: u64,
-    /// Blocks that may still be mapped, at least.
-    blocks: u64,
+    /// Blocks that are mapped, at most.
+    mapped: u64,
+    pages: Pages,
     /// True when a checkpoint that counts may find more room.
     loose: bool,
 }
 
+/// The pages of a map.
+struct Pages {
+    /// As of the last checkpoint.
+    counted: u64,
+    /// Those that may have been added since.
+    added: u64,
+    /// Those of a full map.
+    most: u64,
+    /// Those that the quota does not charge.
+    free: u64,
+    /// The levels that the map may have.
+    depth: u8,
+}
+
+impl Pages {
+    /// Of a map that may have so many blocks.
+    fn of(kernel: &Kernel, quota: u64, blocks: u64) -> Pages {
+        Pages {
+            counted: 0,
+            added: 0,
+            most: map_pages::most(blocks),
+            free: map_pages::free(kernel, quota),
+            depth: map_pages::depth(blocks),
+        }
+    }
+
+    /// The pages that are charged when so many more are added, at most.
+    fn charged(&self, more: u64) -> u64 {
+        let all = (self.counted + self.added + more).min(self.most).max(self.counted);
+        all.saturating_sub(self.free)
+    }
+}
+
 impl Left {
+    /// True when there is room for so many more blocks and pages.
+    fn has_room(&self, blocks: u64, pages: u64) -> bool {
+        self.mapped.saturating_add(blocks).saturating_add(self.pages.charged(pages)) <= self.quota
+    }
+
     /// The error of a write for which no block is left: `Busy`, with a checkpoint asked for, where that
     /// may find room, and else `NoSpace`.
     fn refuse(&self, kernel: &Kernel, state: &mut State) -> Error {
@@ -53,31 +95,48 @@ impl Left {
             return wait();
         }
         kernel.coverage.hit(Mark::QuotaReached);
+        kernel.coverage.add(Mark::QuotaOfPages, usize::from(self.pages.charged(0) > 0));
         let bytes = self.quota * BLOCK_BYTES as u64;
+        let pages = self.pages.charged(0) * BLOCK_BYTES as u64;
+        let spread = match pages {
+            0 => String::new(),
+            _ => {
+                format!("; {pages} bytes of it are pages of its map, since its data lies far apart")
+            }
+        };
         let what = format!(
             "the volume has reached its quota of {bytes} bytes; trim or delete data in it, or give it \
-             a higher one by `onefold volume set --quota`"
+             a higher one by `onefold volume set --quota`{spread}"
         );
         Error::new(Kind::NoSpace, what)
     }
 }
 
 /// The rest of the quota of a volume; `None` when the volume has no quota.
-fn left(state: &State, volume: VolumeId) -> Result<Option<Left>> {
-    let quota = state.volumes.get(volume)?.quota;
+fn left(kernel: &Kernel, state: &State, volume: VolumeId) -> Result<Option<Left>> {
+    let VolumeState { quota, blocks, .. } = *state.volumes.get(volume)?;
     if quota == 0 {
         return Ok(None);
     }
     let tables = state.overlays.tables();
-    let Some(mapped) = tables.volumes.get(&volume).map_or(Some(0), Volume::mapped) else {
-        return Ok(Some(Left { quota, blocks: 0, loose: true }));
+    let map = tables.volumes.get(&volume);
+    let (mut pages, charge) = (Pages::of(kernel, quota, blocks), state.charge_of(volume));
+    let counted = map.map_or(Some(0), Volume::pages).or((pages.most <= pages.free).then_some(0));
+    let mapped = map.map_or(Some(0), Volume::mapped);
+    let Some((mapped, counted)) = mapped.zip(counted) else {
+        return Ok(Some(Left { quota, mapped: quota, pages, loose: true }));
     };
-    let charge = state.charge_of(volume);
+    // A map that grows taller keeps its top page at its lower end.
+    let taller = pages.depth.saturating_sub(map.map_or(0, |map| map.map.height));
+    (pages.counted, pages.added) = (counted, charge.pages() + u64::from(taller));
     let discards = tables.discards.meeting(volume, 0, u64::MAX).next().is_some();
+    // A write is of two leaves at most.
+    let may_fall = charge.pages() > 0 && pages.charged(2 * u64::from(pages.depth)) > 0;
     Ok(Some(Left {
         quota,
-        blocks: quota.saturating_sub(mapped.saturating_add(charge.blocks())),
-        loose: charge.is_loose() || discards,
+        mapped: mapped.saturating_add(charge.blocks()),
+        pages,
+        loose: charge.is_loose() || discards || may_fall,
     }))
 }
 
@@ -129,6 +188,8 @@ pub(super) struct Granted {
     added: u64,
     /// True when some charged blocks may be mapped already.
     loose: bool,
+    /// The levels that the map of the volume may have.
+    depth: u8,
     /// The first one is a duplicate of this.
     pub(super) placed: Option<Placed>,
 }
@@ -139,15 +200,18 @@ impl Granted {
         self,
         kernel: &Kernel,
         state: &mut State,
-        (volume, again): (VolumeId, bool),
+        (volume, lba, again): (VolumeId, Lba, bool),
         n: usize,
     ) {
         if !again {
-            domain_limits::charge(kernel, state, volume);
+            domain_limits::charge(kernel, state, volume, lba);
         }
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
             let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
             state.windows.charge(volume, charge);
+            if kernel.keeps(Rule::MapPagesCharged) {
+                state.windows.charge_way(volume, volume, map_pages::leaf_of(lba), self.depth);
+            }
         }
     }
 }
@@ -183,13 +247,17 @@ pub(super) fn grant(
             Some(beyond) => zero = &zero[..beyond],
         }
     }
-    let mut granted = Granted { blocks: zero.len(), added: 0, loose: true, placed };
-    let Some(left) = left(state, volume)? else { return Ok(Verdict::Take(granted)) };
+    let mut granted = Granted { blocks: zero.len(), added: 0, loose: true, depth: 0, placed };
+    let Some(left) = left(kernel, state, volume)? else { return Ok(Verdict::Take(granted)) };
+    let depth = left.pages.depth;
+    granted.depth = depth;
     for n in (0..zero.len()).filter(|&n| !zero[n]) {
         let again = state.windows.open().holds(volume, first.plus(n as u64));
         granted.added |= u64::from(!again) << n;
     }
-    if u64::from(granted.added.count_ones()) <= left.blocks {
+    let added = (0..zero.len()).filter(|n| granted.added >> n & 1 == 1);
+    let pages = map_pages::added(state, volume, volume, depth, added.map(|n| first.plus(n as u64)));
+    if left.has_room(u64::from(granted.added.count_ones()), pages) {
         return Ok(Verdict::Take(granted));
     }
     let asked = answers.mapped.as_ref();
@@ -197,16 +265,19 @@ pub(super) fn grant(
     else {
         return Ok(Verdict::Ask(state.overlays.tables().clone()));
     };
-    granted = Granted { blocks: 0, added: 0, loose: asked.mapped.is_none(), placed };
+    granted = Granted { blocks: 0, added: 0, loose: asked.mapped.is_none(), depth, placed };
     for (n, &zero) in zero.iter().enumerate() {
         let in_tables = || asked.mapped.as_ref().is_some_and(|mapped| mapped[n]);
         let mapped = || is_mapped(state, volume, first.plus(n as u64), in_tables);
         let free = zero || kernel.keeps(Rule::OverwritesAreFree) && mapped();
         if !free {
-            if u64::from(granted.added.count_ones()) == left.blocks {
+            let added = granted.added | 1 << n;
+            let lbas = (0..=n).filter(|n| added >> n & 1 == 1).map(|n| first.plus(n as u64));
+            let pages = map_pages::added(state, volume, volume, depth, lbas);
+            if !left.has_room(u64::from(added.count_ones()), pages) {
                 break;
             }
-            granted.added |= 1 << n;
+            granted.added = added;
         }
         granted.blocks += 1;
     }
@@ -216,24 +287,27 @@ pub(super) fn grant(
     }
 }
 
-/// Charges one block, which was `mapped` before or not, to the open window.
+/// Charges one block of a volume, which was `mapped` before or not, to the open window.
 ///
 /// # Errors
 /// As [`grant`].
 pub(super) fn charge_one(
     kernel: &Kernel,
     state: &mut State,
-    volume: VolumeId,
+    (volume, lba): (VolumeId, Lba),
     mapped: bool,
 ) -> Result<()> {
     domain_limits::admit_one(kernel, state, volume)?;
-    let left = if mapped { None } else { left(state, volume)? };
-    if let Some(left) = left.as_ref().filter(|left| left.blocks == 0) {
-        return Err(left.refuse(kernel, state));
+    let left = if mapped { None } else { left(kernel, state, volume)? };
+    if let Some(left) = &left {
+        let pages = map_pages::added(state, volume, volume, left.pages.depth, std::iter::once(lba));
+        if !left.has_room(1, pages) {
+            return Err(left.refuse(kernel, state));
+        }
     }
-    let added = u64::from(left.is_some());
-    let granted = Granted { blocks: 1, added, loose: false, placed: None };
-    granted.charge(kernel, state, (volume, false), 0);
+    let (added, depth) = (u64::from(left.is_some()), left.map_or(0, |left| left.pages.depth));
+    let granted = Granted { blocks: 1, added, loose: false, depth, placed: None };
+    granted.charge(kernel, state, (volume, lba, false), 0);
     Ok(())
 }
 
@@ -271,9 +345,16 @@ pub(super) fn check(scheme: &dyn Scheme, quota: u64) -> Result<()> {
 /// charged before.
 pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
     if kernel.keeps(Rule::QuotaCountsBefore) {
-        let charge = Charge::at_most(state.changed_blocks(volume));
+        let charge = charge_of_changes(state, volume);
         state.windows.charge(volume, charge);
     }
+}
+
+/// The charge for all blocks that were written to a volume since the last checkpoint.
+pub(super) fn charge_of_changes(state: &State, volume: VolumeId) -> Charge {
+    let changed = state.changed_blocks(volume);
+    let depth = state.volumes.get(volume).map_or(0, |volume| map_pages::depth(volume.blocks));
+    Charge::at_most(changed).with_pages(changed.saturating_mul(u64::from(depth)))
 }
 
 /// Charges the volumes that have quotas with the changes that a recovery brought back.
@@ -289,19 +370,41 @@ pub(super) fn charge_recovered(kernel: &Kernel) {
     let with_quota = state.volumes.iter().filter(|(_, volume)| volume.quota > 0);
     let all: Vec<VolumeId> = with_quota.map(|(id, _)| *id).collect();
     for id in all {
-        let charge = Charge::at_most(state.changed_blocks(id));
+        let charge = charge_of_changes(&state, id);
         state.overlays.active_mut().charge(id, charge);
     }
 }
 
-/// True when the next checkpoint must count the blocks of a volume, since it has a quota and no count.
-pub(crate) fn wants_counting(volume: &Volume) -> bool {
-    volume.quota > 0 && volume.sharing.kind == MapKind::Volume && volume.mapped().is_none()
+/// True when the next checkpoint must count the blocks or the pages of a volume, since nobody has, and it has
+/// a quota, or its domain one `of_domain`.
+pub(crate) fn wants_counting(kernel: &Kernel, volume: &Volume, of_domain: u64) -> bool {
+    let wants_pages = || map_pages::wants_counting(kernel, volume, of_domain);
+    volume.sharing.kind == MapKind::Volume && (wants_blocks(volume) || wants_pages())
+}
+
+fn wants_blocks(volume: &Volume) -> bool {
+    volume.quota > 0 && volume.mapped().is_none()
+}
+
+/// Counts the blocks and the pages of the map of a volume, where that must be done.
+pub(crate) fn count(kernel: &Kernel, volume: &mut Volume, of_domain: u64) {
+    let wanted = wants_counting(kernel, volume, of_domain);
+    let blocks = (wanted && wants_blocks(volume)).then(|| count_blocks(kernel, volume));
+    volume.sharing.mapped = volume.mapped().or(blocks);
+    let wants_pages = wanted && map_pages::wants_counting(kernel, volume, of_domain);
+    let pages = wants_pages.then(|| map_pages::count(kernel, volume));
+    volume.sharing.pages = volume.pages().or(pages);
+}
+
+/// Blocks that a quota charges to a volume; `None` where nobody has counted them.
+pub(super) fn charged_blocks(kernel: &Kernel, quota: u64, volume: &Volume) -> Option<u64> {
+    let pages = volume.pages().unwrap_or_default();
+    Some(volume.mapped()?.saturating_add(map_pages::charged(kernel, quota, pages)))
 }
 
 /// Counts the blocks of a map. A map with a page that can't be read, nor when the map is walked once more,
 /// counts as full, until a repair.
-pub(crate) fn count(kernel: &Kernel, volume: &Volume) -> u64 {
+fn count_blocks(kernel: &Kernel, volume: &Volume) -> u64 {
     kernel.coverage.hit(Mark::MapCounted);
     let blocks = count_leaves(kernel, volume).or_else(|_| count_leaves(kernel, volume));
     blocks.unwrap_or(volume.blocks)

@@ -4,7 +4,7 @@ use onefold_core::{VolumeId, VolumeLimits};
 
 use crate::{
     counters::Counts,
-    engine::domain_room::kept,
+    engine::{domain_room::kept, quota::charged_blocks},
     format::{
         catalogue::{NoDedup, Volume},
         domain_entry::DomainLimits,
@@ -40,6 +40,12 @@ pub struct VolumeStatus {
     pub snapshots: u64,
     /// Its blocks that hold data, as of the last checkpoint; `None` where nobody has counted them.
     pub mapped_blocks: Option<u64>,
+    /// Blocks that its quota charges, as of the last checkpoint: those that hold data, and the pages of its
+    /// map beyond those that are free; `None` where nobody has counted them, and without a quota.
+    pub charged_blocks: Option<u64>,
+    /// Pages of its map, as of the last checkpoint; `None` when nobody has counted them since the store was
+    /// opened.
+    pub map_pages: Option<u64>,
     /// Its blocks that are known to be lost, as of the last checkpoint.
     pub lost_blocks: u64,
     /// What clients read and wrote; of a store at work alone.
@@ -160,6 +166,11 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
             .get(&id)
             .and_then(|map| map.sharing.mapped)
             .filter(|_| tables.shares_pages()),
+        charged_blocks: maps
+            .get(&id)
+            .filter(|_| tables.shares_pages() && volume.quota > 0)
+            .and_then(|map| charged_blocks(kernel, volume.quota, map)),
+        map_pages: maps.get(&id).and_then(Volume::pages).filter(|_| tables.shares_pages()),
         lost_blocks: maps.get(&id).map_or(0, |map| map.sharing.lost),
         traffic: None,
     };

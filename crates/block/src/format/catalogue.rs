@@ -176,6 +176,8 @@ pub struct Sharing {
     /// Addresses that are known to be lost. Programs that do not know of this write zero, so there may
     /// be more; what a repair loses is added, so there may be less.
     pub lost: u64,
+    /// Pages of its map, in memory alone; `None` when nobody has counted them since the store was opened.
+    pub pages: Option<u64>,
 }
 
 /// In [`RawSharing::flags`]: a replica.
@@ -263,6 +265,12 @@ impl Volume {
     #[must_use]
     pub fn mapped(&self) -> Option<u64> {
         if self.map.height == 0 { Some(0) } else { self.sharing.mapped }
+    }
+
+    /// Pages of its map, where somebody has counted them.
+    #[must_use]
+    pub fn pages(&self) -> Option<u64> {
+        if self.map.height == 0 { Some(0) } else { self.sharing.pages }
     }
 
     /// True for a volume that was made from a snapshot or another volume.
@@ -369,6 +377,7 @@ impl Volume {
             replica: raw.flags == REPLICA,
             cursor: raw.cursor.get(),
             lost: raw.lost.get(),
+            pages: None,
         };
         sound.then_some(Some(volume))
     }

@@ -23,7 +23,7 @@ pub(crate) struct Domains {
     asked: u64,
     durable: u64,
     /// Of domains that got limits: blocks that were written before, and the last window with some.
-    before: BTreeMap<u32, (WindowNumber, u64)>,
+    before: BTreeMap<u32, (WindowNumber, Charge)>,
     /// Draws of the blocks that are withheld near a quota while tenants are kept apart.
     rations: BTreeMap<u32, Ration>,
 }
@@ -61,16 +61,16 @@ impl Domains {
         self.asked
     }
 
-    /// Windows up to this one may add `blocks` to a domain, which was charged nothing for them.
-    pub(crate) fn charge_before(&mut self, domain: u32, window: WindowNumber, blocks: u64) {
-        self.before.insert(domain, (window, blocks));
+    /// Windows up to this one may add so much to a domain, which was charged nothing for them.
+    pub(crate) fn charge_before(&mut self, domain: u32, window: WindowNumber, charge: Charge) {
+        self.before.insert(domain, (window, charge));
     }
 
     /// The blocks that windows which no checkpoint up to `committed` holds may add to a domain, from before it had
     /// limits.
     pub(crate) fn charge_of(&self, domain: u32, committed: WindowNumber) -> Charge {
         match self.before.get(&domain) {
-            Some((window, blocks)) if *window > committed => Charge::at_most(*blocks),
+            Some((window, charge)) if *window > committed => *charge,
             _ => Charge::default(),
         }
     }

@@ -45,7 +45,7 @@ struct Ways {
     current: Vec<Option<OnTheWay>>,
 }
 
-/// What changed in a map: how many more addresses have a block, or are lost.
+/// What changed in a map: how many more addresses have a block, or are lost, and how many more pages it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rewritten {
     /// The new root.
@@ -54,6 +54,13 @@ pub(crate) struct Rewritten {
     pub(crate) mapped: i64,
     /// Addresses that are lost now, less those that were.
     pub(crate) lost: i64,
+    /// Pages that it has now, less those that it had.
+    pub(crate) pages: i64,
+}
+
+/// How many more pages a map has when `new` is where one was, or was not.
+fn more_pages(was: bool, new: &Pointer) -> i64 {
+    i64::from(!new.is_none()) - i64::from(was)
 }
 
 impl<S: MapStore> Sharing<'_, S> {
@@ -70,7 +77,7 @@ impl<S: MapStore> Sharing<'_, S> {
         leaves: &[u64],
         change: Change<'_>,
     ) -> Result<Rewritten> {
-        let mut rewritten = Rewritten { root: *root, mapped: 0, lost: 0 };
+        let mut rewritten = Rewritten { root: *root, mapped: 0, lost: 0, pages: 0 };
         let Some(&last) = leaves.last() else { return Ok(rewritten) };
         let id = PageId { table: Table::Map, volume: map, level: 0, index: 0 };
         let current = (0..root.height).map(|_| None).collect();
@@ -118,7 +125,9 @@ impl<S: MapStore> Sharing<'_, S> {
                 )?;
                 rewritten.mapped += mapped;
                 rewritten.lost += lost;
-                pointers.push((index, self.replace(PageId { index, ..id }, old, after)?));
+                let new = self.replace(PageId { index, ..id }, old, after)?;
+                rewritten.pages += more_pages(old.is_some(), &new);
+                pointers.push((index, new));
             }
         }
         for level in 1..height_for(root, last) {
@@ -132,7 +141,9 @@ impl<S: MapStore> Sharing<'_, S> {
                 let index = children[0].0 / FANOUT;
                 let old = ways.inner.get(&(level, index)).copied().flatten();
                 let id = PageId { level, index, ..id };
-                above.push((index, self.replace_inner(id, old, children)?));
+                let new = self.replace_inner(id, old, children)?;
+                rewritten.pages += more_pages(old.is_some(), &new);
+                above.push((index, new));
             }
             pointers = above;
         }

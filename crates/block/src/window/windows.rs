@@ -176,6 +176,17 @@ impl Windows {
         self.open.charges.add(charged.into(), charge);
     }
 
+    /// Charges the open window with the pages that a block may add to the map of a volume with `depth` levels.
+    pub(crate) fn charge_way(
+        &mut self,
+        charged: impl Into<Charged>,
+        volume: VolumeId,
+        leaf: u64,
+        depth: u8,
+    ) {
+        self.open.charges.add_way(charged.into(), volume, leaf, depth);
+    }
+
     /// Puts a change of the catalogue into the open window.
     pub(crate) fn change_catalogue(&mut self, change: CatalogueChange) {
         self.open.catalogue.push(change);

@@ -456,6 +456,14 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[Source::new(BLOCK, "/volumes", Read::OfVolumes("quota_bytes"))],
     ),
     figure(
+        "volume_charged_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "What of a volume's quota is taken, as of the last checkpoint: content, and pages of its map beyond those \
+         that are free; only of volumes with a quota.",
+        &[Source::new(BLOCK, "/volumes", Read::OfVolumes("charged_bytes"))],
+    ),
+    figure(
         "domain_stored_bytes",
         (Gauge, Bytes),
         ByOperator,

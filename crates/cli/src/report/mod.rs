@@ -10,6 +10,8 @@ pub(crate) mod receiving;
 pub(crate) mod reference;
 mod text;
 
+pub(crate) use text::charged;
+
 use std::time::{Duration, Instant};
 
 use onefold_backend::room::room;

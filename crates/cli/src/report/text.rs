@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::{BLOCK, HeldSpace, Report, Server, Snapshots, Witness};
+use onefold::parts::control::VolumeLine;
 use onefold_console::{
     failure::one_line,
     size::{Size, counted, duration, grouped, share},
@@ -79,16 +80,14 @@ impl Display for Report {
                     self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
                 )?;
                 for volume in &self.volumes {
-                    let Some(quota) = volume.quota_bytes else { continue };
-                    let mapped =
-                        volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
-                    let reached = volume.mapped_bytes.is_some_and(|bytes| bytes >= quota);
+                    let (Some(quota), Some(taken)) = (volume.quota_bytes, charged(volume)) else {
+                        continue;
+                    };
+                    let reached = volume.charged_bytes.is_some_and(|bytes| bytes >= quota);
                     writeln!(
                         f,
-                        "  '{}' has mapped {} of its quota of {}{}",
+                        "  '{}' {taken}{}",
                         volume.name.escape_debug(),
-                        mapped,
-                        Size(quota),
                         if reached { ": new data is refused" } else { "" }
                     )?;
                 }
@@ -394,4 +393,17 @@ impl Server {
             ),
         )
     }
+}
+
+/// What the quota of a volume charges, in words; `None` without a quota.
+pub(crate) fn charged(volume: &VolumeLine) -> Option<String> {
+    let quota = Size(volume.quota_bytes?);
+    let Some(charged) = volume.charged_bytes else {
+        return Some(format!("has taken ? of its quota of {quota}"));
+    };
+    let pages = match charged.saturating_sub(volume.mapped_bytes.unwrap_or(charged)) {
+        0 => String::new(),
+        bytes => format!(", {} of it for pages of its map", Size(bytes)),
+    };
+    Some(format!("has taken {} of its quota of {quota}{pages}", Size(charged)))
 }

@@ -365,6 +365,48 @@ fn rule_14_a_volume_with_a_quota_fills_itself_alone_and_learns_nothing() {
     assert!(serving.terminate().0.success());
 }
 
+#[test]
+fn rule_14_data_that_lies_far_apart_takes_no_more_than_its_quota() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    desk.ok("volume create a victim --size 64M");
+    desk.ok("volume create a attacker --size 1T --quota 4M");
+    let serving = desk.serve("a");
+    let (victim, attacker) = (desk.uri("a", "victim"), desk.uri("a", "attacker"));
+    qemu_io(&victim, &["write -P 0x47 0 1M", "flush"]);
+    let tables = || desk.status("a")["space"]["table_bytes"].as_u64().unwrap();
+    let before = tables();
+    let each = |round: u64, what: &str, bytes: &str| -> Vec<String> {
+        let at = |n: u64| format!("{what} {}M {bytes}", 2 * (round * 200 + n));
+        (0..200).map(at).chain(["flush".to_owned()]).collect()
+    };
+    let run = |commands: Vec<String>| {
+        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        try_qemu_io(&attacker, &commands).out.matches("wrote 4096/4096").count()
+    };
+    // A block, and then zeroes that are to be kept, address after address.
+    for round in 0..8 {
+        assert_eq!(run(each(round, "write -P 0x48", "4k")), 200, "round {round}");
+        assert_eq!(run(each(round, "write -z", "4k")), 200, "round {round}");
+    }
+    // Each of the 1600 left a page of the map.
+    let grown = tables().saturating_sub(before);
+    assert!(grown < 3 << 20, "the tables grew by {grown} bytes");
+    // Blocks alone: each takes a page, and 80 pages are free.
+    let taken: usize = (0..4).map(|round| run(each(round, "write -P 0x49", "4k"))).sum();
+    assert!((500..560).contains(&taken), "{taken} blocks were taken");
+    let said = desk.ok("status a");
+    assert!(
+        said.contains("of its quota of 4.00 MiB, ") && said.contains("pages of its map"),
+        "{said}"
+    );
+    fs::write(desk.path("data"), noise(9, 40 << 20)).unwrap();
+    let data = desk.path("data").display().to_string();
+    qemu_io(&victim, &[&format!("write -s {data} 1M 40M"), "flush"]);
+    assert!(serving.terminate().0.success());
+    desk.ok("check a");
+}
+
 /// A client without a library: it opens volumes as often as asked for, and keeps the connections,
 /// on the first of them asking for their status all the time.
 const CROWD: &str = r#"

@@ -56,7 +56,7 @@ const WINDOWS_LEFT: u64 = 1 << 24;
 
 /// The first block of a volume that clients see, near the ends: sixteen volumes of this size may be
 /// all that a store takes.
-const FAR: u64 = VOLUME_BLOCKS_MAX / 16 - (1 << 24);
+pub(crate) const FAR: u64 = VOLUME_BLOCKS_MAX / 16 - (1 << 24);
 
 /// The block engine, the critical blocks of each volume, the first block of a volume that clients see,
 /// and the place of who asks for acts.
@@ -127,6 +127,7 @@ impl Thin {
             moved: options.moves.and_then(|moves| moves.step).unwrap_or(usual.moved),
             leaving: options.snapshots.map_or(usual.leaving, |sharing| sharing.leaving),
             references: options.references.unwrap_or(usual.references),
+            free_map_pages: options.free_map_pages.unwrap_or(usual.free_map_pages),
             ..usual
         }
     }
@@ -221,18 +222,19 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
         LeavingKeepsDomain, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
         ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
-        LostWithCursor, LostWithEnd, ManyStays, MappedFollows, MomentCommitsNoMore,
-        MomentSealsOverlay, MomentsLimited, MoveStepsLimited, MovedBlocksKept, MovedIfUnchanged,
-        MovedPagesKeepBirth, MovesWaitForOrphans, MovesWaitForRoom, NewerRecordsVerified,
-        OlderStateRefused, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
-        OverwritesAreFree, PageChecksumsCompared, PagesCountApart, PayloadsByDomain,
-        PinnedNotReclaimed, PlansOutliveCheckpoints, QuotaCharged, QuotaCountedFirst,
-        QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared, RangesCopied,
-        ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReserveKept,
+        LostWithCursor, LostWithEnd, ManyStays, MapPagesCharged, MappedFollows,
+        MomentCommitsNoMore, MomentSealsOverlay, MomentsLimited, MoveStepsLimited, MovedBlocksKept,
+        MovedIfUnchanged, MovedPagesKeepBirth, MovesWaitForOrphans, MovesWaitForRoom,
+        NewerRecordsVerified, OlderStateRefused, OrphanWaitsForBorrowers, OrphansHaveEntries,
+        OverwriteLowersOnce, OverwritesAreFree, PageChecksumsCompared, PagesCountApart,
+        PayloadsByDomain, PinnedNotReclaimed, PlansOutliveCheckpoints, QuotaCharged,
+        QuotaCountedFirst, QuotaCountsBefore, QuotaRecorded, QuotaRecovered, RangesCompared,
+        RangesCopied, ReceivedAfterData, RecountSeesPendingLinks, RecoveryByDomain, ReserveKept,
         ReuseAfterRelease, RollbackAfterChanges, SealedCarriersProven, SealedPagesProven,
         SealedRecordsPin, SharedPagesNotEntered, SharersMoveTogether, SnapshotsLimited,
         StatesToldWhenDurable, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZeroesKeepNoLeaf,
+        ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -314,6 +316,8 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 11] = {
                 LostWithEnd,
                 LostIsAnError,
                 QuotaCharged,
+                MapPagesCharged,
+                ZeroesKeepNoLeaf,
                 QuotaCountedFirst,
                 QuotaRecorded,
                 QuotaCountsBefore,
@@ -667,6 +671,10 @@ impl Subject for Thin {
         let all = self.0.status().volumes;
         let found = all.iter().find(|one| one.id == volume);
         found.map_or((0, None), |one| (one.quota_blocks, one.mapped_blocks))
+    }
+
+    fn map_pages(&self, volume: VolumeId) -> Option<u64> {
+        self.0.status().volumes.iter().find(|one| one.id == volume)?.map_pages
     }
 
     fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {

@@ -236,6 +236,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         sealed: false,
         domains: 0,
         quotas: false,
+        free_map_pages: None,
         domain_limits: false,
         data_keys: false,
         generations: BTreeMap::new(),

@@ -78,6 +78,28 @@ pub struct Model {
 /// can't be told from a crash.
 const TAIL_SETTLES: u64 = 6;
 
+/// Addresses in a leaf of a map, and pages below an inner one, as the format has them.
+const LEAF_ENTRIES: u64 = 288;
+const FANOUT: u64 = 168;
+
+/// The levels of a map of 2^44 blocks, the largest.
+pub(crate) const LEVELS_MAX: u64 = 6;
+
+/// The numbers of the pages that lead to an address, level by level.
+fn numbers(lba: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(lba / LEAF_ENTRIES), |number| Some(number / FANOUT))
+}
+
+/// The levels of a map whose last leaf has this address.
+fn levels(lba: u64) -> usize {
+    1 + numbers(lba).take_while(|&number| number > 0).count()
+}
+
+/// The pages that lead to an address, by level and number.
+fn way(lba: u64, levels: usize) -> impl Iterator<Item = (usize, u64)> {
+    numbers(lba).take(levels).enumerate()
+}
+
 impl Model {
     /// The volumes, by the model's numbers.
     #[must_use]
@@ -140,6 +162,28 @@ impl Model {
             most += u64::from(mapped > 0 || cell.zeroed_in_parts);
         }
         (least, most)
+    }
+
+    /// The pages of a volume's map: at least, its leaves alone, and at most, with as much as a map that grew
+    /// taller has more. The address of the first block is `first`.
+    #[must_use]
+    pub fn map_pages(&self, key: Key, first: u64) -> (u64, u64) {
+        let Some(volume) = self.volumes.get(&key) else { return (0, 0) };
+        let (mut least, mut most) = (BTreeSet::new(), BTreeSet::new());
+        let levels = volume.cells.keys().next_back().map_or(1, |last| levels(first + last));
+        for (lba, cell) in volume.cells.range(..volume.blocks) {
+            let (lba, live) = (first + lba, cell.live());
+            if !live.contains(&ZEROES) {
+                least.insert(lba / LEAF_ENTRIES);
+            }
+            if cell.zeroed_in_parts || live.iter().any(|&content| content != ZEROES) {
+                most.extend(way(lba, levels));
+            }
+        }
+        if !most.is_empty() {
+            most.extend(way(0, levels));
+        }
+        (least.len() as u64, most.len() as u64)
     }
 
     /// Different contents that may be live, the zeroes left out.

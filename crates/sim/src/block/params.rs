@@ -177,6 +177,7 @@ impl Params {
         options.sealed = sealed(seed, &options);
         options.domains = domains(seed, &options, profile);
         options.quotas = quotas(seed, &options, profile);
+        options.free_map_pages = free_map_pages(seed, &options);
         options.domain_limits = domain_limits(seed, &options);
         options.data_keys = data_keys(seed, &options, profile);
         options.moves = moves(seed, &options);
@@ -273,6 +274,11 @@ impl Params {
             let at = |op: Op| Op::ALL.iter().position(|&one| one == op).unwrap_or_default();
             self.mix[at(Op::Verb)] = self.mix[at(Op::Verb)].max(8);
             self.ops = self.ops.max(30);
+        }
+        if self.options.free_map_pages.is_some() && self.volume_blocks <= 1024 {
+            // Blocks that lie apart: each group has a page of the map.
+            self.volume_blocks = self.volume_blocks.max(16 * 300);
+            self.spots = (0..16).map(|n| (n * 300, 2)).collect();
         }
         self
     }
@@ -421,6 +427,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         sealed: false,
         domains: 0,
         quotas: false,
+        free_map_pages: None,
         domain_limits: false,
         data_keys: false,
         generations: BTreeMap::new(),
@@ -583,6 +590,17 @@ fn quotas(seed: u64, options: &StoreOptions, profile: Profile) -> bool {
     Rng::new(seed ^ 0x7175_6f74_6173_0081).percent(25)
         && may_have
         && !is_kept_before(WITH_QUOTAS, seed)
+}
+
+/// Behind this line of the lists of kept seeds are those whose quotas may charge the pages of maps.
+const WITH_MAP_PAGES: &str = "# With map pages in quotas";
+
+/// So few pages of a map that quotas charge others, from a source of its own; `None` where the usual number
+/// stays. The seeds that were kept before stay what they were.
+fn free_map_pages(seed: u64, options: &StoreOptions) -> Option<u64> {
+    let rng = &mut Rng::new(seed ^ 0x7061_6765_735f_0099);
+    let wanted = rng.percent(60) && options.quotas && !is_kept_before(WITH_MAP_PAGES, seed);
+    wanted.then(|| [0, 1, 3][rng.below(3) as usize])
 }
 
 /// Behind this line of the lists of kept seeds are those whose domains may have limits.

@@ -102,6 +102,9 @@ pub struct StoreOptions {
     pub generations: BTreeMap<u32, Generations>,
     /// Volumes get quotas, most of them so small that clients reach them.
     pub quotas: bool,
+    /// Pages of the map of a volume with a quota that the quota does not charge, besides a 64th of it; `None`
+    /// where the usual number stays.
+    pub free_map_pages: Option<u64>,
     /// Blocks that lie scattered are moved by checkpoints.
     pub moves: Option<Moving>,
     /// Blocks that a step of a checkpoint releases, at most; `None` where the usual limit stays.
@@ -351,6 +354,11 @@ pub trait Subject: Sized {
     /// if somebody has counted them.
     fn quota(&self, _volume: VolumeId) -> (u64, Option<u64>) {
         (0, None)
+    }
+
+    /// The pages of the map of a volume, as of the last checkpoint, if somebody has counted them.
+    fn map_pages(&self, _volume: VolumeId) -> Option<u64> {
+        None
     }
 
     /// Asks for snapshots of volumes as of this moment; gives their ids and the number that

@@ -40,6 +40,8 @@ pub(crate) fn build(
     let Checkpointer { deferred, orphans, moves, mover, .. } = checkpointer;
     let (frozen, old, checkpoint_awaited, limits) = {
         let mut state = kernel.state.lock();
+        let uncounted =
+            |one: &Volume| wants_counting(kernel, one, state.domains.limits(one.domain).quota);
         let nothing = state.overlays.nothing_to_freeze()
             && state.leftovers == Leftovers::None
             && moves.is_empty()
@@ -47,7 +49,7 @@ pub(crate) fn build(
             && !state.deferred_alone()
             && !state.checkpoint_awaited
             && !state.domains.wait_for_checkpoint()
-            && !state.overlays.tables().volumes.values().any(wants_counting);
+            && !state.overlays.tables().volumes.values().any(uncounted);
         if nothing && reason == Reason::Changes {
             state.checkpoint_wanted = false;
             return Ok(None);

@@ -92,6 +92,12 @@ impl DomainCounts {
         self.named.then_some(domain)
     }
 
+    /// The quota of a domain, in blocks; 0 for none.
+    pub(super) fn quota(&self, domain: u32) -> u64 {
+        let found = self.entries.iter().find(|entry| entry.number == domain);
+        found.map_or(0, |entry| entry.limits.quota)
+    }
+
     /// The place of a domain among those with limits.
     pub(super) fn slot(&self, domain: u32) -> Slot {
         self.entries.iter().position(|entry| entry.number == domain).map_or(Slot::NONE, Slot::of)

@@ -241,8 +241,18 @@ impl Changes<'_> {
             None => Some(generation),
         };
         marked.into_iter().for_each(|marked| page::set_generation(&mut page.0, marked));
-        Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+        Ok(holds(kernel, page))
     }
+}
+
+/// Whether a leaf is needed: zeroes alone keep none, and are holes without it. Otherwise a client that writes
+/// a block and then zeroes, address after address, would fill the store with leaves that say nothing.
+fn holds(kernel: &Kernel, page: &Block) -> bool {
+    if !kernel.keeps(Rule::ZeroesKeepNoLeaf) {
+        return crate::format::page::body(page).iter().any(|&byte| byte != 0);
+    }
+    let says = |entry: Option<MapEntry>| !matches!(entry, Some(MapEntry::Hole | MapEntry::Zero));
+    (0..Table::Map.per_leaf()).any(|slot| says(MapEntry::get(page, slot)))
 }
 
 /// The deleted volumes for which the catalogue has no room: their discards end now. Only a

@@ -83,8 +83,7 @@ impl TableBuild<'_> {
         let mut choice = Choice::new(&changes, volumes, scheme)?;
         for volume in volumes.values_mut().filter(|volume| !volume.is_leaving()) {
             let (mine, leaves) = choice.leaves(volume)?;
-            let counted = quota::wants_counting(volume).then(|| quota::count(kernel, volume));
-            volume.sharing.mapped = volume.mapped().or(counted);
+            quota::count(kernel, volume, sharing.store.build.domains.quota(volume.domain));
             let (family, root) = (volume.family(), volume.map);
             sharing.store.work_for(volume.domain);
             let of = Changed::of(kernel, volume);
@@ -97,8 +96,9 @@ impl TableBuild<'_> {
             mapped.filter(|_| kernel.keeps(Rule::MappedFollows)).into_iter().for_each(|mapped| {
                 *mapped = mapped.saturating_add_signed(rewritten.mapped);
             });
-            let lost = &mut volume.sharing.lost;
+            let Place { lost, pages, .. } = &mut volume.sharing;
             *lost = lost.saturating_add_signed(rewritten.lost);
+            *pages = pages.map(|pages| pages.saturating_add_signed(rewritten.pages));
         }
         let (mut left, changed) = (choice.left, choice.changed);
         if let Some(moment) = frozen.moment() {
@@ -328,7 +328,8 @@ fn perform(
     volumes: &mut BTreeMap<VolumeId, Volume>,
     left: &mut Ranges,
 ) -> Result<()> {
-    let mut place = Place { moment: moment.window, mapped: Some(0), ..Place::default() };
+    let mut place =
+        Place { moment: moment.window, mapped: Some(0), pages: Some(0), ..Place::default() };
     let origin = match act.origin() {
         None => None,
         Some(origin) => {
@@ -337,6 +338,7 @@ fn perform(
             place.family = origin.family();
             place.parent = origin.id.0;
             (place.mapped, place.lost) = (origin.sharing.mapped, origin.sharing.lost);
+            place.pages = origin.sharing.pages;
             Some(origin)
         }
     };

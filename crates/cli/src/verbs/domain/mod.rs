@@ -84,10 +84,11 @@ enum Verb {
     /// Sets how much a domain of a block store may store, and how much is kept for it
     ///
     /// The store may be served meanwhile. What counts are blocks that are stored: each once, whatever
-    /// names it in the domain's volumes and snapshots. --quota bounds them. A write that would pass it gets
-    /// "no space left", and so does an overwrite, since what it replaces is freed later; other domains go
-    /// on. --reserve keeps space: all others leave alone what is missing from it to what the domain stores.
-    /// It is refused when the store has no room for it. Limits that no option names stay as they are.
+    /// names it in the domain's volumes and snapshots. --quota bounds them, and with them the pages of its
+    /// volumes' maps beyond 64 and a 64th of the quota. A write that would pass it gets "no space left",
+    /// and so does an overwrite, since what it replaces is freed later; other domains go on. --reserve keeps
+    /// space: all others leave alone what is missing from it to what the domain stores. It is refused when
+    /// the store has no room for it. Limits that no option names stay as they are.
     #[command(after_help = "Examples:\n  \
                       onefold domain set disk.onefold customer-7 --quota 500G --reserve 200G\n  \
                       onefold domain set disk.onefold customer-7 --reserve none")]

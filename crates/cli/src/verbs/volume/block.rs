@@ -11,6 +11,7 @@ use super::{
     super::{receiving, served_or_not},
     guard, speed,
 };
+use crate::report::charged;
 use onefold::parts::{
     control::{Request, VolumeLine, VolumeSpace},
     store_file::StoreFile,
@@ -178,9 +179,7 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
             } else {
                 format!("  ({})", speed::shown(&volume.limits))
             };
-            let quota = volume
-                .quota_bytes
-                .map_or(String::new(), |bytes| format!("  (quota {})", Size(bytes)));
+            let quota = charged(&volume).map_or(String::new(), |charged| format!("  ({charged})"));
             let replica = if volume.replica { "  (replica)" } else { "" };
             let mapped =
                 volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());

@@ -64,7 +64,8 @@ enum Verb {
         #[arg(long, value_name = "NAME")]
         domain: Option<String>,
         /// Most bytes that clients may map in it, rounded up to 4 KiB: blocks that are neither zeroes nor
-        /// holes. A write that would pass it gets "no space left". Block stores only
+        /// holes, and pages of its map beyond 64 and a 64th of SIZE. A write that would pass it gets "no space
+        /// left". Block stores only
         #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
         quota: Option<Size>,
         #[command(flatten)]

@@ -291,6 +291,10 @@ pub struct VolumeLine {
     /// Bytes that clients may map in it; absent where any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
+    /// Bytes that its quota charges, as of the last checkpoint; absent where nobody has counted them, and
+    /// without a quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charged_bytes: Option<u64>,
     /// The number of the domain that it belongs to; 0 for the one that each store begins with.
     #[serde(default)]
     pub domain: u32,
@@ -383,6 +387,7 @@ impl VolumeLine {
             limits: volume.limits.into(),
             quota_bytes: (volume.quota_blocks > 0)
                 .then_some(volume.quota_blocks * BLOCK_BYTES as u64),
+            charged_bytes: volume.charged_blocks.map(|blocks| blocks * BLOCK_BYTES as u64),
             domain: volume.domain,
             domain_name: volume.domain_name.clone().unwrap_or_default(),
             erased: volume.domain_name.is_none(),

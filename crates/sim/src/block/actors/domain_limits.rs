@@ -9,7 +9,7 @@ use onefold_testbed::Rng;
 use super::client::Change;
 use crate::{
     block::{
-        model::Key,
+        model::{Key, LEVELS_MAX},
         run::{Flow, STEP_LIMIT, Sim},
         subject::{LimitedDomain, Step, Subject},
     },
@@ -253,9 +253,15 @@ impl<S: Subject> Sim<S> {
             return fail(format!("volume {key} is refused by a quota that its domain has not"));
         };
         let LimitedDomain { number, quota, stored, .. } = found;
-        if quota == 0 || stored.is_none_or(|stored| stored < quota) {
+        // Each write may need a few pages more.
+        let mine = |key: &Key| self.domain_of(*key) == Some(number);
+        let maps = self.model.volumes().iter().filter(|(key, one)| one.of.is_none() && mine(key));
+        let pages: u64 = maps.map(|(&key, _)| self.map_pages(key).1 + 2 * LEVELS_MAX).sum();
+        let charged = (pages + 3 * LEVELS_MAX).saturating_sub(self.free_map_pages(quota));
+        if quota == 0 || stored.is_none_or(|stored| stored + charged < quota) {
             return fail(format!(
-                "domain {number} stores {stored:?} blocks of {quota}, and refuses a write"
+                "domain {number} stores {stored:?} blocks of {quota}, and refuses a write with {pages} \
+                 pages of maps"
             ));
         }
         self.reach.hit("domain limits: a write refused by a quota");

@@ -6,7 +6,8 @@ use onefold_testbed::content::ZEROES;
 use super::client::Change;
 use crate::{
     block::{
-        model::Key,
+        engine::FAR,
+        model::{Key, LEVELS_MAX},
         run::{Flow, Sim},
         subject::Subject,
     },
@@ -21,9 +22,20 @@ pub(super) fn is_of_quota(error: &Error) -> bool {
 }
 
 impl<S: Subject> Sim<S> {
+    /// The pages of a volume's map, at least and at most.
+    pub(super) fn map_pages(&self, key: Key) -> (u64, u64) {
+        self.model.map_pages(key, if self.params.options.near_ends { FAR } else { 0 })
+    }
+
+    /// The pages of maps that a quota does not charge, as decision 99 has it.
+    pub(super) fn free_map_pages(&self, quota: u64) -> u64 {
+        self.params.options.free_map_pages.unwrap_or(64) + quota / 64
+    }
+
     /// A quota that clients reach soon, or have passed already, or none.
     pub(super) fn draw_quota(&mut self, key: Key) -> u64 {
-        let most = self.model.mapped(key).1;
+        let pages = self.map_pages(key).0;
+        let most = self.model.mapped(key).1 + pages.saturating_sub(self.free_map_pages(0));
         match self.rng.below(8) {
             0 => 0,
             1 => 1,
@@ -46,11 +58,14 @@ impl<S: Subject> Sim<S> {
 
     /// A write was taken that began with `holes`: did it pass the quota?
     pub(super) fn within_quota(&self, key: Key, holes: &[u64]) -> Flow<()> {
-        let (quota, least) = (self.model.quota(key), self.model.mapped(key).0);
+        let (quota, mapped) = (self.model.quota(key), self.model.mapped(key).0);
+        let leaves = self.map_pages(key).0;
+        let least = mapped + leaves.saturating_sub(self.free_map_pages(quota));
         let filled = |&lba: &u64| !self.model.live(key, lba).contains(&ZEROES);
         if quota > 0 && least > quota && holes.iter().any(filled) {
-            let what =
-                format!("a write was taken by which volume {key} maps {least} blocks of {quota}");
+            let what = format!(
+                "a write was taken by which volume {key} has {mapped} blocks in {leaves} leaves of {quota}"
+            );
             return Err(Failure::new(Checker::Quota, what).into());
         }
         Ok(())
@@ -69,10 +84,13 @@ impl<S: Subject> Sim<S> {
         };
         let (first, end) = (offset / BLOCK, (offset + data.len() as u64).div_ceil(BLOCK));
         self.read(key, &[(first, end - first)])?;
-        let (quota, most) = (self.model.quota(key), self.model.mapped(key).1);
+        let (quota, mapped) = (self.model.quota(key), self.model.mapped(key).1);
+        // The refused block may need a page on each level, and one more where the map grows taller.
+        let pages = self.map_pages(key).1 + 2 * LEVELS_MAX;
+        let most = mapped + pages.saturating_sub(self.free_map_pages(quota));
         if most < quota || quota == 0 {
             return fail(format!(
-                "volume {key} maps {most} blocks of {quota}, and refuses a write"
+                "volume {key} has {mapped} blocks in {pages} pages of {quota}, and refuses a write"
             ));
         }
         let needs = |lba: u64| {
@@ -90,6 +108,9 @@ impl<S: Subject> Sim<S> {
             ));
         }
         self.reach.hit("quota: a write refused");
+        if mapped < quota {
+            self.reach.hit("quota: a write refused for the pages of the map");
+        }
         Ok(())
     }
 
@@ -103,6 +124,14 @@ impl<S: Subject> Sim<S> {
             let (_, Some(mapped)) = store.quota(volume.id) else { continue };
             // A map that could not be read when it was counted counts as full.
             let unread = self.disk.damage() > 0 || self.disk.read_faults() > 0;
+            let (leaves, pages) = self.map_pages(key);
+            let found = store.map_pages(volume.id).filter(|_| !unread);
+            if let Some(found) = found.filter(|found| !(leaves..=pages).contains(found)) {
+                let what = format!(
+                    "the map of volume {key} is said to have {found} pages, and has {leaves} to {pages}"
+                );
+                return Err(Failure::new(Checker::Quota, what).into());
+            }
             let most = if unread { volume.blocks } else { most };
             if !(least..=most).contains(&mapped) {
                 let what = format!(
