@@ -447,8 +447,8 @@ fn rule_22_a_change_that_is_cut_off_at_any_write_is_done_again() {
             assert!(after.opened_by(older, all()).is_empty(), "after {writes} writes");
         }
         after.verify();
-        if done.is_ok() {
-            assert_eq!(done.unwrap(), None);
+        if let Ok(left) = done {
+            assert_eq!(left, None);
             assert!(is_erased);
             break;
         }

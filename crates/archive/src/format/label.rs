@@ -676,9 +676,9 @@ mod tests {
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
-        bytes[FEATURES_AT + 1] = 4;
+        bytes[FEATURES_AT + 1] = 8;
         let error = refused(bytes, &label(true));
-        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 10"));
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 11"));
     }
 
     /// The error of who decodes these bytes, once their checksum is as that label has it.

@@ -1411,12 +1411,26 @@ mod tests {
             sealing.older_fingerprints(number, &mut |key| found.push(*key.expose()));
             let older = [&all[1], &all[0]].map(|one| *one.fingerprints.expose());
             assert_eq!(found, older);
+            // So does one that read the log before the key area had these keys.
+            let mut first = Keys::create([1; 16], &*repeated()).unwrap();
+            first.add_domain("a customer", &*repeated()).unwrap();
+            let late = Sealing::new(&first, repeated(), Flaws::default()).unwrap();
+            let changes = said.iter().map(|(rotation, kept)| changed(rotation, Some(kept), true));
+            late.follow(changes).unwrap();
+            late.renew_domains(&keys, late.news()).unwrap();
+            let mut found = Vec::new();
+            late.older_fingerprints(number, &mut |key| found.push(*key.expose()));
+            assert_eq!(found, older);
             assert_eq!(sealing.borders(number), all[0].borders);
             // Whoever was locked out by a change has what was before it, and gets nothing of what came.
             for (generation, (_, kept)) in (1..).zip(&said) {
                 for (of, key) in (0..).zip(&all) {
                     let opens = KeptKeys::open(kept, (number, generation), &key.kept).unwrap();
                     assert_eq!(opens.is_some(), of == generation, "{of} opens {generation}");
+                    // Each has the seed of the first ends, so that none is lost with another one.
+                    let borders = opens.and_then(|opened| opened.borders);
+                    let first = all[0].borders.unwrap_or(0);
+                    assert_eq!(borders, (of == generation).then_some(first));
                 }
                 let store = keys.store_key(Use::KEPT);
                 assert!(KeptKeys::open(kept, (number, generation), &store).unwrap().is_none());
@@ -1444,8 +1458,18 @@ mod tests {
         assert_eq!(left(&sealing), 2);
         sealing.erase(1);
         assert_eq!((left(&sealing), sealing.borders(1)), (0, None));
+        // What the log says of it later changes nothing.
+        sealing.follow(all()).unwrap();
+        assert_eq!((left(&sealing), sealing.newest_generation(1)), (0, 0));
+        // Another process finds out by the key area.
+        let other = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
+        other.follow(all()).unwrap();
+        assert_eq!(left(&other), 2);
         // The keys that are left open nothing for a process that comes later.
         keys.erase_domain(1, &*repeated()).unwrap();
+        keys.saw(keys.sequence() + 10);
+        other.renew_domains(&keys, other.news()).unwrap();
+        assert_eq!((left(&other), other.borders(1), other.newest_generation(1)), (0, None, 0));
         let later = Sealing::new(&keys, repeated(), Flaws::default()).unwrap();
         later.follow(all()).unwrap();
         assert_eq!((left(&later), later.borders(1)), (0, None));

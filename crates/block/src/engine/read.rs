@@ -9,7 +9,12 @@ use onefold_core::{
 use crate::{
     counters::add,
     engine::resolve::{map_entries, map_entry},
-    format::{FIRST_DOMAIN, carrier::Carrier, page::MapEntry, stored::Stored},
+    format::{
+        FIRST_DOMAIN,
+        carrier::Carrier,
+        page::MapEntry,
+        stored::{Stored, by_older},
+    },
     kernel::{Kernel, Where},
     rules::Rule,
     window::Found,
@@ -302,7 +307,7 @@ fn verify(
         let Wanted { pba, carried, prefix } = wanted;
         let stored = Stored { pba, carried, prefix };
         let is_it = |found: &Fingerprint| found.has_prefix(prefix);
-        let older = kernel.identity.by_older(domain, stored, &mut into[n], is_it)?;
+        let older = by_older(&kernel.identity, domain, stored, &mut into[n], is_it)?;
         if kernel.keeps(Rule::ReadsVerified) && older.is_none() {
             return Err(bad(n, pba, "does not match its fingerprint"));
         }

@@ -31,7 +31,6 @@ use onefold_seal::{Keys, Secret, TAG_BYTES};
 
 pub use sealing::FIRST_DOMAIN;
 use sealing::Sealing;
-use stored::Stored;
 
 /// Version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -181,29 +180,6 @@ impl Identity {
     /// How often the data key of a domain was changed.
     pub(crate) fn generation_of(&self, domain: u32) -> u32 {
         self.sealing.as_ref().map_or(0, |sealing| sealing.generation(domain))
-    }
-
-    /// The fingerprint of what was read of a domain and opened by its newest key, if it was written before the
-    /// key was changed and `agrees` with the fingerprint of then; `None` when it was not. `None` also for a domain
-    /// that has one key. A raw block is opened by the older key; one that does not agree is of no use then.
-    ///
-    /// # Errors
-    /// `Io`: the library of ciphers refuses.
-    pub(crate) fn by_older(
-        &self,
-        domain: u32,
-        stored: Stored,
-        content: &mut Block,
-        agrees: impl Fn(&Fingerprint) -> bool,
-    ) -> Result<Option<Fingerprint>> {
-        let (Some(older), Some(sealing)) = (self.older_fingerprinter_of(domain), &self.sealing)
-        else {
-            return Ok(None);
-        };
-        if !stored.carried {
-            sealing.reopen_raw(domain, stored.prefix, stored.pba, content)?;
-        }
-        Ok(Some(older.one(content)).filter(|found| agrees(found)))
     }
 
     /// Opens a raw block of a domain, whatever it is: the caller compares its fingerprint. A plain store

@@ -1,6 +1,6 @@
 //! What a stored block holds, for who knows where it is and does not know its domain.
 
-use onefold_core::{Block, Fingerprint, Pba};
+use onefold_core::{Block, Fingerprint, Pba, Result};
 
 use super::{Identity, carrier::Carrier};
 
@@ -47,7 +47,30 @@ pub(crate) fn found(
         if wanted(&fingerprint) {
             return Some((domain, content, fingerprint));
         }
-        let older = identity.by_older(domain, stored, &mut content, &wanted).ok()??;
+        let older = by_older(identity, domain, stored, &mut content, &wanted).ok()??;
         Some((domain, content, older))
     })
+}
+
+/// The fingerprint of what was read of a domain and opened by its newest key, if it was written before the
+/// key was changed and `agrees` with the fingerprint of then; `None` when it was not. `None` also for a domain
+/// that has one key. A raw block is opened by the older key; one that does not agree is of no use then.
+///
+/// # Errors
+/// `Io`: the library of ciphers refuses.
+pub(crate) fn by_older(
+    identity: &Identity,
+    domain: u32,
+    stored: Stored,
+    content: &mut Block,
+    agrees: impl Fn(&Fingerprint) -> bool,
+) -> Result<Option<Fingerprint>> {
+    let (Some(older), Some(sealing)) = (identity.older_fingerprinter_of(domain), &identity.sealing)
+    else {
+        return Ok(None);
+    };
+    if !stored.carried {
+        sealing.reopen_raw(domain, stored.prefix, stored.pba, content)?;
+    }
+    Ok(Some(older.one(content)).filter(|found| agrees(found)))
 }

@@ -277,8 +277,8 @@ impl Params {
         }
         if self.options.free_map_pages.is_some() && self.volume_blocks <= 1024 {
             // Blocks that lie apart: each group has a page of the map.
-            self.volume_blocks = self.volume_blocks.max(16 * 300);
-            self.spots = (0..16).map(|n| (n * 300, 2)).collect();
+            self.volume_blocks = self.volume_blocks.max(48 * 300);
+            self.spots = (0..48).map(|n| (n * 300, 1)).collect();
         }
         self
     }

@@ -165,12 +165,11 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
             let fingerprinter = view.identity.fingerprinter_of(domain);
             let newest = fingerprinter.map(|one| one.one(&content)).unwrap_or_default();
             let is_it = |of: &Fingerprint| prefix.is_some_and(|prefix| of.has_prefix(prefix));
-            let stored = Stored { pba, carried: true, prefix: prefix.unwrap_or(0) };
+            let place = Stored { pba, carried: true, prefix: prefix.unwrap_or(0) };
             let older = match is_it(&newest) {
                 true => None,
-                false => {
-                    view.identity.by_older(domain, stored, &mut content, is_it).unwrap_or(None)
-                }
+                false => stored::by_older(view.identity, domain, place, &mut content, is_it)
+                    .unwrap_or(None),
             };
             let fingerprint = older.unwrap_or(newest);
             field(out, "carries", format_args!("a block with fingerprint {fingerprint}"));

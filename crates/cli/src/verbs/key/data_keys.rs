@@ -55,10 +55,10 @@ pub(super) fn rotate(
     let settings = Settings { keys: file.keys(), ..Settings::for_memory(MEMORY) };
     let which =
         domain.map_or_else(String::new, |name| format!("domain '{}' of ", name.escape_debug()));
-    let shown = super::shown(store);
+    let shown = store.display().to_string();
     if !finish {
         let generation = rotate_data_key(&disk, clock, &settings, number).map_err(in_store)?;
-        let others = match super::area(store)?.slots().count().saturating_sub(1) as u64 {
+        let others = match file.key_area()?.slots().count().saturating_sub(1) as u64 {
             0 => String::new(),
             others => format!(
                 ". {} can open the new one, too: `onefold key rotate --drop-others` comes first when one of them is in \
