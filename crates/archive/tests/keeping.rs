@@ -403,7 +403,7 @@ fn rule_31_a_collection_asks_again_before_more_than_a_container_is_read_or_writt
         if name.starts_with("segment-") {
             let bytes = match call {
                 Call::Read(_, bytes) => *bytes,
-                Call::Change => 1,
+                Call::Change | Call::Lock => 1,
             };
             let now = sum.fetch_add(bytes, Relaxed) + bytes;
             top.fetch_max(now, Relaxed);

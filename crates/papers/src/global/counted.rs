@@ -57,7 +57,10 @@ impl CountedObjects {
 
 fn written(change: &Change) -> usize {
     match change {
-        Change::Write(_, bytes) | Change::Full(bytes) | Change::SetXattr(_, bytes) => bytes.len(),
+        Change::Write(_, bytes)
+        | Change::Full(bytes)
+        | Change::Overwrite(bytes)
+        | Change::SetXattr(_, bytes) => bytes.len(),
         Change::SetOmap(pairs) => pairs.iter().map(|(key, value)| key.len() + value.len()).sum(),
         Change::Zero(..) | Change::DropOmap(_) | Change::Remove => 0,
     }

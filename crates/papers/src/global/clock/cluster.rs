@@ -320,7 +320,10 @@ const fn keys_work(keys: bool) -> u64 {
 /// Bytes that a change carries, those of keys included.
 fn written(op: &Write) -> u64 {
     let of = |change: &Change| match change {
-        Change::Write(_, bytes) | Change::Full(bytes) | Change::SetXattr(_, bytes) => bytes.len(),
+        Change::Write(_, bytes)
+        | Change::Full(bytes)
+        | Change::Overwrite(bytes)
+        | Change::SetXattr(_, bytes) => bytes.len(),
         Change::SetOmap(pairs) => pairs.iter().map(|(key, value)| key.len() + value.len()).sum(),
         Change::DropOmap(keys) => keys.iter().map(Vec::len).sum(),
         Change::Zero(..) | Change::Remove => 0,

@@ -740,7 +740,7 @@ impl Sim {
         // What waits of it is dropped with it.
         serving.trimmed.clear();
         // What is dirty of it is dropped, also where a write-back begins before the server knows.
-        if self.now % 2 == 0 {
+        if self.now.is_multiple_of(2) {
             serving.archive.refresh().map_err(|error| self.judge("refresh", &error))?;
         } else {
             let tended = serving.volumes.tend(self.now);
