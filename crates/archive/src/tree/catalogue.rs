@@ -39,7 +39,7 @@ const AHEAD_MAX: u64 = 30 * 86_400;
 
 /// True when `now` is more than 30 days after all dates in the archive: when snapshots ended, when a
 /// collection saw that they were forgotten, and when streams were stored. Then the archive lay unused for so
-/// long, or the clock of this host is wrong. False when there are no dates.
+/// long, or the clock of this host is wrong. False when no snapshot is forgotten: nothing counts by the clock.
 #[must_use]
 pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
     let of_snapshots = tables.snapshots.values().map(|snapshot| {
@@ -48,7 +48,8 @@ pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
     });
     let of_streams = tables.streams.values().map(|stream| stream.created);
     let newest = of_snapshots.chain(of_streams).max();
-    newest.is_some_and(|newest| now > newest.saturating_add(AHEAD_MAX))
+    tables.snapshots.forgotten().next().is_some()
+        && newest.is_some_and(|newest| now > newest.saturating_add(AHEAD_MAX))
 }
 
 /// Takes note that a collection saw forgotten snapshots, and checkpoints, and removes those whose
