@@ -283,7 +283,7 @@ pub enum Rule {
     /// A block that is written where none was counts against its volume's quota at once. Otherwise a
     /// volume takes what others were to have.
     QuotaCharged,
-    /// A new block counts with the pages that its volume's map may need for it. Otherwise a client that writes
+    /// Pages of a map count against a quota. Otherwise a client that writes
     /// single blocks far apart takes what others were to have.
     MapPagesCharged,
     /// Zeroes alone keep no leaf of a map. Otherwise a client fills the store with leaves.

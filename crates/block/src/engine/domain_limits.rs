@@ -203,11 +203,9 @@ pub(super) fn charge(kernel: &Kernel, state: &mut State, volume: VolumeId, lba: 
         return;
     }
     state.windows.charge(Charged::Domain(domain), Charge::at_most(1));
-    if kernel.keeps(Rule::MapPagesCharged) {
-        let depth = map_pages::depth(blocks);
-        for leaf in [0, map_pages::leaf_of(lba)] {
-            state.windows.charge_way(Charged::Domain(domain), volume, leaf, depth);
-        }
+    let depth = map_pages::depth(blocks);
+    for leaf in [0, map_pages::leaf_of(lba)] {
+        state.windows.charge_way(Charged::Domain(domain), volume, leaf, depth);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
         page::{FANOUT, PageId, Pointer, Table, pointer},
     },
     kernel::{Kernel, State},
+    rules::Rule,
     sharing::child_id,
     window::Charged,
 };
@@ -26,6 +27,9 @@ const FREE_SHARE: u64 = 64;
 
 /// Pages of a map that a quota of so many blocks does not charge.
 pub(crate) fn free(kernel: &Kernel, quota: u64) -> u64 {
+    if !kernel.keeps(Rule::MapPagesCharged) {
+        return u64::MAX;
+    }
     kernel.settings.limits.free_map_pages.saturating_add(quota / FREE_SHARE)
 }
 

@@ -209,9 +209,7 @@ impl Granted {
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
             let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
             state.windows.charge(volume, charge);
-            if kernel.keeps(Rule::MapPagesCharged) {
-                state.windows.charge_way(volume, volume, map_pages::leaf_of(lba), self.depth);
-            }
+            state.windows.charge_way(volume, volume, map_pages::leaf_of(lba), self.depth);
         }
     }
 }
