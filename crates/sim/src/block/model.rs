@@ -181,7 +181,7 @@ impl Model {
             }
         }
         if !most.is_empty() {
-            most.extend(way(0, levels));
+            most.extend(way(0, levels).skip(1));
         }
         (least.len() as u64, most.len() as u64)
     }
