@@ -95,7 +95,7 @@ pub use crate::{
     },
     gc::{
         Collected, Collection, FreeBytes, Options as CollectionOptions,
-        Patience as CollectionPatience, Survey, Trash, survey,
+        Patience as CollectionPatience, Survey, Trash, doubt_clock, survey,
     },
     operations_log::{
         Archive, DataKeyListed, Domain, DomainListed, EpochGuard, Reserve, add_put_key,
@@ -126,7 +126,7 @@ pub use crate::{
         diff, encode_attributes, forget, is_clock_ahead, undelete,
     },
     usage_counts::{CountsFound, Miscounted},
-    volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
+    volume::{ArchiveExports, VolumeCounts, Volumes, create_volume_in, volume_bytes},
 };
 #[cfg(feature = "planted-bugs")]
 pub use crate::{

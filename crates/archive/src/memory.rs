@@ -9,8 +9,6 @@ use std::sync::{
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
-use crate::settings::Settings;
-
 /// Memory for each byte that log, snapshot and maps occupy on the medium: more than the tables of
 /// an archive that the engine wrote ever need.
 const PER_BYTE: u64 = 16;
@@ -38,16 +36,15 @@ impl Budget {
         Budget { base, is_all, limit: AtomicU64::new(base), drawn: AtomicU64::new(0) }
     }
 
-    /// For the tables of an archive that is opened with these settings.
-    pub(crate) fn of_tables(settings: &Settings) -> Arc<Budget> {
-        Arc::new(Budget::with(settings.memory, settings.memory_is_all))
+    /// For the tables of an archive: so much, and that is all where another host says how much they occupy.
+    pub(crate) fn of_tables(memory: u64, is_all: bool) -> Arc<Budget> {
+        Arc::new(Budget::with(memory, is_all))
     }
 
     /// For the filters of its chunk index. Files that the medium really has bound them, unless it may say
     /// anything of these.
-    pub(crate) fn of_filters(settings: &Settings) -> Arc<Budget> {
-        let base = if settings.memory_is_all { settings.memory } else { u64::MAX };
-        Arc::new(Budget::with(base, settings.memory_is_all))
+    pub(crate) fn of_filters(memory: u64, is_all: bool) -> Arc<Budget> {
+        Arc::new(Budget::with(if is_all { memory } else { u64::MAX }, is_all))
     }
 
     /// True when it is more for what occupies the medium. False when the archive is trusted.
@@ -309,17 +306,15 @@ mod tests {
 
     #[test]
     fn rule_46_what_another_host_says_that_its_tables_occupy_allows_nothing() {
-        let far = Settings { memory: 1 << 20, memory_is_all: true, ..Settings::default() };
-        assert!(!Budget::of_tables(&far).grows());
-        for budget in [Budget::of_tables(&far), Budget::of_filters(&far)] {
+        assert!(!Budget::of_tables(1 << 20, true).grows());
+        for budget in [Budget::of_tables(1 << 20, true), Budget::of_filters(1 << 20, true)] {
             let drawn = Drawn::from(&budget);
             drawn.more(1 << 20).unwrap();
             let error = drawn.more(1).unwrap_err();
             assert!(error.to_string().contains("another host"), "{error}");
         }
-        let near = Settings { memory: 1 << 20, ..Settings::default() };
-        assert!(Budget::of_tables(&near).grows());
-        Drawn::from(&Budget::of_filters(&near)).more(1 << 40).unwrap();
+        assert!(Budget::of_tables(1 << 20, false).grows());
+        Drawn::from(&Budget::of_filters(1 << 20, false)).more(1 << 40).unwrap();
     }
 
     #[test]

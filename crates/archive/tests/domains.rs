@@ -20,8 +20,8 @@ use onefold_archive::{
     ContainerKind, Content, Event, FileMap, Format, Gauge, Ingest, KeySource, Kinds, Known, Owner,
     Pieces, Place, PutReport, PutRequest, Reader, Record, Session, Settings, Shape, SnapshotId,
     Stat, Stored, Stream, Tables, TreeReader, TreeWhat, Verify, Volumes, allow_domains, backup,
-    check, create_domain, create_sealed, diff, domains, erase_domain, forget, put as put_stream,
-    rebuild_chunk_index,
+    check, create_domain, create_sealed, create_volume_in, diff, domains, erase_domain, forget,
+    put as put_stream, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
 use onefold_core::{
@@ -635,9 +635,9 @@ fn rule_25_volumes_of_two_domains_share_nothing_and_those_of_one_do() {
     let archive = desk.open();
     let content = noise(5, VOLUME);
     for (domain, name) in [(0, "a0"), (1, "a1"), (2, "a2"), (1, "b1")] {
-        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+        create_volume_in(&archive, domain, name, VOLUME as u64, 1).unwrap();
     }
-    assert_eq!(archive.create_volume_in(9, "x", 4096, 1).unwrap_err().kind(), Kind::Denied);
+    assert_eq!(create_volume_in(&archive, 9, "x", 4096, 1).unwrap_err().kind(), Kind::Denied);
     let (volumes, open) = served(&archive);
     // Of several domains in one write-back, on threads and without.
     for part in [content.len(), 128 << 10] {
@@ -688,7 +688,7 @@ fn rule_26_volumes_of_an_erased_domain_are_gone_and_all_others_go_on() {
     let archive = desk.open();
     let all = [(0, "v0"), (1, "v1"), (2, "v2")];
     for (domain, name) in all {
-        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+        create_volume_in(&archive, domain, name, VOLUME as u64, 1).unwrap();
     }
     let (volumes, open) = served(&archive);
     let held = open("v1").unwrap();
@@ -719,7 +719,7 @@ fn rule_26_volumes_of_an_erased_domain_are_gone_and_all_others_go_on() {
         volumes.clone_volume("v1", "x", false),
         archive.clone_volume("c1", "x", false, 1),
         archive.resize_volume("v1", 4096),
-        archive.create_volume_in(1, "x", 4096, 1),
+        create_volume_in(&archive, 1, "x", 4096, 1),
     ] {
         let refused = refused.unwrap_err();
         let said = refused.to_string();
@@ -756,7 +756,7 @@ fn rule_26_volumes_of_an_erased_domain_are_gone_and_all_others_go_on() {
         archive.delete_volume(name).unwrap();
     }
     assert!(archive.tables().differences.iter().all(|one| one.added), "nothing is counted");
-    archive.create_volume_in(2, "v1", VOLUME as u64, 1).unwrap();
+    create_volume_in(&archive, 2, "v1", VOLUME as u64, 1).unwrap();
     drop(archive);
     assert_eq!(desk.gc().absent, 0);
     is_well(&desk.open());
@@ -768,7 +768,7 @@ fn rule_26_a_write_back_goes_on_without_the_volumes_of_a_domain_that_is_erased_m
     let archive = desk.open();
     let all = [(0, "v0"), (1, "v1"), (2, "v2")];
     for (domain, name) in all {
-        archive.create_volume_in(domain, name, VOLUME as u64, 1).unwrap();
+        create_volume_in(&archive, domain, name, VOLUME as u64, 1).unwrap();
     }
     drop(archive);
     // The process knows of the erasure while its first container is written.

@@ -13,7 +13,7 @@ use std::{
 use std::sync::Arc;
 
 use golden::{Form, back_up, collect, forms, packed, read_file, text, unpack};
-use onefold_archive::{Archive, KeySource, Settings, features_to_come, upgrade};
+use onefold_archive::{Archive, KeySource, Settings, create_volume_in, features_to_come, upgrade};
 use onefold_backend::Directory;
 use onefold_core::Kind;
 use support::{By, get, put};
@@ -132,14 +132,14 @@ fn rule_01_domains_of_an_older_archive_have_volumes_after_an_upgrade() {
         let at = dir.path().join("a");
         unpack(&fs::read(data(form)).unwrap(), &at);
         let archive = form.open(&at, u64::MAX);
-        let refused = archive.create_volume_in(1, "of one", 4096, 1).unwrap_err();
+        let refused = create_volume_in(&archive, 1, "of one", 4096, 1).unwrap_err();
         assert_eq!(refused.kind(), Kind::Unsupported);
         assert!(refused.to_string().contains("onefold upgrade"), "{refused}");
         assert!(features_to_come(archive.label()).contains(&"volumes in domains"));
         assert!(upgrade(&archive).unwrap());
         drop(archive);
         let archive = form.open(&at, u64::MAX);
-        archive.create_volume_in(1, "of one", 4096, 1).unwrap();
+        create_volume_in(&archive, 1, "of one", 4096, 1).unwrap();
         assert_eq!(archive.tables().volumes.named("of one").unwrap().1.domain, 1);
         assert_eq!(archive.tables().volumes.named("v").unwrap().1.domain, 0);
         form.is_whole(&archive);

@@ -1,7 +1,7 @@
 //! Care of an open store: what it saves, whether its data is whole, and space that it gives back.
 
 use onefold_archive::{
-    Collection, CollectionOptions, Format, VOLUME_BLOCK_BYTES, check, record_damage,
+    Collection, CollectionOptions, Format, VOLUME_BLOCK_BYTES, check, doubt_clock, record_damage,
 };
 use onefold_block::check::scrub_open;
 use onefold_cluster::{Report, Scrub};
@@ -226,7 +226,7 @@ impl OpenArchive {
             encode_all: false,
         };
         let mut collection = Collection::begin(&self.archive, options)?;
-        collection.doubt_clock();
+        doubt_clock(&mut collection);
         Ok(collection.run(&mut |_| {})?.freed_bytes)
     }
 }

@@ -193,6 +193,13 @@ enum Step {
     Over,
 }
 
+/// When the clock is more than 30 days ahead of all dates in the archive, this collection leaves forgotten
+/// snapshots whose time is not zero: see [`is_clock_ahead`](crate::is_clock_ahead). [`Collected::clock_ahead`]
+/// tells that it was so. Without this word the clock is trusted.
+pub fn doubt_clock(collection: &mut Collection) {
+    collection.doubts_clock = true;
+}
+
 impl Collection {
     /// Becomes the collector.
     ///
@@ -262,13 +269,6 @@ impl Collection {
     /// word the collection ends where it meets one.
     pub fn drop_untrue(&mut self) {
         self.drops_untrue = true;
-    }
-
-    /// When the clock is more than 30 days ahead of all dates in the archive, forgotten snapshots stay whose
-    /// time is not zero: see [`is_clock_ahead`](crate::is_clock_ahead). [`Collected::clock_ahead`] tells
-    /// that it was so. Without this word the clock is trusted.
-    pub fn doubt_clock(&mut self) {
-        self.doubts_clock = true;
     }
 
     /// Where the options say that puts and readers are waited for, they are waited for as long as

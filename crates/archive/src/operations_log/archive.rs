@@ -374,7 +374,8 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     if label.sealed.is_some() && look_for_proven(&**files, &identity, true)?.0 != label {
         return Err(corrupt("the label is another one each time it is read"));
     }
-    let (budget, filters) = (Budget::of_tables(settings), Budget::of_filters(settings));
+    let (memory, is_all) = (settings.memory, settings.memory_is_all);
+    let (budget, filters) = (Budget::of_tables(memory, is_all), Budget::of_filters(memory, is_all));
     let late = label.late.is_some();
     let leaves = LeafStore::new(files.clone(), identity.clone(), settings, late, budget.clone());
     let from = (&budget, &leaves);

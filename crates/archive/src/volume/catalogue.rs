@@ -32,6 +32,45 @@ fn valid_volume_name(name: &str) -> Result<()> {
 }
 
 /// Volume verbs: each takes the commit lock only, and is durable on return.
+/// As [`create_volume`](Archive::create_volume), in the domain of this number, to which the volume and its clones belong for ever.
+///
+/// # Errors
+/// `Denied`: the domain was erased, or is not there. `Unsupported` in an archive to which a program gave
+/// domains that knew none of volumes. As [`create_volume`](Archive::create_volume).
+pub fn create_volume_in(
+    archive: &Archive,
+    domain: u32,
+    name: &str,
+    bytes: u64,
+    now: u64,
+) -> Result<()> {
+    valid_volume_name(name)?;
+    let bytes = volume_bytes(bytes)?;
+    if domain != FIRST_DOMAIN {
+        if archive.label().domains && !archive.label().volume_domains {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "the archive got its domains by a program that knew no volumes in them: `onefold upgrade` \
+                 gives it these",
+            ));
+        }
+        archive.refresh()?;
+        domain_of(archive, domain)?;
+    }
+    let decide = |tables: &Tables| {
+        is_there(tables, domain)?;
+        free_name(tables, name)?;
+        Ok(vec![Record::VolumeCreated {
+            id: tables.volumes.next_number(),
+            name: name.to_owned(),
+            bytes,
+            created: now,
+            domain,
+        }])
+    };
+    archive.commit(false, decide).map(|_| ())
+}
+
 impl Archive {
     /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes, in the domain that the
     /// archive began with. `now` is in seconds since 1970.
@@ -39,40 +78,7 @@ impl Archive {
     /// # Errors
     /// `Exists`, `InvalidInput`, and as for every change.
     pub fn create_volume(&self, name: &str, bytes: u64, now: u64) -> Result<()> {
-        self.create_volume_in(FIRST_DOMAIN, name, bytes, now)
-    }
-
-    /// The same in the domain of this number, to which the volume and its clones belong for ever.
-    ///
-    /// # Errors
-    /// `Denied`: the domain was erased, or is not there. `Unsupported` in an archive to which a program gave
-    /// domains that knew none of volumes. As [`create_volume`](Self::create_volume).
-    pub fn create_volume_in(&self, domain: u32, name: &str, bytes: u64, now: u64) -> Result<()> {
-        valid_volume_name(name)?;
-        let bytes = volume_bytes(bytes)?;
-        if domain != FIRST_DOMAIN {
-            if self.label().domains && !self.label().volume_domains {
-                return Err(Error::new(
-                    Kind::Unsupported,
-                    "the archive got its domains by a program that knew no volumes in them: `onefold upgrade` \
-                     gives it these",
-                ));
-            }
-            self.refresh()?;
-            domain_of(self, domain)?;
-        }
-        let decide = |tables: &Tables| {
-            is_there(tables, domain)?;
-            free_name(tables, name)?;
-            Ok(vec![Record::VolumeCreated {
-                id: tables.volumes.next_number(),
-                name: name.to_owned(),
-                bytes,
-                created: now,
-                domain,
-            }])
-        };
-        self.commit(false, decide).map(|_| ())
+        create_volume_in(self, FIRST_DOMAIN, name, bytes, now)
     }
 
     /// Makes a volume that holds what volume `of` holds, in the same domain, without a byte of data written: both share

@@ -37,7 +37,7 @@ mod write_back;
 pub use self::mapped::containers_of_volume;
 pub(crate) use self::mapped::{Mapped, chunks_of};
 pub use self::{
-    catalogue::volume_bytes,
+    catalogue::{create_volume_in, volume_bytes},
     serve::ArchiveExports,
     volumes::{VolumeCounts, Volumes},
 };

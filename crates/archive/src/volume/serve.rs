@@ -6,7 +6,7 @@ use onefold_core::{
     BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut,
 };
 
-use super::volumes::Volumes;
+use super::volumes::{Volumes, is_not_erased};
 use crate::operations_log::{domain_of, is_there};
 
 /// One volume; implements the [`Volume`] that servers know.
@@ -52,12 +52,12 @@ impl Volume for ArchiveVolume {
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
         self.volumes.flush_to(ticket)?;
-        self.volumes.is_not_erased(self.id)
+        is_not_erased(&self.volumes, self.id)
     }
 
     fn flush(&self) -> Result<()> {
         self.volumes.flush_all()?;
-        self.volumes.is_not_erased(self.id)
+        is_not_erased(&self.volumes, self.id)
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {

@@ -117,6 +117,14 @@ pub struct VolumeCounts {
     pub added_bytes: u64,
 }
 
+/// Fails for a volume whose domain was erased, so that no flush says that its content is there.
+pub(super) fn is_not_erased(volumes: &Volumes, id: u64) -> Result<()> {
+    match readable(&volumes.archive.tables(), id) {
+        Err(error) if error.kind() == Kind::Denied => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Volumes {
     /// The lock of a volume's writes. That of a volume that was deleted stays, a few bytes.
     pub(super) fn order(&self, id: u64) -> Arc<RwLock<()>> {
@@ -276,14 +284,6 @@ impl Volumes {
             metadata_reads: of(&self.counts.metadata_reads),
             new_bytes: of(&self.counts.new_bytes),
             added_bytes: of(&self.counts.added_bytes),
-        }
-    }
-
-    /// Fails for a volume whose domain was erased, so that no flush says that its content is there.
-    pub(super) fn is_not_erased(&self, id: u64) -> Result<()> {
-        match readable(&self.archive.tables(), id) {
-            Err(error) if error.kind() == Kind::Denied => Err(error),
-            _ => Ok(()),
         }
     }
 

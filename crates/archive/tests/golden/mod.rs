@@ -15,8 +15,8 @@ use onefold_archive::{
     Archive, ArchiveExports, BackupRequest, Collection, CollectionOptions, Content, Event, FileMap,
     Format, Gauge, Ingest, KeySource, Kinds, Known, Nodes, PutRequest, Rad, Settings, Shape,
     SnapshotId, Spread, Stat, TreeReader, TreeWhat, Verify, Volumes, allow_data_keys,
-    allow_domains, backup, check, create_domain, create_sealed, data_keys, domains, erase_domain,
-    rotate_data_key,
+    allow_domains, backup, check, create_domain, create_sealed, create_volume_in, data_keys,
+    domains, erase_domain, rotate_data_key,
 };
 use onefold_backend::Directory;
 use onefold_core::{
@@ -378,7 +378,7 @@ fn fill_domain(archive: &Arc<Archive>, number: u32) {
     }
     back_up_in(archive, number as u8 * 16, &format!("s{number}"), Some(number));
     let (volume, clone) = (format!("v{number}"), format!("v{number}@clone"));
-    archive.create_volume_in(number, &volume, VOLUME_BYTES as u64, 1).unwrap();
+    create_volume_in(archive, number, &volume, VOLUME_BYTES as u64, 1).unwrap();
     write_volume(archive, &volume, 0);
     archive.clone_volume(&volume, &clone, false, 2).unwrap();
     write_volume(archive, &volume, 1);

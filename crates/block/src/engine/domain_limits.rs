@@ -20,7 +20,6 @@ use super::{
     admission::wait,
     domain_room::{Stored, kept},
     map_pages,
-    quota::charge_of_changes,
     tenants::{WITHHELD_SHARE, takes_duplicates},
 };
 use crate::{
@@ -36,7 +35,7 @@ use crate::{
         room::{reserve, spare},
         verbs::Scheme,
     },
-    window::{Charge, Charged, Placed},
+    window::{Charge, Charged, Placed, charge_way},
 };
 
 /// The rest of the quota of a domain.
@@ -205,7 +204,7 @@ pub(super) fn charge(kernel: &Kernel, state: &mut State, volume: VolumeId, lba: 
     state.windows.charge(Charged::Domain(domain), Charge::at_most(1));
     let depth = map_pages::depth(blocks);
     for leaf in [0, map_pages::leaf_of(lba)] {
-        state.windows.charge_way(Charged::Domain(domain), volume, leaf, depth);
+        charge_way(&mut state.windows, Charged::Domain(domain), volume, leaf, depth);
     }
 }
 
@@ -227,7 +226,7 @@ pub(super) fn admit_one(kernel: &Kernel, state: &mut State, volume: VolumeId) ->
 /// Charges what was written since the last checkpoint to a domain that gets limits.
 fn charge_before(state: &mut State, domain: u32) {
     let of_domain = state.volumes.iter().filter(|(_, volume)| volume.domain == domain);
-    let charges = of_domain.map(|(id, _)| charge_of_changes(state, *id));
+    let charges = of_domain.map(|(id, _)| map_pages::charge_of_changes(state, *id));
     let charge = charges.fold(Charge::default(), Charge::and);
     state.windows.close();
     state.domains.charge_before(domain, state.windows.last_closed(), charge);
@@ -242,7 +241,7 @@ pub(super) fn charge_recovered(kernel: &Kernel, state: &mut State) {
         state.volumes.iter().map(|(id, volume)| (*id, volume.domain)).collect();
     for (id, domain) in all {
         if !state.domains.limits(domain).are_none() {
-            let charge = charge_of_changes(state, id);
+            let charge = map_pages::charge_of_changes(state, id);
             state.overlays.active_mut().charge(Charged::Domain(domain), charge);
         }
     }

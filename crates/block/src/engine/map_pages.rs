@@ -18,7 +18,7 @@ use crate::{
     kernel::{Kernel, State},
     rules::Rule,
     sharing::child_id,
-    window::Charged,
+    window::{Charge, Charged},
 };
 
 /// The part of a quota that the pages of the map have free, as a divisor: more than four times what blocks that lie
@@ -73,6 +73,13 @@ pub(super) fn added(
     let mut last = None;
     let leaves = lbas.map(leaf_of).filter(|&leaf| last.replace(leaf) != Some(leaf));
     leaves.map(|leaf| charges.new_on_way(charged, volume, leaf, depth)).sum()
+}
+
+/// The charge for all blocks that were written to a volume since the last checkpoint.
+pub(super) fn charge_of_changes(state: &State, volume: VolumeId) -> Charge {
+    let changed = state.changed_blocks(volume);
+    let depth = state.volumes.get(volume).map_or(0, |volume| depth(volume.blocks));
+    Charge::at_most(changed).with_pages(changed.saturating_mul(u64::from(depth)))
 }
 
 /// True when a quota of a volume, or of its domain, may come to charge pages that nobody has counted.

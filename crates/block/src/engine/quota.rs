@@ -30,7 +30,7 @@ use crate::{
     overlay::Tables,
     rules::Rule,
     scheme::verbs::Scheme,
-    window::{Charge, Found, Placed},
+    window::{Charge, Found, Placed, charge_way},
 };
 
 /// Leaves of a map that are read together when its blocks are counted.
@@ -209,7 +209,7 @@ impl Granted {
         if self.added >> n & 1 == 1 && kernel.keeps(Rule::QuotaCharged) {
             let charge = if self.loose { Charge::at_most(1) } else { Charge::exactly(1) };
             state.windows.charge(volume, charge);
-            state.windows.charge_way(volume, volume, map_pages::leaf_of(lba), self.depth);
+            charge_way(&mut state.windows, volume, volume, map_pages::leaf_of(lba), self.depth);
         }
     }
 }
@@ -343,16 +343,9 @@ pub(super) fn check(scheme: &dyn Scheme, quota: u64) -> Result<()> {
 /// charged before.
 pub(super) fn begin(kernel: &Kernel, state: &mut State, volume: VolumeId) {
     if kernel.keeps(Rule::QuotaCountsBefore) {
-        let charge = charge_of_changes(state, volume);
+        let charge = map_pages::charge_of_changes(state, volume);
         state.windows.charge(volume, charge);
     }
-}
-
-/// The charge for all blocks that were written to a volume since the last checkpoint.
-pub(super) fn charge_of_changes(state: &State, volume: VolumeId) -> Charge {
-    let changed = state.changed_blocks(volume);
-    let depth = state.volumes.get(volume).map_or(0, |volume| map_pages::depth(volume.blocks));
-    Charge::at_most(changed).with_pages(changed.saturating_mul(u64::from(depth)))
 }
 
 /// Charges the volumes that have quotas with the changes that a recovery brought back.
@@ -368,7 +361,7 @@ pub(super) fn charge_recovered(kernel: &Kernel) {
     let with_quota = state.volumes.iter().filter(|(_, volume)| volume.quota > 0);
     let all: Vec<VolumeId> = with_quota.map(|(id, _)| *id).collect();
     for id in all {
-        let charge = charge_of_changes(&state, id);
+        let charge = map_pages::charge_of_changes(&state, id);
         state.overlays.active_mut().charge(id, charge);
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use charges::{Charge, Charged, Charges};
 use onefold_core::{Block, Lba, Pba, VolumeId};
 pub(crate) use prepared::{Plan, RawBlocks, SealedBy, Source};
 use ranges::{Ranges, Span};
-pub(crate) use windows::Windows;
+pub(crate) use windows::{Windows, charge_way};
 
 use crate::{
     format::{catalogue::CatalogueChange, page::Table, record::WindowNumber},

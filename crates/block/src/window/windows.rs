@@ -52,6 +52,17 @@ pub(crate) struct Windows {
     pool: Vec<Vec<Block>>,
 }
 
+/// Charges the open window with the pages that a block may add to the map of a volume with `depth` levels.
+pub(crate) fn charge_way(
+    windows: &mut Windows,
+    charged: impl Into<Charged>,
+    volume: VolumeId,
+    leaf: u64,
+    depth: u8,
+) {
+    windows.open.charges.add_way(charged.into(), volume, leaf, depth);
+}
+
 impl Windows {
     /// Windows after `last`, when those up to `durable` are in the tables or were recovered.
     pub(crate) fn after(last: WindowNumber, durable: WindowNumber) -> Windows {
@@ -174,17 +185,6 @@ impl Windows {
     /// Charges the open window with what its blocks add to a volume or a domain with a quota.
     pub(crate) fn charge(&mut self, charged: impl Into<Charged>, charge: Charge) {
         self.open.charges.add(charged.into(), charge);
-    }
-
-    /// Charges the open window with the pages that a block may add to the map of a volume with `depth` levels.
-    pub(crate) fn charge_way(
-        &mut self,
-        charged: impl Into<Charged>,
-        volume: VolumeId,
-        leaf: u64,
-        depth: u8,
-    ) {
-        self.open.charges.add_way(charged.into(), volume, leaf, depth);
     }
 
     /// Puts a change of the catalogue into the open window.

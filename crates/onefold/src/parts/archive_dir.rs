@@ -79,6 +79,18 @@ pub struct ArchiveDir {
     told: Arc<AtomicBool>,
 }
 
+/// Settings with who is asked for the key, and with a limit of memory where another host says how large
+/// everything is.
+fn suited(directory: &ArchiveDir, settings: Settings) -> Settings {
+    let settings = with_keys(&directory.path, settings);
+    if !directory.is_far() {
+        return settings;
+    }
+    let given = if settings.memory == u64::MAX { READER_BYTES } else { settings.memory };
+    let memory = given.max(process_memory() / FAR_SHARE);
+    Settings { memory, memory_is_all: true, ..settings }
+}
+
 impl ArchiveDir {
     /// True when `path` is a directory, or an address of another host: neither is a block store.
     pub fn is_there(path: &Path) -> bool {
@@ -532,7 +544,7 @@ impl ArchiveDir {
         degraded: bool,
         stands: Option<&Stands>,
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
-        let settings = self.suited(settings);
+        let settings = suited(self, settings);
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match (&nodes, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
@@ -559,7 +571,7 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = self.suited(Settings { memory, ..Settings::default() });
+        let settings = suited(self, Settings { memory, ..Settings::default() });
         let opened = match (self.nodes(false, false)?, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
             (None, Some(far)) => {
@@ -574,18 +586,6 @@ impl ArchiveDir {
         let opened = opened.map_err(|e| name_archive(&self.path, e))?;
         self.compare_with_before(&opened)?;
         Ok(Arc::new(opened))
-    }
-
-    /// Settings with who is asked for the key, and with a limit of memory where another host says how large
-    /// everything is.
-    fn suited(&self, settings: Settings) -> Settings {
-        let settings = with_keys(&self.path, settings);
-        if !self.is_far() {
-            return settings;
-        }
-        let given = if settings.memory == u64::MAX { READER_BYTES } else { settings.memory };
-        let memory = given.max(process_memory() / FAR_SHARE);
-        Settings { memory, memory_is_all: true, ..settings }
     }
 
     /// An encrypted archive that was opened is remembered as such; a plain one is refused where an

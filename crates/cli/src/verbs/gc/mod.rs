@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use onefold_archive::{
     Collection, CollectionOptions as Collect, CountsFound, Format, Miscounted, Settings,
-    is_clock_ahead,
+    doubt_clock, is_clock_ahead,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -301,7 +301,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         collection.recount();
     }
     if !options.force {
-        collection.doubt_clock();
+        doubt_clock(&mut collection);
     }
     if options.drop_untrue {
         collection.drop_untrue();

@@ -3,7 +3,7 @@
 //! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
 //! Where the archive is served its server does it, so that it knows at once.
 
-use onefold_archive::{Archive, Settings, Tables, domain_called};
+use onefold_archive::{Archive, Settings, Tables, create_volume_in, domain_called};
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()
     match request {
         Request::VolumeCreate { name, bytes, domain, .. } => {
             let domain = domain.as_deref().map(|domain| domain_called(archive, domain));
-            archive.create_volume_in(domain.transpose()?.unwrap_or_default(), name, *bytes, now())
+            create_volume_in(archive, domain.transpose()?.unwrap_or_default(), name, *bytes, now())
         }
         Request::VolumeResize { name, bytes, .. } => archive.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => archive.rename_volume(name, new_name),

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_archive::{Archive, ArchiveExports, Ingest, Volumes};
+use onefold_archive::{Archive, ArchiveExports, Ingest, Volumes, create_volume_in};
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut,
 };
@@ -573,7 +573,7 @@ impl Sim {
             let archive = if self.rng.percent(50) { self.admin()? } else { archive };
             self.unsure = (!there).then(|| Unsure::VolumeSize(name.clone(), blocks));
             let bytes = (blocks * BLOCK) as u64 - 5;
-            return match archive.create_volume_in(domain, &name, bytes, self.now) {
+            return match create_volume_in(&archive, domain, &name, bytes, self.now) {
                 Ok(()) if there => {
                     Err(Failure::new(Checker::Volumes, format!("volume {name} was made twice"))
                         .into())

@@ -15,7 +15,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, forget,
+    Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, doubt_clock,
+    forget,
 };
 use onefold_core::{Error, Kind, Result, clock::age};
 use parking_lot::Mutex;
@@ -213,7 +214,7 @@ impl Keeper {
         let gate = self.gate.clone();
         let pace = Pace::new(move |bytes| gate.pass(bytes));
         let mut collection = Collection::begin_paced(&self.archive, options, pace)?;
-        collection.doubt_clock();
+        doubt_clock(&mut collection);
         let mut written = 0;
         loop {
             self.say(&format!("gc: {}", collection.doing()));
