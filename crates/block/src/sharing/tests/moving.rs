@@ -39,9 +39,13 @@ impl World {
 
     /// Copies those blocks of some leaves that only these name, and moves some pages.
     pub(super) fn move_some(&mut self) -> Result<Relocated> {
-        let mut moves = Moves::default();
+        let (mut moves, mut seen) = (Moves::default(), BTreeSet::new());
         for _ in 0..1 + self.dice.roll(3) {
             let leaf = LEAVES[self.dice.roll(LEAVES.len() as u64) as usize];
+            // A block that has a copy gets no other one.
+            if !seen.insert(leaf) {
+                continue;
+            }
             let Some(place) = self.place(leaf)? else { continue };
             for slot in 0..4 {
                 self.copy(&place, leaf, slot, &mut moves);
