@@ -68,7 +68,7 @@ pub(super) fn left(kernel: &Kernel, state: &mut State, volume: VolumeId) -> Resu
     let withheld = withheld(kernel, state, domain, quota);
     let stored = Stored::of(state, domain);
     let charge = state.charge_of(Charged::Domain(domain));
-    let pages = map_pages::of_domain(state, domain);
+    let pages = map_pages::of_domain(kernel, state, domain, quota);
     let more = charge.pages().saturating_add(WAYS * u64::from(map_pages::depth(blocks)));
     let charged = map_pages::charged(kernel, quota, pages.unwrap_or(u64::MAX).saturating_add(more));
     let all = [charge.blocks(), withheld, charged].into_iter();

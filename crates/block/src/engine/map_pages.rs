@@ -88,12 +88,14 @@ pub(super) fn wants_counting(kernel: &Kernel, volume: &Volume, of_domain: u64) -
     volume.pages().is_none() && (may_charge || of_domain > 0)
 }
 
-/// The pages of the maps of a domain's volumes as of the last checkpoint; `None` when nobody has counted
-/// those of one of them.
-pub(super) fn of_domain(state: &State, domain: u32) -> Option<u64> {
+/// The pages of the maps of a domain's volumes as of the last checkpoint; none where a quota of so many blocks
+/// would not even charge those of full maps. `None` when nobody has counted those of one of them.
+pub(super) fn of_domain(kernel: &Kernel, state: &State, domain: u32, quota: u64) -> Option<u64> {
     let all = state.overlays.tables().volumes.values();
     let mine = all.filter(|one| one.domain == domain && one.sharing.kind == MapKind::Volume);
-    mine.map(Volume::pages).sum()
+    let full: u64 = mine.clone().map(|one| most(one.blocks)).sum();
+    let counted: Option<u64> = mine.map(Volume::pages).sum();
+    counted.or((full <= free(kernel, quota)).then_some(0))
 }
 
 /// Counts the pages of a map. One with a page that can't be read counts as a full one.
