@@ -76,6 +76,7 @@ const COLLECTION: CollectionOptions = CollectionOptions {
     wait: true,
     reserve_bytes: 1 << 20,
     encode_all: false,
+    doubts_clock: false,
 };
 
 const LARGE_BYTES: usize = 256 << 20;

@@ -95,7 +95,7 @@ pub use crate::{
     },
     gc::{
         Collected, Collection, FreeBytes, Options as CollectionOptions,
-        Patience as CollectionPatience, Survey, Trash, doubt_clock, survey,
+        Patience as CollectionPatience, Survey, Trash, survey,
     },
     operations_log::{
         Archive, DataKeyListed, Domain, DomainListed, EpochGuard, Reserve, add_put_key,

@@ -177,8 +177,8 @@ pub enum Rule {
     /// Fingerprints of a domain have a key of the domain. Otherwise a chunk of one domain counts as stored
     /// when another one has it.
     FingerprintsOfDomain,
-    /// What is written to a volume is stored in the domain of the volume. Otherwise it is shared with volumes of
-    /// other domains, and stays when the domain is erased.
+    /// Content that is written to a volume is stored in the domain of the volume. Otherwise it is shared with volumes
+    /// of other domains, and stays when the domain is erased.
     VolumesInTheirDomain,
     /// The tags of a container prove the number of its domain. No seed has two domains of one key; a test
     /// of the ciphers finds it.

@@ -750,7 +750,7 @@ fn rule_26_volumes_of_an_erased_domain_are_gone_and_all_others_go_on() {
     let archive = desk.open();
     assert_eq!(containers(&archive, 1), 0);
     others(&archive);
-    // What is left of them is a name.
+    // Their names are left.
     archive.rename_volume("v1", "was").unwrap();
     for name in ["was", "c1"] {
         archive.delete_volume(name).unwrap();
@@ -813,4 +813,37 @@ fn rule_26_a_write_back_goes_on_without_the_volumes_of_a_domain_that_is_erased_m
     for name in ["v0", "v2"] {
         assert!(read_volume(&*open(name).unwrap(), VOLUME).unwrap() == content);
     }
+}
+
+#[test]
+fn rule_26_a_server_ends_an_erasure_of_which_the_key_area_alone_knows() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    for (domain, name) in [(0, "v0"), (1, "v1")] {
+        create_volume_in(&archive, domain, name, VOLUME as u64, 1).unwrap();
+    }
+    let (volumes, open) = served(&archive);
+    let held = open("v1").unwrap();
+    // The server learns by another domain what the key area has.
+    let late = create_domain(&desk.open(), "late").unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(desk.at()).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_file() {
+            std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let files = Arc::new(Directory::open(copy.path(), true).unwrap());
+    erase_domain(&desk.open_over(files, By(1, false), true).unwrap(), 1).unwrap();
+    // Whoever erased it was killed before its frame.
+    std::fs::copy(copy.path().join("keys"), desk.at().join("keys")).unwrap();
+    create_volume_in(&archive, late, "vl", VOLUME as u64, 1).unwrap();
+    let content = noise(5, VOLUME);
+    open("v0").unwrap().write(0, &content).unwrap();
+    // It may be refused by now.
+    let _ = held.write(0, &content);
+    open("v0").unwrap().flush().unwrap();
+    assert_eq!(held.flush().unwrap_err().kind(), Kind::Denied);
+    assert!(volumes.stopped().is_none() && archive.tables().domains.erased.contains_key(&1));
+    assert!(read_volume(&*open("v0").unwrap(), VOLUME).unwrap() == content);
+    volumes.close().unwrap();
 }

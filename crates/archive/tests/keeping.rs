@@ -17,7 +17,7 @@ use std::{
 use onefold_archive::{
     Archive, BackupRequest, Collection, CollectionOptions, Compression, EpochGuard, Event, FileMap,
     Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup,
-    check, doubt_clock, forget, is_clock_ahead, survey,
+    check, forget, is_clock_ahead, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
@@ -97,12 +97,10 @@ fn a_clock_that_jumps_ahead_ends_no_time_of_the_trash() {
     desk.backup(1, &noise(1, 1 << 20));
     desk.backup(2, &noise(2, 1 << 20));
     forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
-    let gc = |now: u64, trash: u64, doubts: bool| {
+    let gc = |now: u64, trash: u64, doubts_clock: bool| {
         let archive = desk.archive();
-        let mut collection = Collection::begin(&archive, options(now, trash)).unwrap();
-        if doubts {
-            doubt_clock(&mut collection);
-        }
+        let options = CollectionOptions { doubts_clock, ..options(now, trash) };
+        let mut collection = Collection::begin(&archive, options).unwrap();
         let done = collection.run(&mut |_| {}).unwrap();
         (done.expired, done.clock_ahead)
     };
@@ -115,7 +113,7 @@ fn a_clock_that_jumps_ahead_ends_no_time_of_the_trash() {
     for _ in 0..2 {
         assert_eq!(gc(seen + MONTH + 1, 100, true), (0, true));
     }
-    // What is forgotten now is not noted as seen either, so that the time of a wrong clock is no date.
+    // Nor does a collection note the time of a wrong clock for a snapshot that is forgotten now.
     forget(&desk.archive(), &[SnapshotId([2; 16])], seen + MONTH + 1).unwrap();
     assert_eq!(gc(seen + MONTH + 1, 100, true), (0, true));
     assert!(is_clock_ahead(&desk.archive().tables(), seen + MONTH + 1));

@@ -396,7 +396,7 @@ fn what_is_overwritten_is_in_no_file_any_more_also_when_a_crash_came_between() {
         assert_eq!(data(&store.session(), "k"), [0x5a; 8192]);
         filled(&path, 0x5a)
     };
-    // As after a crash between the commit and the overwriting, and a program that knows nothing of it.
+    // A crash came between the commit and the overwriting; then a program used the folder that knows nothing of this.
     let file = fs::OpenOptions::new().write(true).open(path.join("data")).unwrap();
     file.set_len(64 << 12).unwrap();
     file.write_all_at(&[0xa5; 4096], 60 << 12).unwrap();

@@ -491,6 +491,40 @@ fn rule_26_an_older_key_stays_while_something_needs_it() {
 }
 
 #[test]
+fn rule_26_an_older_key_stays_while_blocks_are_held_that_nobody_names() {
+    let mut world = World::new();
+    world.create("v", 0, None);
+    world.write("v", (0..600).map(|n| (n, 3 * n + 1)));
+    world.copy("v", "s", false);
+    world.write("v", (0..600).step_by(7).map(|n| (n, 3 * n + 2)));
+    world.close();
+    let snapshot = world.maps.remove("v@s").unwrap().0;
+    // Takes the snapshot apart; true when a page of it could not be read.
+    let deleted = |engine: &Engine| -> Result<bool> {
+        engine.delete_volume(snapshot)?;
+        for _ in 0..8 {
+            engine.flush()?;
+            engine.checkpoint()?;
+        }
+        Ok(engine.status().inexact)
+    };
+    let hurts = |&at: &u64| {
+        let hurt = copy(&world.disk);
+        flip(&hurt, Pba(at), 77);
+        let opened = Engine::open(hurt, clock(), settings());
+        opened.and_then(|engine| deleted(&engine)).is_ok_and(|inexact| inexact)
+    };
+    let written = |&at: &u64| at >= 64 && !get(&world.disk, Pba(at)).is_zero();
+    let at = (0..BLOCKS).filter(written).find(hurts).unwrap();
+    flip(&world.disk, Pba(at), 77);
+    assert!(deleted(world.engine()).unwrap());
+    world.rotate(0).unwrap();
+    let left = world.finish(0).unwrap().unwrap();
+    assert!(left.hindered.by_counts && (left.leaves, left.leaving) == (0, 0), "{left:?}");
+    assert!(world.has_older(0));
+}
+
+#[test]
 fn rule_26_a_domain_with_two_keys_is_erased_with_both() {
     let mut world = World::new();
     world.create("v", 1, None);

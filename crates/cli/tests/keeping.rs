@@ -292,6 +292,7 @@ fn look_after_in_the_future(desk: &Desk) {
         wait: true,
         reserve_bytes: 0,
         encode_all: false,
+        doubts_clock: false,
     };
     let mut collection = Collection::begin(&archive, options).unwrap();
     while collection.step().unwrap() {}

@@ -1,7 +1,7 @@
 //! Care of an open store: what it saves, whether its data is whole, and space that it gives back.
 
 use onefold_archive::{
-    Collection, CollectionOptions, Format, VOLUME_BLOCK_BYTES, check, doubt_clock, record_damage,
+    Collection, CollectionOptions, Format, VOLUME_BLOCK_BYTES, check, record_damage,
 };
 use onefold_block::check::scrub_open;
 use onefold_cluster::{Report, Scrub};
@@ -224,9 +224,9 @@ impl OpenArchive {
             wait: false,
             reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
             encode_all: false,
+            doubts_clock: true,
         };
         let mut collection = Collection::begin(&self.archive, options)?;
-        doubt_clock(&mut collection);
         Ok(collection.run(&mut |_| {})?.freed_bytes)
     }
 }

@@ -85,6 +85,14 @@ pub fn judge(
         }
         let root = match root(area) {
             Ok(root) => root,
+            // Slots that do not open it, or ask for too much, prove no erasure. Another error leaves open whether
+            // they would.
+            Err(error)
+                if area.is_erased()
+                    && !matches!(error.kind(), Kind::Denied | Kind::Corrupt | Kind::Memory) =>
+            {
+                return Err(error);
+            }
             Err(error) => {
                 failed.get_or_insert(error);
                 continue;

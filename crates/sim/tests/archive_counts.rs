@@ -49,6 +49,7 @@ impl Desk {
             trash: 0,
             reserve_bytes: 0,
             encode_all: false,
+            doubts_clock: false,
         };
         Collection::begin(&self.open(broken), options).unwrap()
     }

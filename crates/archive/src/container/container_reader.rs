@@ -84,7 +84,8 @@ impl ContainerReader {
             ));
         }
         if is_erased(&self.archive, stored.domain) {
-            // Nobody who reads a domain comes here: its snapshots and streams are refused before.
+            // Whoever reads snapshots, streams and volumes is refused before, but for a write-back that is under
+            // way when the process learns of the erasure.
             return Err(Error::new(
                 Kind::Corrupt,
                 format!("container {}: its domain {} was erased", stored.id, stored.domain),

@@ -247,7 +247,7 @@ struct KeyChange {
     /// The kept keys of the older one, sealed, once the log has them.
     kept: Option<Box<Kept>>,
     /// The same, opened, where this process has a data key that opens them.
-    stays: Option<KeptKeys>,
+    opened: Option<KeptKeys>,
     /// The older one was erased.
     erased: bool,
 }
@@ -345,13 +345,13 @@ impl Domains {
         let changes = self.changes.range_mut((number, 0)..=(number, u32::MAX)).rev();
         for ((_, generation), change) in changes {
             let own = versions.of(*generation).map(|there| there.kept.again());
-            change.stays = match (own.or(next.take()), &change.kept) {
+            change.opened = match (own.or(next.take()), &change.kept) {
                 // Where it does not open, the domain is of no use, and others are.
                 (Some(by), Some(kept)) => KeptKeys::open(kept, (number, *generation), &by)?,
                 // Nothing is said of the older one yet, or this process has no newer one: it is there.
                 _ => versions.of(generation.saturating_sub(1)).map(|before| KeptKeys::of(before)),
             };
-            next = change.stays.as_ref().map(|stays| stays.before.again());
+            next = change.opened.as_ref().map(|opened| opened.before.again());
         }
         Ok(())
     }
@@ -359,7 +359,7 @@ impl Domains {
     /// The seed of the ends of tree nodes of a domain that got another data key.
     fn borders(&self, number: u32) -> Option<u64> {
         let mut changes = self.changes.range((number, 0)..=(number, u32::MAX));
-        changes.find_map(|(_, change)| change.stays.as_ref()?.borders)
+        changes.find_map(|(_, change)| change.opened.as_ref()?.borders)
     }
 
     /// Forgets older data keys of which the log says that they were erased.
@@ -517,7 +517,7 @@ impl Sealing {
             false => versions.of(said).ok_or_else(|| versions.not_of_one_time(said))?,
         };
         let mut changes = domains.changes.range((number, 0)..=(number, used.generation)).rev();
-        match changes.find(|(_, change)| change.stays.is_none()) {
+        match changes.find(|(_, change)| change.opened.is_none()) {
             None => Ok(used.clone()),
             Some((_, KeyChange { kept: Some(_), .. })) => Err(of_another_copy(number)),
             Some(((_, generation), _)) => {
@@ -628,8 +628,8 @@ impl Sealing {
         let (Some(now), Some(before)) = (versions.of(generation), before) else {
             return Ok(None);
         };
-        let stays = KeptKeys { borders, ..KeptKeys::of(before) };
-        stays.seal((number, generation), &now.kept).map(Some)
+        let kept = KeptKeys { borders, ..KeptKeys::of(before) };
+        kept.seal((number, generation), &now.kept).map(Some)
     }
 
     /// Takes over what the log says of data keys, with the generations whose older key was erased: that is
@@ -647,7 +647,7 @@ impl Sealing {
                     |known: &KeyChange| (known.erased, known.kept.as_deref()) == (erased, kept);
                 if !domains.changes.get(&key).is_some_and(is_known) {
                     let kept = kept.map(|kept| Box::new(*kept));
-                    let change = KeyChange { from: rotation.from.0, kept, stays: None, erased };
+                    let change = KeyChange { from: rotation.from.0, kept, opened: None, erased };
                     new.push((key, change));
                 }
             }
@@ -702,7 +702,7 @@ impl Sealing {
         let domains = self.domains.read();
         let changes = domains.changes.range((number, 0)..=(number, u32::MAX)).rev();
         changes
-            .filter_map(|(_, change)| change.stays.as_ref())
+            .filter_map(|(_, change)| change.opened.as_ref())
             .for_each(|it| each(&it.fingerprints));
     }
 
@@ -1458,7 +1458,7 @@ mod tests {
         assert_eq!(left(&sealing), 2);
         sealing.erase(1);
         assert_eq!((left(&sealing), sealing.borders(1)), (0, None));
-        // What the log says of it later changes nothing.
+        // Later words of the log about that domain change nothing.
         sealing.follow(all()).unwrap();
         assert_eq!((left(&sealing), sealing.newest_generation(1)), (0, 0));
         // Another process finds out by the key area.

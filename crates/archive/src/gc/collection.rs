@@ -39,6 +39,9 @@ pub struct Options {
     pub reserve_bytes: u64,
     /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
     pub encode_all: bool,
+    /// When the clock is more than 30 days ahead of all dates in the archive, forgotten snapshots stay whose time
+    /// is not zero: see [`is_clock_ahead`](crate::is_clock_ahead). [`Collected::clock_ahead`] tells that it was so.
+    pub doubts_clock: bool,
 }
 
 impl Options {
@@ -60,7 +63,7 @@ pub struct Collected {
     pub erased: u64,
     /// Bytes of space that they took.
     pub erased_bytes: u64,
-    /// The clock was far ahead of all dates in the archive, and was doubted: nothing counts by it.
+    /// The clock was far ahead of all dates in the archive, and was doubted: the trash stays.
     pub clock_ahead: bool,
     /// Containers without a live chunk that were dropped.
     pub dropped: u64,
@@ -163,8 +166,6 @@ pub struct Collection {
     counted_anew: bool,
     /// Snapshots of put keys that name what is not there are dropped.
     pub(super) drops_untrue: bool,
-    /// A clock that is far ahead ends no time of the trash.
-    doubts_clock: bool,
     /// Nodes of snapshots of put keys that were found whole, until something is dropped.
     pub(super) whole: Trees,
     /// How often what put keys stored was read.
@@ -191,13 +192,6 @@ enum Step {
     Last,
     EraseKeys,
     Over,
-}
-
-/// When the clock is more than 30 days ahead of all dates in the archive, this collection leaves forgotten
-/// snapshots whose time is not zero: see [`is_clock_ahead`](crate::is_clock_ahead). [`Collected::clock_ahead`]
-/// tells that it was so. Without this word the clock is trusted.
-pub fn doubt_clock(collection: &mut Collection) {
-    collection.doubts_clock = true;
 }
 
 impl Collection {
@@ -245,7 +239,6 @@ impl Collection {
             resealing: Resealing::none(archive),
             counted_anew: false,
             drops_untrue: false,
-            doubts_clock: false,
             whole: Trees::default(),
             proofs: 0,
             recounted: None,
@@ -408,9 +401,9 @@ impl Collection {
             }
             Step::Count => {
                 if self.archive.tables().trees && !std::mem::replace(&mut self.has_expired, true) {
-                    let Options { now, trash, keep_partial, .. } = self.options;
+                    let Options { now, trash, keep_partial, doubts_clock, .. } = self.options;
                     let times = (trash, keep_partial);
-                    let (gone, is_ahead) = expire(&self.archive, now, times, self.doubts_clock)?;
+                    let (gone, is_ahead) = expire(&self.archive, now, times, doubts_clock)?;
                     self.done.expired += gone;
                     self.done.clock_ahead = is_ahead;
                 }

@@ -22,7 +22,7 @@ mod reseal;
 mod survey;
 
 pub use self::{
-    collection::{Collected, Collection, Options, Patience, doubt_clock},
+    collection::{Collected, Collection, Options, Patience},
     reseal::FreeBytes,
     survey::{Survey, Trash, survey},
 };

@@ -426,7 +426,7 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
 
 /// Ends erasures of domains that a crash cut off: both copies of the key area are as they should be, and the
 /// log says which domains the key area has no more.
-fn end_erasures(archive: &Archive) -> Result<()> {
+pub(crate) fn end_erasures(archive: &Archive) -> Result<()> {
     let Some(sealing) = archive.identity.sealing().filter(|_| archive.label.domains) else {
         return Ok(());
     };

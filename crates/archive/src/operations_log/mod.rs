@@ -80,7 +80,7 @@ pub use self::{
     upgrade::{features_to_come, upgrade, upgrade_telling},
 };
 pub(crate) use self::{
-    archive::{memory_of, memory_of_filters},
+    archive::{end_erasures, memory_of, memory_of_filters},
     checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     data_keys::erase_older_data_key,
     domains::{domain_of, is_there, look_for_data_key},

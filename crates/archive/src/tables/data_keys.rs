@@ -60,7 +60,7 @@ impl DataKeys {
         Some(change).filter(|change| change.rotation.domain == domain)
     }
 
-    /// Those of a domain, the newest one first.
+    /// The changes of a domain, the newest one first.
     fn of_domain(&self, domain: u32) -> impl Iterator<Item = &KeyChange> {
         std::iter::successors(self.newest_change(domain), move |change| {
             self.newest_upto(domain, change.rotation.generation.checked_sub(1)?)

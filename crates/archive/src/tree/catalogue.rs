@@ -37,8 +37,8 @@ pub fn undelete(archive: &Archive, ids: &[SnapshotId]) -> Result<()> {
 /// Seconds by which a clock may be ahead of the newest date in an archive before what counts by it is doubted.
 const AHEAD_MAX: u64 = 30 * 86_400;
 
-/// True when `now` is more than 30 days after all dates in the archive: when snapshots ended, when a
-/// collection saw that they were forgotten, and when streams were stored. Then the archive lay unused for so
+/// True when `now` is more than 30 days after all dates of the archive that are not in its future: when snapshots
+/// ended, when a collection saw that they were forgotten, and when streams were stored. Then the archive lay unused for so
 /// long, or the clock of this host is wrong. False when no snapshot is forgotten: nothing counts by the clock.
 #[must_use]
 pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
@@ -47,7 +47,7 @@ pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
         snapshot.ended.max(seen.unwrap_or(0))
     });
     let of_streams = tables.streams.values().map(|stream| stream.created);
-    let newest = of_snapshots.chain(of_streams).max();
+    let newest = of_snapshots.chain(of_streams).filter(|&date| date <= now).max();
     tables.snapshots.forgotten().next().is_some()
         && newest.is_some_and(|newest| now > newest.saturating_add(AHEAD_MAX))
 }
@@ -55,7 +55,8 @@ pub fn is_clock_ahead(tables: &Tables, now: u64) -> bool {
 /// Takes note that a collection saw forgotten snapshots, and checkpoints, and removes those whose
 /// time of `trash` seconds, or for checkpoints `keep_partial`, is over by the clock of collections:
 /// no clock of another process counts. Gives how many snapshots are gone. With `doubts`, a clock that
-/// [is ahead](is_clock_ahead) notes nothing and ends no time but one of zero seconds; true is given then.
+/// [is ahead](is_clock_ahead) notes nothing and ends no time but one of zero seconds; true is given when the trash
+/// stays for that.
 ///
 /// # Errors
 /// As for every change.
@@ -82,7 +83,7 @@ pub(crate) fn expire(
         let expired = (!expired.is_empty()).then_some(Record::Expired { ids: expired });
         Ok(seen.into_iter().chain(expired).collect())
     })?;
-    Ok((gone, is_ahead))
+    Ok((gone, is_ahead && trash > 0))
 }
 
 /// What a collection does with forgotten snapshots and checkpoints.

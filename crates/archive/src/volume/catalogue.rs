@@ -31,8 +31,7 @@ fn valid_volume_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Volume verbs: each takes the commit lock only, and is durable on return.
-/// As [`create_volume`](Archive::create_volume), in the domain of this number, to which the volume and its clones belong for ever.
+/// Makes a volume in the domain of this number, to which the volume and its clones belong for ever.
 ///
 /// # Errors
 /// `Denied`: the domain was erased, or is not there. `Unsupported` in an archive to which a program gave
@@ -71,6 +70,7 @@ pub fn create_volume_in(
     archive.commit(false, decide).map(|_| ())
 }
 
+/// Volume verbs: each takes the commit lock only, and is durable on return.
 impl Archive {
     /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes, in the domain that the
     /// archive began with. `now` is in seconds since 1970.

@@ -34,7 +34,7 @@ use crate::{
     chunk_index::ByFingerprint,
     container::ChunkReader,
     format::{Address, domain::FIRST_DOMAIN, recipe::Part},
-    operations_log::{Domain, domain_of},
+    operations_log::{Domain, domain_of, end_erasures, is_erased},
     rules::Rule,
     settings::FilterName,
     stream::{Batch, Cutting, Given, Remaps, Results, Session, Sink, Staged, StreamWriter, staged},
@@ -179,16 +179,19 @@ impl Volumes {
         done.and_then(|lost| lost.map_or(Ok(()), Err))
     }
 
-    /// The same as [`write_back_layers`](Self::write_back_layers), again when a domain was erased meanwhile.
+    /// The same as [`write_back_layers`](Self::write_back_layers), again when a domain was erased meanwhile. An
+    /// erasure of which only the key area knows is ended first: whoever began it may be dead.
     fn write_back_living(&self, frozen: &Frozen) -> Result<Option<Error>> {
         loop {
             let before = self.archive.tables().domains.erased.len();
-            match self.write_back_layers(frozen) {
-                Err(error)
-                    if error.kind() == Kind::Denied
-                        && self.archive.refresh()?.domains.erased.len() > before => {}
-                done => return done,
+            let done = self.write_back_layers(frozen);
+            if done.as_ref().is_err_and(|error| error.kind() == Kind::Denied) {
+                end_erasures(&self.archive)?;
+                if self.archive.refresh()?.domains.erased.len() > before {
+                    continue;
+                }
             }
+            return done;
         }
     }
 
@@ -367,6 +370,10 @@ impl Chunking<'_> {
             let read =
                 self.volumes.with_reader(|reader| self.rest_of(reader, &mapped, patch, &mut bytes));
             let kept = match read {
+                // Nothing of it is damaged: the other volumes go on without it.
+                Err(_) if is_erased(&self.volumes.archive, volume.domain) => {
+                    return Err(Error::new(Kind::Denied, "the domain of the volume was erased"));
+                }
                 Err(error) if error.kind() == Kind::Corrupt => {
                     self.lost.get_or_insert(error);
                     next = 0;

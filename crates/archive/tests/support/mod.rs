@@ -79,6 +79,7 @@ pub(crate) fn options(now: u64) -> CollectionOptions {
         wait: false,
         reserve_bytes: 1 << 20,
         encode_all: false,
+        doubts_clock: false,
     }
 }
 

@@ -202,7 +202,7 @@ impl Blocks {
         self.erasing.push(block);
     }
 
-    /// What is to be overwritten when the transaction at work is durable.
+    /// Blocks to be overwritten when the transaction at work is durable.
     pub(super) fn to_erase(&self) -> &[u32] {
         &self.erasing
     }

@@ -29,7 +29,7 @@ use onefold_core::{Clock, Disk, Error, Kind, Result, VolumeId};
 
 use super::{
     Engine,
-    checkpoint::{checkpoint_due, checkpoint_to_end, checkpoint_useful},
+    checkpoint::{checkpoint_due, checkpoint_needed, checkpoint_to_end, checkpoint_useful},
     domains::no_such_domain,
     free_blocks,
     idle::idle_step,
@@ -45,12 +45,12 @@ use crate::{
     settings::{Settings, Tidying},
 };
 
-/// Gives a domain of a sealed store that nobody works on another data key beside the one that it has. Returns how
-/// often the key was changed now. Durable on return.
+/// Gives a domain of a sealed store that nobody works on another data key beside the one that it has. Returns
+/// the generation of the new one. Durable on return.
 ///
 /// # Errors
-/// As opening the store, and [`change_keys`](super::key_changes::change_keys). `InvalidInput`: it has two keys
-/// already. `NotFound`: there is no such domain. `Unsupported`: the scheme of the store does not move blocks.
+/// The errors of opening the store, and of [`change_keys`](super::key_changes::change_keys). `InvalidInput`: the
+/// domain has two keys already. `NotFound`: there is no such domain. `Unsupported`: the scheme of the store does not move blocks.
 pub fn rotate_data_key(
     disk: &Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
@@ -92,16 +92,16 @@ fn has_two_keys(engine: &Engine, number: u32) -> Result<bool> {
     Ok(identity.older_fingerprinter_of(number).is_some())
 }
 
-/// What keeps the older data key of a domain.
+/// The reasons for which the older data key of a domain is still needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StillOlder {
     /// Leaves of maps that may name something under it: each is a MiB of a volume or a snapshot.
     pub leaves: u64,
-    /// Those among them that are being received.
+    /// Leaves among them that are being received.
     pub receiving: u64,
     /// Maps and pages that are being taken apart.
     pub leaving: u64,
-    /// What kept moving from leaves.
+    /// The causes that kept moving from leaves.
     pub hindered: Hindered,
 }
 
@@ -133,9 +133,16 @@ pub fn finish_data_key(
         hindered = reseal(&engine, number)?;
         left = still_older(kernel, number, hindered)?;
     }
-    if left.is_none() && !free_blocks::clear_fingerprints(kernel, &*engine.scheme)? {
-        let hindered = Hindered { by_room: true, ..hindered };
-        left = Some(StillOlder { hindered, ..StillOlder::default() });
+    while left.is_none() {
+        if !free_blocks::clear_fingerprints(kernel, &*engine.scheme)? {
+            let hindered = Hindered { by_room: true, ..hindered };
+            left = Some(StillOlder { hindered, ..StillOlder::default() });
+        } else if checkpoint_needed(kernel, &*engine.scheme) {
+            // Trims that it carries free more blocks.
+            checkpoint_to_end(kernel, &*engine.scheme, Reason::Changes)?;
+        } else {
+            break;
+        }
     }
     engine.close()?;
     if is_asked && left.is_none() {
@@ -168,7 +175,10 @@ fn still_older(kernel: &Kernel, number: u32, hindered: Hindered) -> Result<Optio
     let UnderOlder { leaves, receiving, leaving } =
         under_older(kernel, &kernel.tables(), orphans, number)?;
     let left = StillOlder { leaves, receiving, leaving, hindered };
-    Ok((leaves + leaving > 0).then_some(left))
+    // Blocks that are held for used though nobody names them are neither moved nor free.
+    let by_counts = kernel.tables().state.inexact;
+    let left = StillOlder { hindered: Hindered { by_counts, ..left.hindered }, ..left };
+    Ok((leaves + leaving > 0 || by_counts).then_some(left))
 }
 
 /// Moves what is under the older data key of a domain, and nothing else, until nothing more can be done. Returns

@@ -40,28 +40,32 @@ const LEAVES_TOGETHER: usize = 4096;
 /// return.
 ///
 /// # Errors
-/// `Corrupt`: a page can't be read, or blocks have references that are free by the zone table; nothing of
-/// their zone was overwritten. `Io`, `NoSpace`: those of the disk.
+/// `Corrupt`: a page can't be read, or blocks have references that are free by the zone table; nothing was
+/// overwritten. `Io`, `NoSpace`: those of the disk.
 pub(super) fn overwrite(kernel: &Kernel) -> Result<()> {
     let (tables, geometry) = (kernel.tables(), kernel.geometry());
     let source = kernel.zones(tables.state.zones);
     let end = tables.state.high_water.saturating_add(BEHIND / geometry.zone_blocks);
     let end = end.min(geometry.zones);
-    let mut at = geometry.first_zone().0;
-    while at < end {
-        let count = ZONES_TOGETHER.min(end - at);
-        let bitmaps = source.bitmaps(ZoneId(at), count)?;
-        for (zone, used) in (at..).map(ZoneId).zip(bitmaps) {
-            if geometry.has_zone(zone) {
-                overwrite_zone(kernel, &tables, zone, &used)?;
+    // Nothing is overwritten before all zones are judged.
+    for act in [judge_zone, overwrite_zone] {
+        let mut at = geometry.first_zone().0;
+        while at < end {
+            let count = ZONES_TOGETHER.min(end - at);
+            let bitmaps = source.bitmaps(ZoneId(at), count)?;
+            for (zone, used) in (at..).map(ZoneId).zip(bitmaps) {
+                if geometry.has_zone(zone) {
+                    act(kernel, &tables, zone, &used)?;
+                }
             }
+            at += count;
         }
-        at += count;
     }
     kernel.disk.flush()
 }
 
-fn overwrite_zone(kernel: &Kernel, tables: &Tables, zone: ZoneId, used: &ZoneBitmap) -> Result<()> {
+/// Fails for a zone in which a block is free that has references.
+fn judge_zone(kernel: &Kernel, tables: &Tables, zone: ZoneId, used: &ZoneBitmap) -> Result<()> {
     let (start, blocks) = (kernel.geometry().start_of(zone), kernel.geometry().zone_blocks);
     let all = start.0..start.0 + blocks;
     let references =
@@ -75,6 +79,11 @@ fn overwrite_zone(kernel: &Kernel, tables: &Tables, zone: ZoneId, used: &ZoneBit
             return Err(Error::new(Kind::Corrupt, why));
         }
     }
+    Ok(())
+}
+
+fn overwrite_zone(kernel: &Kernel, _: &Tables, zone: ZoneId, used: &ZoneBitmap) -> Result<()> {
+    let (start, blocks) = (kernel.geometry().start_of(zone), kernel.geometry().zone_blocks);
     let mut from = 0;
     while let Some((first, length)) = used.clear_run(from, blocks as usize, blocks as usize) {
         from = first + length;

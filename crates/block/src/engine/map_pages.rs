@@ -93,9 +93,9 @@ pub(super) fn wants_counting(kernel: &Kernel, volume: &Volume, of_domain: u64) -
 pub(super) fn of_domain(kernel: &Kernel, state: &State, domain: u32, quota: u64) -> Option<u64> {
     let all = state.overlays.tables().volumes.values();
     let mine = all.filter(|one| one.domain == domain && one.sharing.kind == MapKind::Volume);
-    let full: u64 = mine.clone().map(|one| most(one.blocks)).sum();
-    let counted: Option<u64> = mine.map(Volume::pages).sum();
-    counted.or((full <= free(kernel, quota)).then_some(0))
+    let counted: Option<u64> = mine.clone().map(Volume::pages).sum();
+    let are_free = || mine.map(|one| most(one.blocks)).sum::<u64>() <= free(kernel, quota);
+    counted.or_else(|| are_free().then_some(0))
 }
 
 /// Counts the pages of a map. One with a page that can't be read counts as a full one.

@@ -177,7 +177,7 @@ impl Identity {
         self.older.iter().find(|(number, _)| *number == domain).map(|(_, one)| one)
     }
 
-    /// How often the data key of a domain was changed.
+    /// The generation of the data key of a domain.
     pub(crate) fn generation_of(&self, domain: u32) -> u32 {
         self.sealing.as_ref().map_or(0, |sealing| sealing.generation(domain))
     }

@@ -80,7 +80,7 @@ struct DomainKeys {
     number: u32,
     /// Its name; empty for the first one.
     name: String,
-    /// How often its data key was changed.
+    /// The generation of its data key, which rises with each change; numbers are left out.
     generation: u32,
     data: DataKeys,
     /// By the data key that it had before, as long as something may be under it.
@@ -194,7 +194,7 @@ impl Sealing {
         self.all().filter_map(|one| Some((one.number, &one.older.as_ref()?.fingerprints)))
     }
 
-    /// How often the data key of a domain was changed; 0 when there is no such domain.
+    /// The generation of the data key of a domain; 0 when there is no such domain.
     pub(crate) fn generation(&self, number: u32) -> u32 {
         self.domain(number).map_or(0, |one| one.generation)
     }

@@ -52,6 +52,8 @@ pub struct Hindered {
     pub by_room: bool,
     /// A trim has not come into the maps yet.
     pub by_trims: bool,
+    /// Counts may be too high: blocks that no map names may be held for used.
+    pub by_counts: bool,
 }
 
 impl Hindered {
@@ -63,6 +65,7 @@ impl Hindered {
             by_versions: self.by_versions | other.by_versions,
             by_room: self.by_room | other.by_room,
             by_trims: self.by_trims | other.by_trims,
+            by_counts: self.by_counts | other.by_counts,
         }
     }
 }

@@ -147,6 +147,7 @@ fn fill(
         wait: false,
         reserve_bytes: 4096,
         encode_all: false,
+        doubts_clock: false,
     };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
     put_bytes(&archive, "last", &content(9, 9_000))?;

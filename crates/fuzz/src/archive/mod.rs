@@ -157,6 +157,7 @@ fn collected(files: &impl Place) -> Result<()> {
         wait: false,
         reserve_bytes: 4096,
         encode_all: false,
+        doubts_clock: false,
     };
     let mut collection = Collection::begin(&open(files, true)?, options)?;
     for _ in 0..1000 {

@@ -101,6 +101,7 @@ fn collect(files: &MemoryFiles) -> Result<()> {
         wait: false,
         reserve_bytes: 64 << 10,
         encode_all: false,
+        doubts_clock: false,
     };
     Collection::begin(&open(files)?, options)?.run(&mut |_| {}).map(drop)
 }

@@ -726,6 +726,7 @@ impl Sim {
                 wait: false,
                 reserve_bytes: 256 << 10,
                 encode_all: false,
+                doubts_clock: false,
             };
             let collected = Collection::begin(&archive, options)
                 .and_then(|collection| collection.run(&mut |_| {}));

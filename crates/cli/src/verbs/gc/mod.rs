@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use onefold_archive::{
     Collection, CollectionOptions as Collect, CountsFound, Format, Miscounted, Settings,
-    doubt_clock, is_clock_ahead,
+    is_clock_ahead,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -282,6 +282,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
+        doubts_clock: !options.force,
     };
     let free = || directory.free_bytes();
     if options.dry_run {
@@ -299,9 +300,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut collection = Collection::begin(&archive, collect)?;
     if options.recount {
         collection.recount();
-    }
-    if !options.force {
-        doubt_clock(&mut collection);
     }
     if options.drop_untrue {
         collection.drop_untrue();
@@ -472,7 +470,8 @@ fn plan(
     free_bytes: u64,
 ) -> Result<(), Failure> {
     let archive = directory.open_to_read(options.memory.0)?;
-    let is_ahead = !options.force && is_clock_ahead(&archive.tables(), collect.now);
+    let may_doubt = collect.doubts_clock && collect.trash > 0;
+    let is_ahead = may_doubt && is_clock_ahead(&archive.tables(), collect.now);
     if is_ahead {
         warn(&format!("the trash stays: {CLOCK_AHEAD}"));
     }

@@ -120,6 +120,11 @@ fn kept_by(left: &StillOlder) -> Vec<String> {
         ),
         (hindered.by_room, "the store has no room for copies: make it larger, or delete something"),
         (hindered.by_trims, "trims are not done yet: serve the store for a while"),
+        (
+            hindered.by_counts,
+            "a page of something deleted could not be read, and blocks that nobody names are held for used: \
+             `onefold repair` counts them anew",
+        ),
     ];
     kept.extend(told.iter().filter(|(is_so, _)| *is_so).map(|(_, words)| (*words).to_owned()));
     kept

@@ -3,7 +3,7 @@
 //! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
 //! Where the archive is served its server does it, so that it knows at once.
 
-use onefold_archive::{Archive, Settings, Tables, create_volume_in, domain_called};
+use onefold_archive::{Archive, Settings, Tables, create_volume_in, domain_called, find_label};
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -62,8 +62,30 @@ fn domain_mark(domain: u32, erased: bool) -> String {
     }
 }
 
+/// Fails for an archive whose volumes have no domains. A server of before would make the volume all the same,
+/// beside those of others: it can't have an archive open that says that it has such volumes.
+fn has_volume_domains(directory: &ArchiveDir, domain: &str) -> Result<(), Failure> {
+    let label = match directory.nodes(false, false)? {
+        Some(_) => None,
+        None => Some(find_label(&*directory.files()?)?),
+    };
+    match label {
+        Some(label) if label.volume_domains => Ok(()),
+        Some(label) if label.domains => Err(Failure::new(
+            "the archive got its domains by a program that knew no volumes in them: `onefold upgrade` gives it these",
+        )),
+        _ => Err(Failure::new(format!(
+            "there is no domain '{}': `onefold domain create` makes one in an encrypted archive",
+            domain.escape_debug()
+        ))),
+    }
+}
+
 /// Changes the catalogue, by the archive's server where there is one.
 pub(in crate::verbs) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Failure> {
+    if let Request::VolumeCreate { domain: Some(domain), .. } = request {
+        has_volume_domains(directory, domain)?;
+    }
     match directory.server()? {
         Some(mut server) => server.ask::<serde_json::Value>(request).map(|_| ())?,
         None => {

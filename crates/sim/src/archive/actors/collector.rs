@@ -21,6 +21,7 @@ impl Sim {
                     wait: false,
                     reserve_bytes: 256 << 10,
                     encode_all: self.params.late.is_some() && self.rng.percent(20),
+                    doubts_clock: false,
                 };
                 match Collection::begin(&archive, options) {
                     Ok(mut collection) => {
@@ -109,6 +110,7 @@ impl Sim {
                 wait: false,
                 reserve_bytes: 256 << 10,
                 encode_all: true,
+                doubts_clock: false,
             };
             let collected = Collection::begin(&archive, options)
                 .and_then(|collection| collection.run(&mut |_| {}));

@@ -110,6 +110,7 @@ impl Sim {
             wait: false,
             reserve_bytes: 256 << 10,
             encode_all: false,
+            doubts_clock: false,
         }
     }
 

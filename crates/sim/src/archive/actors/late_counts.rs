@@ -37,6 +37,7 @@ impl Sim {
             wait: false,
             reserve_bytes: 256 << 10,
             encode_all: false,
+            doubts_clock: false,
         };
         let mut collection =
             Collection::begin(&archive, options).map_err(|error| self.judge("gc", &error))?;

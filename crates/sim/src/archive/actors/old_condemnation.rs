@@ -101,6 +101,7 @@ impl Sim {
             wait: false,
             reserve_bytes: 256 << 10,
             encode_all: false,
+            doubts_clock: false,
         };
         Collection::begin(&archive, options).map_err(|error| self.judge("gc", &error))
     }

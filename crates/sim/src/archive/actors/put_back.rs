@@ -203,6 +203,7 @@ impl Sim {
             wait: false,
             reserve_bytes: 256 << 10,
             encode_all: false,
+            doubts_clock: false,
         };
         let begun = Collection::begin(&archive, options);
         let mut collection = begun.map_err(|error| self.judge("gc", &error))?;

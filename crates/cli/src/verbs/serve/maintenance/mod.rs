@@ -15,8 +15,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, doubt_clock,
-    forget,
+    Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, forget,
 };
 use onefold_core::{Error, Kind, Result, clock::age};
 use parking_lot::Mutex;
@@ -210,11 +209,11 @@ impl Keeper {
             wait: false,
             reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
             encode_all: false,
+            doubts_clock: true,
         };
         let gate = self.gate.clone();
         let pace = Pace::new(move |bytes| gate.pass(bytes));
         let mut collection = Collection::begin_paced(&self.archive, options, pace)?;
-        doubt_clock(&mut collection);
         let mut written = 0;
         loop {
             self.say(&format!("gc: {}", collection.doing()));
