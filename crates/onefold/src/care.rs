@@ -226,8 +226,7 @@ impl OpenArchive {
             encode_all: false,
             doubts_clock: true,
         };
-        let mut collection = Collection::begin(&self.archive, options)?;
-        Ok(collection.run(&mut |_| {})?.freed_bytes)
+        Ok(Collection::begin(&self.archive, options)?.run(&mut |_| {})?.freed_bytes)
     }
 }
 

@@ -12,8 +12,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use shuttle::thread;
 use shuttle::sync;
+
+/// Threads, of which the scheduler always gives another.
+pub mod thread {
+    use std::io;
+
+    pub use shuttle::thread::*;
+
+    /// Starts a thread that ends with its scope.
+    #[derive(Default)]
+    pub struct Builder;
+
+    impl Builder {
+        /// A thread as `std` makes it.
+        pub fn new() -> Builder {
+            Builder
+        }
+
+        /// Does nothing: a schedule names no threads.
+        #[must_use]
+        pub fn name(self, _: String) -> Builder {
+            self
+        }
+
+        /// Starts it.
+        pub fn spawn_scoped<'scope, F, T>(
+            self,
+            scope: &'scope Scope<'scope, '_>,
+            work: F,
+        ) -> io::Result<ScopedJoinHandle<'scope, T>>
+        where
+            F: FnOnce() -> T + Send + 'scope,
+            T: Send + 'scope,
+        {
+            Ok(scope.spawn(work))
+        }
+    }
+}
 
 thread_local! {
     static PLANTED: Cell<&'static str> = const { Cell::new("") };

@@ -74,8 +74,11 @@ fn has_volume_domains(directory: &ArchiveDir, domain: &str) -> Result<(), Failur
         Some(label) if label.domains => Err(Failure::new(
             "the archive got its domains by a program that knew no volumes in them: `onefold upgrade` gives it these",
         )),
+        Some(label) if label.sealed.is_none() => Err(Failure::new(
+            "the archive is not encrypted, and domains are what keys separate: make an encrypted one",
+        )),
         _ => Err(Failure::new(format!(
-            "there is no domain '{}': `onefold domain create` makes one in an encrypted archive",
+            "there is no domain '{}': `onefold domain create` makes one",
             domain.escape_debug()
         ))),
     }
