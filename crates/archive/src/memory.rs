@@ -138,7 +138,7 @@ fn over(needed: u64, limit: u64, is_all: bool) -> Error {
         false => "allowed for what they occupy on the medium",
     };
     let why = format!(
-        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are {allowed}; --memory of ls, get, stats, check, scrub and gc allows more",
+        "reading the archive's tables takes {} MiB of memory or more, and {} MiB are {allowed}; --memory of ls, get, restore, status, check, scrub, repair and gc allows more",
         mib(needed),
         mib(limit)
     );

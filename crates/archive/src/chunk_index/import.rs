@@ -101,7 +101,7 @@ impl Importing {
 /// `None` when there was nothing to do.
 ///
 /// # Errors
-/// Errors of the system; a full disk only puts it off.
+/// Errors of the system; a full disk, and memory that is not there, only put it off.
 pub(crate) fn import(
     archive: &Arc<Archive>,
     auxiliary: &parking_lot::Mutex<Auxiliary>,
@@ -120,7 +120,7 @@ pub(crate) fn import(
     match import_entries(archive, &tables, entries, upto, importing.merging()) {
         // Nobody keeps the tables for it while others change the archive: the next import has newer
         // ones.
-        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => Ok(None),
+        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy | Kind::Memory) => Ok(None),
         Err(error) => Err(error),
         Ok(now) => Ok(Some((now, upto))),
     }
