@@ -358,6 +358,55 @@ fn a_folder_that_is_served_answers_status_and_verbs_of_volumes() {
 }
 
 #[test]
+fn volumes_of_a_folder_get_snapshots_clones_and_rollbacks_served_or_not() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 8M");
+    let serving = desk.serve("a --cold 0");
+    let uri = |name: &str| desk.uri("a", name);
+    qemu_io(&uri("v"), &["write -P 0x11 0 1M"]);
+    desk.ok("snapshot create a v@one");
+    desk.fails("snapshot create a v@one", 1, &["exists already"]);
+    qemu_io(&uri("v"), &["read -P 0x11 0 1M", "write -P 0x22 4k 4k"]);
+    let reads = Command::new("qemu-io")
+        .args(["-r", "-f", "raw", "-c", "read -P 0x11 0 1M", &uri("v@one")])
+        .status();
+    assert!(reads.unwrap().success());
+    desk.ok("snapshot clone a v@one c");
+    desk.ok("volume clone a v d");
+    qemu_io(&uri("c"), &["read -P 0x11 0 1M", "write -P 0x33 0 4k"]);
+    qemu_io(&uri("d"), &["read -P 0x11 0 4k", "read -P 0x22 4k 4k", "read -P 0x11 8k 1016k"]);
+    desk.fails("volume delete a v", 1, &["has snapshots"]);
+    serving.terminate();
+    let listed: serde_json::Value =
+        serde_json::from_str(&desk.ok("snapshot list a --json")).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["bytes"]), (&"v@one".into(), &(8 << 20).into()));
+    desk.ok("snapshot rollback a v@one");
+    for (verb, why) in [
+        ("snapshot rename a v@one two", "renamed"),
+        ("snapshot rollback a v@one --keep two", "--keep"),
+        ("snapshot create a v@two c@two", "one snapshot at a time"),
+        ("snapshot list a --space", "not counted"),
+        ("snapshot clone a v@two e", "there is no snapshot"),
+    ] {
+        desk.fails(verb, 1, &[why]);
+    }
+    desk.ok("worker a --once --cold 0");
+    assert!(desk.ok("check a").contains("a is well"));
+    let serving = desk.serve("a --cold 0");
+    qemu_io(&uri("v"), &["read -P 0x11 0 1M"]);
+    desk.ok("snapshot delete a v@one");
+    qemu_io(&uri("v"), &["read -P 0x11 0 1M"]);
+    qemu_io(&uri("c"), &["read -P 0x33 0 4k", "read -P 0x11 4k 1020k"]);
+    qemu_io(&uri("d"), &["read -P 0x22 4k 4k"]);
+    assert!(desk.ok("snapshot list a").contains("no snapshots"));
+    desk.ok("volume delete a v c d");
+    serving.terminate();
+    desk.ok("worker a --once --cold 0");
+    assert!(desk.ok("check a").contains("a is well"));
+}
+
+#[test]
 fn a_server_that_takes_over_runs_a_command_before_it_listens() {
     let desk = Desk::new();
     desk.ok("create cluster a");

@@ -36,6 +36,10 @@ pub(crate) struct ChunkMap {
     pub(crate) discarded: Stamp,
     /// How its chunks are cut, where their content decides.
     pub(crate) recut: Option<Recut>,
+    /// While its copy from the layer below is under way: the stamp of its references.
+    pub(crate) copying: Option<Stamp>,
+    /// It is being erased: what it held stands elsewhere.
+    pub(crate) erasing: bool,
     /// When it changed last.
     pub(crate) changed: Duration,
 }
@@ -96,6 +100,8 @@ impl ChunkMap {
             listed: None,
             discarded: Stamp(0),
             recut: None,
+            copying: None,
+            erasing: false,
             changed: match answer.seen.get(stat) {
                 Some(Seen::Stat { changed, .. }) => *changed,
                 _ => Duration::ZERO,
@@ -111,6 +117,10 @@ impl ChunkMap {
                 map.listed = Some(stamp()?);
             } else if key == key::DISCARDED {
                 map.discarded = stamp()?;
+            } else if key == key::COPYING {
+                map.copying = Some(stamp()?);
+            } else if key == key::ERASED {
+                map.erasing = true;
             } else if key == key::RECUT {
                 map.recut = Some(Recut::decode(value)?);
             } else if let Some((offset, stamp)) = key::parse_pending(key) {
@@ -170,7 +180,7 @@ pub(crate) fn is_named(map: Option<&ChunkMap>, chunk: &Chunk, reference: &Refere
 }
 
 /// True for a reference that nobody has a use for, nor ever will: its entry, read after it,
-/// does not name it, and neither that nor the re-cut under way has its very stamp.
+/// does not name it, and neither that, nor the re-cut or the copy under way, has its very stamp.
 pub(crate) fn is_stale(
     kernel: &Kernel,
     map: Option<&ChunkMap>,
@@ -182,6 +192,9 @@ pub(crate) fn is_stale(
         recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
     });
     if recut && kernel.keeps(Rule::RecutReferencesSpared) {
+        return false;
+    }
+    if map.copying == Some(reference.stamp) && kernel.keeps(Rule::CopyReferencesSpared) {
         return false;
     }
     let Some(entry) = map.entries.get(&reference.offset) else { return true };

@@ -20,6 +20,10 @@ use crate::{
         key,
     },
     kernel::{Fate, Operation, Outcome},
+    layers::{
+        below::{BORN, CHILD, ERASING, PARENT},
+        erasure::{Handed, hand_down},
+    },
     names::{FILL, Names, Record, valid_size},
     replies::failed,
     rules::Rule,
@@ -45,18 +49,21 @@ const ERASURE_DECISIONS: u32 = 1000;
 const NAMES_A_PAGE: usize = 1000;
 
 /// Deleting by one session.
+#[derive(Clone, Copy)]
 pub(crate) struct Deletion<'s> {
     session: &'s Session,
+    /// Objects that go say so, to those who look for them below a volume of their own.
+    marks: bool,
 }
 
 impl<'s> Deletion<'s> {
     pub(crate) fn of(session: &'s Session) -> Deletion<'s> {
-        Deletion { session }
+        Deletion { session, marks: false }
     }
 
     /// Removes a metadata object with its references; nothing when it is not there.
     pub(crate) fn erase(&self, object: ObjectId) -> Result<(), Refusal> {
-        let mut erasure = Erasure { session: self.session, object };
+        let mut erasure = Erasure { session: self.session, object, marks: self.marks };
         // Each step that is applied leaves fewer keys.
         while self.session.kernel().carry_out(&mut erasure)? != Outcome::GivenUp {}
         Ok(())
@@ -68,7 +75,7 @@ impl<'s> Deletion<'s> {
         let names = Names::of(self.session.kernel());
         let unfinished = names.unfinished()?;
         let mut any = names.finish_renames(&unfinished)?;
-        let mut damage = None;
+        let mut stuck = None;
         for (shard, record) in unfinished.records {
             let failed = |refusal| {
                 failed(
@@ -78,18 +85,24 @@ impl<'s> Deletion<'s> {
             };
             match self.delete_record(&shard, &record).map_err(failed) {
                 Ok(done) => any |= done,
-                // Damage in one keeps no other one from going.
-                Err(error) if error.kind() == Kind::Corrupt => damage = damage.or(Some(error)),
+                // Damage in one keeps no other one from going, nor does a layer that finds no room to hand its
+                // objects down: the others may make room.
+                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NoSpace) => {
+                    stuck = stuck.or(Some(error));
+                }
                 Err(error) => return Err(error),
             }
         }
-        match damage {
+        match stuck {
             Some(error) if !any => Err(error),
             _ => Ok(any),
         }
     }
 
     fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
+        if record.is_kept() {
+            return Ok(false);
+        }
         let (id, header) = (record.named.id, header::name(record.named.id));
         let cookie = self.session.kernel().cookie();
         // A session that fills the object holds the lock, and so does another one that deletes it.
@@ -124,12 +137,20 @@ impl<'s> Deletion<'s> {
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
         if still.is_some() {
-            if self.session.kernel().keeps(Rule::DeletedVolumeFenced) {
-                self.fence_owner(id)?;
-            }
+            let has_layers = self.fence_owner(id)?;
+            let inherited = match has_layers {
+                true => hand_down(self.session, id)?,
+                false => Handed::Down(false),
+            };
+            let Handed::Down(marks) = inherited else {
+                Names::of(self.session.kernel()).unlock_filled(id);
+                return Ok(false);
+            };
             match record.named.what {
                 What::Put => self.erase_pieces(id, record.named.pieces)?,
-                What::Volume => self.erase_objects(id, 0, record.named.bytes)?,
+                What::Volume => {
+                    Deletion { marks, ..*self }.erase_objects(id, 0, record.named.bytes)?
+                }
             }
         }
         match self.session.kernel().until_answered(&Write {
@@ -144,12 +165,20 @@ impl<'s> Deletion<'s> {
         Ok(true)
     }
 
-    /// Shuts out the last session that wrote to a volume.
-    fn fence_owner(&self, id: u64) -> Result<(), Refusal> {
+    /// Shuts out the last session that wrote to a volume; true when the volume is a layer, or has one.
+    fn fence_owner(&self, id: u64) -> Result<bool, Refusal> {
         let header = header::name(id);
-        let answer =
-            self.session.kernel().read_one(&header, vec![ReadPart::Keys(vec![OWNER.to_vec()])])?;
-        let owner = answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+        let keys = [OWNER, PARENT, BORN, ERASING].map(<[u8]>::to_vec).to_vec();
+        let parts = vec![ReadPart::Keys(keys), ReadPart::Page(vec![CHILD], 1)];
+        let answer = self.session.kernel().read_one(&header, parts)?;
+        let found = answer.pairs(0).0;
+        let owner = found.iter().find(|(key, _)| key == OWNER);
+        let owner = owner.map(|(_, value)| value.clone()).unwrap_or_default();
+        let has_layers = found.iter().any(|(key, _)| key != OWNER)
+            || answer.pairs(1).0.iter().any(|(key, _)| key.first() == Some(&CHILD));
+        if !self.session.kernel().keeps(Rule::DeletedVolumeFenced) {
+            return Ok(has_layers);
+        }
         let mut identities =
             vec![String::from_utf8_lossy(owner.get(1..).unwrap_or_default()).into_owned()];
         identities.extend(
@@ -160,7 +189,7 @@ impl<'s> Deletion<'s> {
         }) {
             self.session.kernel().store().fence(identity)?;
         }
-        Ok(())
+        Ok(has_layers)
     }
 
     fn erase_pieces(&self, id: u64, pieces: u64) -> Result<(), Refusal> {
@@ -242,6 +271,7 @@ impl<'s> Deletion<'s> {
 struct Erasure<'a> {
     session: &'a Session,
     object: ObjectId,
+    marks: bool,
 }
 
 impl Erasure<'_> {
@@ -250,6 +280,7 @@ impl Erasure<'_> {
     fn strip(&self, map: &ChunkMap) -> Vec<Change> {
         let (object, stamp) = (self.object, self.session.kernel().stamp());
         let mut set = Vec::new();
+        set.extend(self.marks.then(|| (key::ERASED.to_vec(), vec![1])));
         for (offset, old) in &map.entries {
             let new = Entry {
                 dirty: false,
@@ -326,6 +357,7 @@ impl Session {
             || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug())),
         )?;
         if bytes < old.bytes {
+            volume.inherit_less(bytes)?;
             while volume.discard_step()? {}
             volume.discard(bytes, old.bytes - bytes)?;
             while volume.discard_step()? {}

@@ -15,6 +15,7 @@
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
 //! | [`chunk_pool`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
+//! | [`layers`] | snapshots and clones: what volumes read below their own objects |
 //! | [`put`], [`names`], [`delete`] | whole objects, names and renaming, deleting |
 //! | [`post_processing`] | deduplication in the background |
 //! | [`gateway`], [`proof`] | which server is at work, where several stand by for each other; what that one may still answer |
@@ -39,6 +40,7 @@ mod estimate;
 pub mod format;
 mod gateway;
 mod kernel;
+mod layers;
 mod names;
 mod post_processing;
 mod presence;
@@ -62,6 +64,7 @@ pub use estimate::{Chunks, Estimate, Estimated, Whole};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use gateway::{Found, Gateway, Standby, server_at_work};
 pub use kernel::{Counts, create, create_sealed, is_made};
+pub use layers::{snapshots::Snapshots, table::Snapshot};
 pub use names::NamesPage;
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};

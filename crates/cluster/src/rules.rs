@@ -93,6 +93,26 @@ pub enum Rule {
     /// A reference of a re-cut under way counts as used. Otherwise the new entries name chunks
     /// without references.
     RecutReferencesSpared,
+    /// A reference of a copy under way, of an object from a layer below, counts as used. Otherwise the
+    /// copy names chunks without references.
+    CopyReferencesSpared,
+    /// The entries of such a copy have references of their own. Otherwise the chunks go with the layer.
+    CopyHasReferences,
+    /// Who writes to an object without a bit, over a layer that has it, puts it on the dirty list: its copy
+    /// may have been cut off there. Otherwise a write is acknowledged that no worker knows of.
+    CopyListedByWriter,
+    /// An object that is inherited becomes the volume's own before it is changed. Otherwise the rest of
+    /// it reads as zeroes.
+    InheritedBeforeChanged,
+    /// The session that takes a snapshot owns the volume. Otherwise a server goes on writing into what is
+    /// the snapshot by then.
+    SnapshotByOwner,
+    /// A volume that is cloned goes on under another number. Otherwise the clone has what is written to the
+    /// volume later.
+    ClonedVolumeLeft,
+    /// A layer hands its objects down before it goes. Otherwise snapshots and clones over it read
+    /// zeroes.
+    LayerHandedDown,
     /// The flip of a re-cut compares all entries that it replaces. Otherwise it overwrites a
     /// foreground write.
     RecutEntriesCompared,
@@ -193,7 +213,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 62] = [
+    pub const BUGS: [(&'static str, Rule); 69] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -217,6 +237,13 @@ impl Rule {
         ("old-discard-over-newer-write", Rule::DiscardBeforeWrite),
         ("inline-reference-judged-by-its-entry", Rule::InlineReferencesSpared),
         ("recut-reference-judged-by-its-entry", Rule::RecutReferencesSpared),
+        ("copy-judged-by-its-entry", Rule::CopyReferencesSpared),
+        ("snapshots-references-not-its-own", Rule::CopyHasReferences),
+        ("cut-off-copy-on-no-list", Rule::CopyListedByWriter),
+        ("inherited-object-written-over", Rule::InheritedBeforeChanged),
+        ("write-changes-snapshot", Rule::SnapshotByOwner),
+        ("clone-sees-later-writes", Rule::ClonedVolumeLeft),
+        ("layer-goes-with-its-objects", Rule::LayerHandedDown),
         ("recut-entries-not-compared", Rule::RecutEntriesCompared),
         ("recut-key-not-compared", Rule::RecutKeyCompared),
         ("pending-drop-not-in-flip", Rule::PendingDropInFlip),

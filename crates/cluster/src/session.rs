@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::{Result, object::ObjectStore};
+use onefold_core::{Error, Kind, Result, object::ObjectStore};
 use parking_lot::Mutex;
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     chunk_pool::ChunkPool,
     format::catalogue::{Format, Named, What},
     kernel::{Counts, Kernel},
+    layers::table::snapshots_of_one,
     names::{Names, NamesPage},
     proof::{Proof, nanoseconds},
     settings::Settings,
@@ -217,6 +218,15 @@ impl Session {
     /// # Errors
     /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub fn delete(&self, name: &str, what: What) -> Result<()> {
-        Names::of(&self.kernel).delete(name, what)
+        let Some(named) = self.find(name)?.filter(|named| named.what == what) else {
+            return Names::of(&self.kernel).delete(name, what, None);
+        };
+        if what == What::Volume && !snapshots_of_one(&self.kernel, name, &named)?.is_empty() {
+            let name = name.escape_debug();
+            let why = format!("volume '{name}' has snapshots: delete them first");
+            return Err(Error::new(Kind::Busy, why));
+        }
+        // A volume that gets a snapshot meanwhile gets another number.
+        Names::of(&self.kernel).delete(name, what, Some(named.id))
     }
 }

@@ -92,6 +92,8 @@ pub enum Checker {
     Format,
     /// Cluster: a read gives the last acknowledged write, or one whose end is not known.
     LastWrite,
+    /// Cluster: a snapshot holds what its volume held at its moment.
+    SnapshotContent,
     /// Cluster: an object that was put is what somebody put last.
     LastPut,
     /// Cluster: a read between writes that wait gives the writes of its own client.

@@ -60,6 +60,9 @@ const HANDED_OVER: Duration = Duration::from_secs(8);
 /// Longest that a full cluster may take to say so.
 const FULL: Duration = Duration::from_secs(180);
 
+/// Longest that the lock of a killed process on what it deletes stays, and a little more.
+const LEASE: Duration = Duration::from_secs(33);
+
 /// Longest that one waits for what comes sooner or later.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -120,6 +123,7 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
         if chunks == "chunks-2" || extent.repeats {
             step("volumes and objects get another name and keep their bytes", &|| site.rename());
         }
+        step("snapshots, clones and rollbacks hold what they should", &|| site.snapshots());
         step("what was deleted gives its space back", &|| site.delete());
     }
     Ok(tally)
@@ -289,8 +293,8 @@ impl Site<'_> {
         volumes.iter().try_for_each(|volume| compare(socket, volume, &self.file(file)))
     }
 
-    /// Nothing is dirty any more, and a second repair finds nothing to do.
-    fn settle(&self) -> Result<()> {
+    /// Nothing is dirty any more, and a second repair finds nothing to do. Gives the status.
+    fn clean(&self) -> Result<Value> {
         self.cluster.wait_clean()?;
         self.on_store(&["worker"], &["--once", "--cold", "0"])?;
         // Killed servers and workers may have left references that nobody has a use for.
@@ -300,11 +304,17 @@ impl Site<'_> {
                      unlisted objects, 0 orphans";
         ensure!(report.contains(quiet), "the second repair had something to do:\n{report}");
         let status = self.status()?;
-        let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
         ensure!(
-            number("dirty_bytes") == 0 && number("backlog") == 0,
+            status["dirty_bytes"] == 0 && status["backlog"] == 0,
             "something is left to do: {status}"
         );
+        Ok(status)
+    }
+
+    /// Everything is deduplicated.
+    fn settle(&self) -> Result<()> {
+        let status = self.clean()?;
+        let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
         // One half of the image is stored once, for both volumes; what fio wrote stands for itself.
         let most = (self.image / 2 + (128 << 20)) as u64 * 105 / 100;
         let (stored, cached) = (number("chunk_bytes"), number("cached_bytes"));
@@ -505,6 +515,67 @@ impl Site<'_> {
         // `get` replaces no file, and the same is done with another pool.
         fs::remove_file(&got)?;
         self.on_store(&["rm"], &["sixth"]).map(drop)
+    }
+
+    /// A snapshot, clones and a rollback, while a disk, a worker, a server and the deletion are killed.
+    fn snapshots(&self) -> Result<()> {
+        let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
+        let half = SMALL / 2;
+        fs::write(self.file("mixed"), [&new[..half], &old[half..]].concat())?;
+        let (server, socket) = self.serve("before", &[])?;
+        write(&socket, &old, 0..SMALL)?;
+        let taken = self.on_store(&["snapshot", "create"], &["small@before"]);
+        ensure!(taken.is_err(), "a volume that a server has got a snapshot elsewhere");
+        server.stop()?;
+        self.on_store(&["snapshot", "create"], &["small@before"])?;
+        self.on_store(&["snapshot", "clone"], &["small@before", "copy"])?;
+        let (server, socket) = self.serve("snapshots", &[])?;
+        let worker = self.worker()?;
+        thread::scope(|scope| {
+            // The first write to each object makes it the volume's own.
+            let writes = scope.spawn(|| write(&socket, &new, 0..half));
+            thread::sleep(Duration::from_millis(300));
+            self.cluster.kill_osd(1)?;
+            drop(worker);
+            thread::sleep(Duration::from_secs(2));
+            self.cluster.start_osd(1)?;
+            writes.join().ok().context("a thread panicked")?
+        })?;
+        server.kill();
+        let (server, socket) = self.serve("heir", &["--take-over"])?;
+        self.same(&socket, &["small"], "mixed")?;
+        self.same(&socket, &["small@before", "copy"], "old")?;
+        server.stop()?;
+        ensure!(
+            self.on_store(&["volume", "delete"], &["small"]).is_err(),
+            "a volume with a snapshot was deleted"
+        );
+        self.on_store(&["volume", "clone"], &["small", "twin"])?;
+        self.on_store(&["snapshot", "rollback"], &["small@before"])?;
+        let arguments = ["snapshot", "delete", &self.store, "small@before"];
+        let mut deletion = spawn(&mut self.onefold.command(arguments))?;
+        thread::sleep(Duration::from_millis(700));
+        // It was handing down what the snapshot had.
+        deletion.kill();
+        let killed = Instant::now();
+        let (server, socket) = self.serve("last", &[])?;
+        let all = || {
+            self.same(&socket, &["small", "copy"], "old")?;
+            self.same(&socket, &["twin"], "mixed")
+        };
+        all()?;
+        // Others go on with it when its lock has ended. What was copied last may be on no list until then.
+        thread::sleep(LEASE.saturating_sub(killed.elapsed()));
+        self.on_store(&["worker"], &["--once", "--cold", "0"])?;
+        self.clean()?;
+        all()?;
+        server.stop()?;
+        let listed = self.on_store(&["snapshot", "list"], &[])?;
+        ensure!(listed.contains("no snapshots"), "a snapshot is left: {listed}");
+        for name in ["copy", "twin"] {
+            self.on_store(&["volume", "delete"], &[name])?;
+        }
+        Ok(())
     }
 
     fn delete(&self) -> Result<()> {

@@ -1,4 +1,5 @@
-//! `onefold snapshot`: snapshots of the volumes of a block store, and clones, served or not.
+//! `onefold snapshot`: snapshots of the volumes of a block store or a cluster store, and clones, served or
+//! not.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,8 +15,8 @@ use onefold_core::{Error, Kind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    block_store, receiving, served_or_not,
-    volume::{block, done, said},
+    Found, block_store, receiving, served_or_not,
+    volume::{block, cluster, done, said},
 };
 use onefold::parts::{
     control::{Request, SnapshotLine, SnapshotSpace},
@@ -49,8 +50,8 @@ const INTERRUPTED_STATUS: i32 = 130;
 ///
 /// A snapshot holds exactly what was written to its volume before one moment, and can only be read.
 /// Its name is that of its volume, @ and a name of its own, like vm1@monday; `onefold serve` offers
-/// it by that name. It takes space only for what its volume changes afterwards. Block stores only;
-/// the store may be served meanwhile.
+/// it by that name. It takes space only for what its volume changes afterwards. The store may be served
+/// meanwhile; of a store of the cluster engine nobody may have the volume open. Not for archives.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(after_help = "Examples:\n  \
@@ -175,9 +176,23 @@ enum Verb {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::List { store, space: true, answer } => list_space(&*block_store(&store)?, answer),
-        Verb::List { store, space: false, answer } => list(&*block_store(&store)?, answer),
+        Verb::List { store, space, answer } => match Found::at(&store)? {
+            Found::Cluster(_) if space => {
+                Err(Failure::new("what only a snapshot of a cluster store holds is not counted"))
+            }
+            Found::Cluster(url) => show(&cluster::snapshots_at(&url)?, answer),
+            _ if space => list_space(&*block_store(&store)?, answer),
+            _ => list(&*block_store(&store)?, answer),
+        },
         Verb::Create { store, snapshots, freeze, thaw, answer } => {
+            if let Found::Cluster(_) = Found::at(&store)? {
+                if freeze.is_some() {
+                    return Err(Failure::new(
+                        "a cluster store takes snapshots of volumes that nobody has open: there is nothing to freeze",
+                    ));
+                }
+                return change(&store, answer, Request::SnapshotCreate { snapshots });
+            }
             let file = block_store(&store)?;
             let request = Request::SnapshotCreate { snapshots };
             match freeze.zip(thaw) {
@@ -215,7 +230,10 @@ fn without_volume(snapshot: &str, new_name: String) -> String {
 }
 
 fn change(store: &Path, answer: Answer, request: Request) -> Result<(), Failure> {
-    block::change(&*block_store(store)?, &request)?;
+    match Found::at(store)? {
+        Found::Cluster(url) => cluster::change(&url, &request)?,
+        _ => block::change(&*block_store(store)?, &request)?,
+    }
     answer.tell(&done(&request), said(&request))
 }
 
@@ -391,7 +409,15 @@ fn lines(file: &StoreFile) -> onefold_core::Result<Vec<SnapshotLine>> {
 }
 
 fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
-    let snapshots = lines(file)?;
+    show(&lines(file)?, answer)?;
+    if !answer.json {
+        receiving::show(file)?;
+    }
+    Ok(())
+}
+
+/// Shows a list of snapshots.
+fn show(snapshots: &[SnapshotLine], answer: Answer) -> Result<(), Failure> {
     if answer.json {
         output::json(&snapshots)?;
     } else if snapshots.is_empty() {
@@ -405,9 +431,6 @@ fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 snapshot.name.escape_debug()
             ));
         }
-    }
-    if !answer.json {
-        receiving::show(file)?;
     }
     Ok(())
 }

@@ -176,6 +176,58 @@ impl ChunkPool {
         self.add_or_note_again(wanted, self.notes.record_op(wanted))
     }
 
+    /// Adds references to chunks that others refer to, without their contents: those are read only where a
+    /// chunk has several copies. `None` for a chunk that is gone.
+    ///
+    /// # Errors
+    /// As [`add_reference`](Self::add_reference) for each.
+    pub(crate) fn refer_again(
+        &self,
+        named: &[(Chunk, Reference)],
+    ) -> Result<Vec<Option<Chunk>>, Refusal> {
+        let wanted: Vec<(ChunkId, &[u8], Reference)> =
+            named.iter().map(|(chunk, reference)| (chunk.id, &[][..], *reference)).collect();
+        self.notes.record(&wanted)?;
+        let added = self.refer_noted(named, &wanted);
+        if added.as_ref().map_or(true, |added| added.contains(&None)) {
+            self.notes.are_open(wanted.iter().map(|(id, _, reference)| (*id, *reference)));
+        }
+        added
+    }
+
+    fn refer_noted(
+        &self,
+        named: &[(Chunk, Reference)],
+        wanted: &[(ChunkId, &[u8], Reference)],
+    ) -> Result<Vec<Option<Chunk>>, Refusal> {
+        // None of them counts the others: a chunk that cannot be read gets its reference all the same.
+        let plain = |n: &usize| !self.spreads.lock().contains_key(&wanted[*n].0);
+        let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
+        let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
+        let results = match self.kernel.format().chunks {
+            PoolKind::Replicated => self.add_all_replicated(&some, false, &mut None),
+            PoolKind::Erasure => self.add_all_present(&some, &mut None),
+        }?;
+        let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
+        for (n, result) in open.into_iter().zip(results) {
+            match result {
+                Ok(_) => added[n] = Some(Chunk { id: wanted[n].0, copy: 0 }),
+                Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        let rest: Vec<usize> = (0..wanted.len()).filter(|n| added[*n].is_none()).collect();
+        let chunks: Vec<Chunk> = rest.iter().map(|n| named[*n].0).collect();
+        for (n, content) in rest.into_iter().zip(self.read_chunks(&chunks)) {
+            let content = match content {
+                Err(Refusal::Missing) => continue,
+                other => other?,
+            };
+            added[n] = Some(self.add_reference(wanted[n].0, &content, &wanted[n].2)?);
+        }
+        Ok(added)
+    }
+
     /// Where the step fails, some of the references may be there, and others may come late. The record
     /// in front of the step may have failed too: what it was to set again stays open.
     fn add_or_note_again(

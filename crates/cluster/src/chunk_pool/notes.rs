@@ -126,3 +126,66 @@ impl Notes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
+
+    use super::*;
+    use crate::{
+        Format, Session, Settings,
+        attempts::LeftBehind,
+        create,
+        format::{ObjectId, Stamp},
+    };
+
+    /// The attempts that the store has, by their references.
+    fn noted(session: &Session) -> BTreeSet<Reference> {
+        let shards: Vec<ObjectName> = (0..session.format().shards).map(shard_name).collect();
+        let mut noted = BTreeSet::new();
+        let mut learn = |keys: &[(Vec<u8>, Vec<u8>)]| {
+            noted.extend(keys.iter().filter_map(|(key, _)| key::parse_attempt(key)));
+        };
+        session
+            .kernel()
+            .pages_of(&shards, &[], |_, keys| {
+                learn(keys);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(LeftBehind::of(session).attempts().unwrap().len(), noted.len());
+        noted
+    }
+
+    #[test]
+    fn an_orderly_end_notes_what_a_failed_step_left_open_and_removes_what_is_over() {
+        let store = Arc::new(MemoryObjects::new(PoolKind::Replicated));
+        create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session = Session::open(store, Settings::default()).unwrap();
+        let pool = session.chunk_pool();
+        let data = vec![7; 4096];
+        let id = pool.chunk_id(&data);
+        let [kept, ended, lost] = [0, 1, 2].map(|index| Reference {
+            object: ObjectId { volume: 1, index },
+            offset: 0,
+            stamp: Stamp(index + 1),
+        });
+        let chunks = pool
+            .add_references(&[(id, data.as_slice(), kept), (id, data.as_slice(), ended)])
+            .unwrap();
+        // A step behind one of them failed; the other one is in use. A worker judged what a session
+        // noted before its reference was there, and removed the note of it.
+        pool.attempts_are_over([(chunks[1], ended)]);
+        pool.attempts_are_open([(chunks[0], lost)]);
+        assert_eq!(noted(&session), [kept, ended].into());
+        pool.settle_attempts();
+        assert_eq!(noted(&session), [kept, lost].into());
+        // Once is enough.
+        let stamps = session.kernel().stamp();
+        pool.settle_attempts();
+        assert_eq!(session.kernel().stamp().0, stamps.0 + 1, "nothing was left to settle");
+    }
+}

@@ -22,6 +22,10 @@ const VOLUMES_BY_CONTENT: u64 = 1;
 /// damage, and a renamed volume for nobody's.
 const RENAMES: u64 = 2;
 
+/// The feature of snapshots: an older version would take layers for what nobody needs, and would read zeroes
+/// where a volume inherits.
+const LAYERS: u64 = 8;
+
 /// The feature of stores that are sealed at rest.
 const SEALED: u64 = 4;
 
@@ -38,7 +42,7 @@ pub enum Cut {
     Content,
 }
 
-/// The format of a store, fixed when the store is made, but for `renames`.
+/// The format of a store, fixed when the store is made, but for `renames` and `layers`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The store's id.
@@ -59,6 +63,8 @@ pub struct Format {
     pub compress: bool,
     /// Names of volumes or objects were changed, for the first time or later.
     pub renames: bool,
+    /// Volumes had snapshots or clones, for the first time or later.
+    pub layers: bool,
     /// The store is sealed at rest; its secret is zero.
     pub sealed: bool,
     /// The kind of the chunk pool.
@@ -79,6 +85,7 @@ impl Format {
             volume_cut: Cut::Static,
             compress: true,
             renames: false,
+            layers: false,
             sealed: false,
             chunks,
         }
@@ -118,7 +125,8 @@ impl Format {
         let by_content = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
         let renames = if self.renames { RENAMES } else { 0 };
         let sealed = if self.sealed { SEALED } else { 0 };
-        value.extend((by_content | renames | sealed).to_le_bytes());
+        let layers = if self.layers { LAYERS } else { 0 };
+        value.extend((by_content | renames | sealed | layers).to_le_bytes());
         // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
@@ -145,7 +153,7 @@ impl Format {
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
         let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
         if version != VERSION
-            || features & !(VOLUMES_BY_CONTENT | RENAMES | SEALED) != 0
+            || features & !(VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS) != 0
             || array(18, 8)?.iter().any(|byte| *byte != 0)
         {
             return Err(Error::new(
@@ -167,6 +175,7 @@ impl Format {
             volume_cut: if features & VOLUMES_BY_CONTENT == 0 { Cut::Static } else { Cut::Content },
             compress: flag(85)?,
             renames: features & RENAMES != 0,
+            layers: features & LAYERS != 0,
             sealed: features & SEALED != 0,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };

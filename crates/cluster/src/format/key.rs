@@ -11,6 +11,12 @@ pub const DISCARDED: &[u8] = b"T";
 /// How the chunks of a piece of a volume are cut by their content, see [`super::recut`].
 pub const RECUT: &[u8] = b"R";
 
+/// The copy of an object from the layer below is under way, with the stamp of its references.
+pub const COPYING: &[u8] = b"U";
+
+/// An object that layers above may look for is being erased.
+pub const ERASED: &[u8] = b"X";
+
 /// The state of the references of a chunk in an erasure-coded pool.
 pub const STATE: &[u8] = b"S";
 

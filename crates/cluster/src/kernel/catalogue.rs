@@ -195,8 +195,9 @@ impl Kernel {
             let proven = kernel.read_value(&ObjectName::metadata(CATALOGUE), FORMAT);
             let proven = proven.map_err(|why| failed("the catalogue can't be read", why))?;
             let proven = Format::decode(&proven)?;
-            // Renames may have begun meanwhile; nothing else of it ever changes.
-            if (Format { renames: kernel.format.renames, ..proven }) != kernel.format {
+            // Renames and snapshots may have begun meanwhile; nothing else of it ever changes.
+            let Format { renames, layers, .. } = kernel.format;
+            if (Format { renames, layers, ..proven }) != kernel.format {
                 return Err(corrupt("the catalogue of the store is damaged"));
             }
         }
@@ -216,21 +217,26 @@ impl Kernel {
 
     /// Records in the format that names are changed. An older version then refuses the store.
     pub(crate) fn record_renames(&self) -> Result<(), Refusal> {
+        if self.format.renames {
+            return Ok(());
+        }
+        self.record_feature(|format| std::mem::replace(&mut format.renames, true))
+    }
+
+    /// Records a feature in the format, unless it is there: `set` sets it, and returns whether it was.
+    /// An older version then refuses the store.
+    pub(crate) fn record_feature(&self, set: impl Fn(&mut Format) -> bool) -> Result<(), Refusal> {
         let catalogue = ObjectName::metadata(CATALOGUE);
         for _ in 0..DECISIONS {
-            if self.format.renames {
-                return Ok(());
-            }
             let value = self.read_value(&catalogue, FORMAT)?;
-            let format = Format::decode(&value).map_err(Refusal::Failed)?;
-            if format.renames {
+            let mut format = Format::decode(&value).map_err(Refusal::Failed)?;
+            if set(&mut format) {
                 return Ok(());
             }
-            let renames = Format { renames: true, ..format }.encode();
             match self.until_answered(&Write {
                 object: catalogue.clone(),
                 guards: vec![Guard::Omap(FORMAT.to_vec(), value)],
-                changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), renames)])],
+                changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), format.encode())])],
             }) {
                 // The next look finds the record.
                 Ok(_) | Err(Refusal::Mismatch) => {}

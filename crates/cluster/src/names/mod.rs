@@ -149,15 +149,33 @@ pub struct NamesPage {
     pub next: Option<String>,
 }
 
-/// A volume or object that is being filled or deleted.
+/// In place of who fills it: a layer that stays.
+const KEPT: &str = "@";
+
+/// What becomes of what a name stood for, when the name is given to something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Old {
+    /// It is deleted.
+    Goes,
+    /// It stays, as a layer.
+    Stays,
+}
+
+/// A volume or object that is being filled or deleted, or a layer that stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) named: Named,
-    /// The identity of the session that fills it; empty while it is being deleted.
+    /// The identity of the session that fills it; empty while it is being deleted, and `@` for a layer that
+    /// stays.
     pub(crate) filler: String,
 }
 
 impl Record {
+    /// True for a layer that stays.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.filler == KEPT
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         [self.named.encode_plain(), self.filler.as_bytes().to_vec()].concat()
     }
@@ -663,6 +681,24 @@ impl<'k> Names<'k> {
         old: Option<&Named>,
         new: Option<&Named>,
     ) -> Result<(), Refusal> {
+        self.change_with(name, old.map(|old| (old, Old::Goes)), new)
+    }
+
+    /// The same, where what the name stood for may stay.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub(crate) fn change_with(
+        &self,
+        name: &str,
+        old: Option<(&Named, Old)>,
+        new: Option<&Named>,
+    ) -> Result<(), Refusal> {
+        let filler = match old {
+            Some((_, Old::Stays)) => KEPT.to_owned(),
+            _ => String::new(),
+        };
+        let old = old.map(|(old, _)| old);
         let key = name_key(name);
         let mut changes = Vec::new();
         match new {
@@ -675,7 +711,7 @@ impl<'k> Names<'k> {
             None => changes.push(Change::DropOmap(vec![key.clone()])),
         }
         if let Some(old) = old.filter(|old| new.is_none_or(|new| new.id != old.id)) {
-            let record = Record { named: *old, filler: String::new() };
+            let record = Record { named: *old, filler };
             changes.push(Change::SetOmap(vec![(key::numbered(RECORD, old.id), record.encode())]));
         }
         let mut guards = vec![Guard::Exists];
@@ -707,6 +743,16 @@ impl<'k> Names<'k> {
                 Err(Refusal::Failed(Error::new(Kind::NoSpace, why)))
             }
             Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Marks a layer as deleted; false when there is no such layer that stays.
+    pub(crate) fn let_go(&self, id: u64) -> Result<bool, Refusal> {
+        let records = self.unfinished().map_err(Refusal::Failed)?.records;
+        let kept = records.into_iter().find(|(_, one)| one.named.id == id && one.is_kept());
+        match &kept {
+            Some((shard, record)) => self.abandon(shard, record).map(|()| true),
+            None => Ok(false),
         }
     }
 
@@ -755,11 +801,28 @@ impl<'k> Names<'k> {
                 self.unlock_filled(named.id);
                 Ok(())
             }
-            Err(Refusal::Mismatch) => Err(taken()),
             Err(refusal) => {
-                Err(failed(format_args!("volume '{}' can't be made", name.escape_debug()), refusal))
+                self.give_up(name, &named);
+                Err(match refusal {
+                    Refusal::Mismatch => taken(),
+                    refusal => failed(
+                        format_args!("volume '{}' can't be made", name.escape_debug()),
+                        refusal,
+                    ),
+                })
             }
         }
+    }
+
+    /// Deletes what this session was filling and did not give a name to. A session that goes on must do so:
+    /// whoever finds the record otherwise shuts the session out. A name that may still be given is refused
+    /// from then on.
+    pub(crate) fn give_up(&self, name: &str, named: &Named) {
+        let named = Named { bytes: 0, pieces: 0, ..*named };
+        let record = Record { named, filler: self.kernel.store().identity() };
+        // Without an answer it is as after a crash.
+        let _ = self.abandon(&shard_of(self.kernel, name), &record);
+        self.unlock_filled(named.id);
     }
 
     pub(crate) fn unlock_filled(&self, id: u64) {
@@ -767,11 +830,12 @@ impl<'k> Names<'k> {
         let _ = self.kernel.store().unlock(&header::name(id), FILL, &self.kernel.cookie());
     }
 
-    /// Removes a name. Its volume or object is then deleted step by step, here or by any worker.
+    /// Removes a name, of this number if one is given. Its volume or object is then deleted step by step, here
+    /// or by any worker.
     ///
     /// # Errors
     /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
-    pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
+    pub(crate) fn delete(&self, name: &str, what: What, only: Option<u64>) -> Result<()> {
         let kind = if what == What::Volume { "volume" } else { "stream" };
         let Some(old) = self.find_finished(name)?.filter(|named| named.what == what) else {
             return Err(Error::new(
@@ -779,7 +843,11 @@ impl<'k> Names<'k> {
                 format!("there is no {kind} '{}'", name.escape_debug()),
             ));
         };
-        self.change(name, Some(&old), None).map_err(|refusal| {
+        let deleted = match only {
+            Some(only) if only != old.id => Err(Refusal::Mismatch),
+            _ => self.change(name, Some(&old), None),
+        };
+        deleted.map_err(|refusal| {
             failed(format_args!("{kind} '{}' can't be deleted", name.escape_debug()), refusal)
         })
     }

@@ -30,6 +30,7 @@ use crate::{
         ObjectId,
         catalogue::{Cut, Named, What},
     },
+    layers::below::{Below, PARENT},
     replies::failed,
     session::Session,
     settings::Dedup,
@@ -68,7 +69,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`attach`](Self::attach); `NotFound` also when it has another name by now.
-    pub(super) fn attach_named(
+    pub(crate) fn attach_named(
         session: &Arc<Session>,
         name: &str,
         named: &Named,
@@ -155,7 +156,11 @@ impl Volume {
         let discards = LongDiscards::load(session.clone(), id, &header).map_err(failed)?;
         let cache = CacheManager::load(session.clone(), &header);
         let discards = Arc::new(discards);
-        let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, bits));
+        let below = match header.iter().any(|(key, _)| key == PARENT) {
+            true => Below::read(session.kernel(), id).map_err(failed)?,
+            false => Below::default(),
+        };
+        let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, (bits, below)));
         let inline =
             inline.map(|inline| InlineWrites::new(objects.clone(), discards.clone(), inline));
         let writes = Arc::new(Writes::new(objects.clone(), discards.clone(), inline));
@@ -192,6 +197,25 @@ impl Volume {
         let Some(ownership) = self.ownership else { return Ok(()) };
         self.group_commit.drain();
         ownership.release(self.objects.are_recorded(), self.promotion.last_hits())
+    }
+
+    /// Before a volume is cut off: what layers below have behind the new end counts no more.
+    ///
+    /// # Errors
+    /// `Busy` while a snapshot below is being deleted, whose objects may come meanwhile.
+    pub(crate) fn inherit_less(&self, bytes: u64) -> Result<()> {
+        let objects = bytes.div_ceil(self.objects.bytes());
+        let cut = self.objects.inherit_less(objects);
+        cut.map_err(|refusal| match refusal {
+            Refusal::Busy => Error::new(
+                Kind::Busy,
+                format!(
+                    "a snapshot below volume '{}' is being deleted: try again when that is done",
+                    self.name.escape_debug()
+                ),
+            ),
+            refusal => self.objects.failed(objects, refusal),
+        })
     }
 
     /// Sets the size of a volume that is attached for writing. The objects beyond the size stay.

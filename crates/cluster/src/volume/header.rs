@@ -170,7 +170,7 @@ impl Bits {
     }
 
     /// The first object of a range whose bit is set.
-    pub(super) fn first(&self, range: Range<u64>) -> Option<u64> {
+    pub(crate) fn first(&self, range: Range<u64>) -> Option<u64> {
         self.from(range.start)
             .find(|index| *index >= range.start)
             .filter(|index| *index < range.end)

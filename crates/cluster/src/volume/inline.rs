@@ -208,6 +208,12 @@ impl InlineWrites {
                         results[*job] = Some(Err(refusal));
                     }
                 }
+                // It is read again in the next turn.
+                Ok(draft) if draft.map.as_ref().is_some_and(|map| map.copying.is_some()) => {
+                    if let Err(refusal) = self.objects.copy_up(draft.id.index) {
+                        results[*job] = Some(Err(refusal));
+                    }
+                }
                 Ok(draft) => drafts.push(draft),
                 Err(refusal) => results[*job] = Some(Err(refusal)),
             }

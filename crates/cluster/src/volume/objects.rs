@@ -9,16 +9,20 @@ use std::{
 
 use onefold_core::{
     Error, Result,
-    object::{ObjectName, Read, ReadResult, Refusal},
+    object::{Change, Guard, ObjectName, Read, ReadResult, Refusal, Write},
 };
 use parking_lot::Mutex;
 
-use super::header::{Bits, name};
+use super::header::{Bits, keys, name};
 use crate::{
     chunk_map::{ChunkMap, covering, map_parts},
     dirty_list::DirtyList,
     format::{ObjectId, Stamp, corrupt, entry::Entry, recut::Recut},
     kernel::Kernel,
+    layers::{
+        below::{Below, ERASING, PARENT, Parent},
+        copy_up::CopyUp,
+    },
     replies::failed,
     rules::Rule,
     session::Session,
@@ -62,6 +66,8 @@ pub(super) struct Known {
     pub(super) listed: Option<Stamp>,
     pub(super) discarded: Stamp,
     pub(super) recut: Option<Recut>,
+    /// Its copy from a layer below is under way.
+    pub(super) copying: bool,
 }
 
 impl Known {
@@ -72,7 +78,13 @@ impl Known {
             listed: map.listed,
             discarded: map.discarded,
             recut: map.recut,
+            copying: map.copying.is_some(),
         })
+    }
+
+    /// True when the volume has no object of its own: what a layer below has counts.
+    pub(super) fn is_inherited(&self) -> bool {
+        !self.exists || self.copying
     }
 
     /// The chunk that a byte is in: its offset and length. Places without an entry are cut at
@@ -167,6 +179,8 @@ pub(super) struct Objects {
     read_only: bool,
     remembered: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
     bits: Mutex<Bits>,
+    /// What the volume reads where it has no object of its own.
+    below: Mutex<Arc<Below>>,
 }
 
 impl Objects {
@@ -175,7 +189,7 @@ impl Objects {
         volume: u64,
         name: &str,
         read_only: bool,
-        bits: Bits,
+        (bits, below): (Bits, Below),
     ) -> Objects {
         Objects {
             session,
@@ -184,6 +198,7 @@ impl Objects {
             read_only,
             remembered: Mutex::default(),
             bits: Mutex::new(bits),
+            below: Mutex::new(Arc::new(below)),
         }
     }
 
@@ -296,6 +311,9 @@ impl Objects {
         see: impl FnOnce(&Known) -> T,
     ) -> Result<T, Refusal> {
         let map = ChunkMap::from_answer(self.id(index), answer)?;
+        if self.read_only && map.as_ref().is_some_and(|map| map.erasing) {
+            return Err(self.was_deleted());
+        }
         if map.is_none() && self.has_bit(index)? && self.kernel().keeps(Rule::MissingObjectFails) {
             return Err(self.lost(index));
         }
@@ -314,19 +332,113 @@ impl Objects {
         if !self.read_only {
             return Ok(self.bits.lock().has(index));
         }
-        let bits = Bits::read(self.kernel(), self.volume)?;
-        Ok(bits.has(index))
+        let header = keys(self.kernel(), self.volume)?;
+        if header.iter().any(|(key, _)| key == ERASING) {
+            return Err(self.was_deleted());
+        }
+        Bits::load(&header).map(|bits| bits.has(index))
     }
 
-    /// True when it is known without a look that an object is not there.
+    fn was_deleted(&self) -> Refusal {
+        let what = format!("'{}' was deleted", self.name.escape_debug());
+        Refusal::Failed(Error::new(onefold_core::Kind::Stopped, what))
+    }
+
+    /// True when it is known without a look that an object is not there, here and in the layers below.
     pub(super) fn is_absent(&self, index: u64) -> bool {
-        !self.read_only && !self.bits.lock().has(index)
+        // New layers are seen after the bits of what they handed down.
+        !self.read_only && !self.below().has(index) && !self.bits.lock().has(index)
+    }
+
+    /// The layers below, as they were read last.
+    pub(super) fn below(&self) -> Arc<Below> {
+        self.below.lock().clone()
+    }
+
+    /// A layer went: its objects stand in another one by now, or here. Reads again what there is.
+    ///
+    /// What was remembered of absent objects counts no more, for any index: those that a layer handed down
+    /// are here. It is forgotten after the new layers were read and before others see them, so that nobody
+    /// takes an object for absent in both.
+    pub(super) fn look_below_again(&self) -> Result<(), Refusal> {
+        let below = Below::read(self.kernel(), self.volume)?;
+        if !self.read_only {
+            let mut bits = self.bits.lock();
+            *bits = Bits::read(self.kernel(), self.volume)?;
+        }
+        let remembered: Vec<_> = self.remembered.lock().values().cloned().collect();
+        for object in remembered {
+            let mut object = object.lock();
+            if object.known().is_none_or(Known::is_inherited) {
+                object.forget();
+            }
+        }
+        *self.below.lock() = Arc::new(below);
+        Ok(())
+    }
+
+    /// Before an object is changed: makes it the volume's own, with what a layer below has of it.
+    pub(super) fn make_own(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        let copying = object.known().is_some_and(|known| known.copying);
+        if !copying && !self.below().has(index)
+            || !self.kernel().keeps(Rule::InheritedBeforeChanged)
+        {
+            return Ok(());
+        }
+        if !self.known(index, object)?.is_inherited() {
+            return Ok(());
+        }
+        object.forget();
+        object.expect_bit();
+        self.copy_up(index)?;
+        object.bit_not_yet_set = false;
+        Ok(())
+    }
+
+    /// What layers below have from an object on counts no more. `Busy` while a layer goes: it may have
+    /// looked before at what counts.
+    pub(super) fn inherit_less(&self, objects: u64) -> Result<(), Refusal> {
+        loop {
+            let Some(parent) = Parent::read(self.kernel(), self.volume)? else { return Ok(()) };
+            let goes = || match self.kernel().read_value(&name(parent.id), ERASING) {
+                // It handed everything down: the next look finds another parent.
+                Err(Refusal::Missing) => Ok(true),
+                other => other.map(|value| !value.is_empty()),
+            };
+            if goes()? {
+                return Err(Refusal::Busy);
+            }
+            if parent.objects > objects {
+                let less = Parent { objects, ..parent };
+                let op = Write {
+                    object: self.header(),
+                    guards: vec![Guard::Exists, Guard::Omap(PARENT.to_vec(), parent.encode())],
+                    changes: vec![Change::SetOmap(vec![(PARENT.to_vec(), less.encode())])],
+                };
+                match self.kernel().until_answered(&op) {
+                    // A mismatch may be our own, whose reply was lost.
+                    Ok(_) | Err(Refusal::Mismatch) => continue,
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+            self.look_below_again()?;
+            return if goes()? { Err(Refusal::Busy) } else { Ok(()) };
+        }
+    }
+
+    /// Copies what a layer below has of an object, or goes on with such a copy.
+    pub(super) fn copy_up(&self, index: u64) -> Result<(), Refusal> {
+        let below = self.below();
+        let mut bits = self.bits.lock();
+        CopyUp::of(&self.session, self.id(index)).carry_out(&below, &mut bits)
     }
 
     /// The first object of a range that may be there: the others need not be looked at. One whose
     /// first write failed on its way may have no bit.
     pub(super) fn first_there(&self, range: Range<u64>) -> Option<u64> {
-        let marked = self.bits.lock().first(range.clone());
+        let inherited = self.below().first(range.clone());
+        let own = self.bits.lock().first(range.clone());
+        let marked = own.into_iter().chain(inherited).min();
         let range = range.start..marked.unwrap_or(range.end).max(range.start);
         let remembered: Vec<_> = self
             .remembered
@@ -344,6 +456,11 @@ impl Objects {
     /// Completes a write before it is acknowledged: sets the bit of a new object, and inserts the
     /// object into the dirty list.
     pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        // A copy from a layer that goes may have ended without its place on the list: whoever copied it
+        // was killed, or is about to insert it. It has no bit then.
+        if self.below().has(index) && !self.bits.lock().has(index) {
+            self.list_copy(index)?;
+        }
         // The list comes last: while the insert is due, the bit may be missing too.
         self.bits.lock().change(self.kernel(), self.volume, index, true)?;
         object.bit_not_yet_set = false;
@@ -357,12 +474,25 @@ impl Objects {
         Ok(())
     }
 
+    /// Puts an object on the dirty list that may be the copy of another session.
+    fn list_copy(&self, index: u64) -> Result<(), Refusal> {
+        match ChunkMap::read(self.kernel(), self.id(index))? {
+            Some(map) if self.kernel().keeps(Rule::CopyListedByWriter) => {
+                DirtyList::of(self.kernel()).list_again(self.id(index), &map).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Completes what a crash of the previous owner may have left undone for one object: its bit,
     /// and its place on the dirty list.
     pub(super) fn rescan(&self, index: u64) -> Result<()> {
         let id = self.id(index);
         let again = || -> Result<(), Refusal> {
             if let Some(map) = ChunkMap::read(self.kernel(), id)? {
+                if map.copying.is_some() {
+                    return self.copy_up(index);
+                }
                 self.bits.lock().change(self.kernel(), self.volume, index, true)?;
                 DirtyList::of(self.kernel()).list_again(id, &map)?;
             }

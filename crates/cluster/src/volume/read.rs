@@ -24,8 +24,9 @@ use super::{
     promotion::Promotion,
 };
 use crate::{
-    chunk_map::{assemble, covering, map_parts},
-    format::{BLOCK, Chunk, corrupt, entry::Entry},
+    chunk_map::{ChunkMap, assemble, covering, map_parts},
+    format::{BLOCK, Chunk, ObjectId, corrupt, entry::Entry},
+    layers::below::Below,
 };
 
 /// Times that an entry is read again because its chunk was gone.
@@ -37,6 +38,8 @@ struct Part {
     offset: u32,
     entry: Entry,
     cached: Vec<u8>,
+    /// It stands in a layer below.
+    inherited: bool,
 }
 
 /// A range of one object that is read.
@@ -48,7 +51,19 @@ struct Job<'a> {
     into: &'a mut [u8],
     /// The chunk that was missing in the last round.
     gone: Option<(u32, Chunk)>,
+    /// The object of a layer that was missing in the last round.
+    lost: Option<ObjectId>,
     over: bool,
+}
+
+/// What is known of a range after a look at its object.
+enum Look {
+    /// Its parts; `None` when it is all zeroes.
+    Parts(Option<Vec<Part>>),
+    /// The volume has no object of its own there.
+    Inherited,
+    /// A layer has not this object any more: everything is looked at again.
+    Again(ObjectId),
 }
 
 /// The part of a range that the owner knows without asking the store.
@@ -58,6 +73,8 @@ enum Recall {
     /// The bytes of the object that must be read, and the revision of the owner's memory at that
     /// time.
     Ask(u32, u32, u64),
+    /// The volume has no object of its own there, and a layer below has.
+    Inherited,
 }
 
 /// Reads of one volume.
@@ -113,6 +130,7 @@ impl Reads {
                     at: within as u32,
                     into: part,
                     gone: None,
+                    lost: None,
                     over: false,
                 });
                 (at, rest) = (at + bytes as u64, behind);
@@ -129,7 +147,7 @@ impl Reads {
             part.entry.base.filter(|_| !part.entry.is_cached()).map(|base| base.chunk)
         };
         let chunks: BTreeSet<Chunk> =
-            looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
+            looks.iter().filter_map(parts_of).flatten().filter_map(needed).collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
         let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> = chunks
             .iter()
@@ -139,7 +157,19 @@ impl Reads {
         let mut failed = Vec::new();
         for (job, look) in jobs.iter_mut().zip(looks) {
             let parts = match look {
-                Ok(parts) => parts.unwrap_or_default(),
+                Ok(Look::Parts(parts)) => parts.unwrap_or_default(),
+                // The layers were read again meanwhile, and it should still be there.
+                Ok(Look::Again(object)) if job.lost == Some(object) => {
+                    let text = format_args!("object {object} of a snapshot is missing");
+                    failed.push((job.read, job.index, Refusal::Failed(corrupt(text))));
+                    job.over = true;
+                    continue;
+                }
+                Ok(Look::Again(object)) => {
+                    (job.gone, job.lost) = (None, Some(object));
+                    continue;
+                }
+                Ok(Look::Inherited) => continue,
                 Err(refusal) => {
                     failed.push((job.read, job.index, refusal));
                     job.over = true;
@@ -192,23 +222,29 @@ impl Reads {
                 job.at,
             );
         }
-        self.promotion.warm(
-            job.index,
-            &parts.iter().map(|part| (part.offset, part.entry.clone())).collect::<Vec<_>>(),
-            &bases,
-        );
+        // Only what is the volume's own can be kept in its object.
+        if parts.iter().all(|part| !part.inherited) {
+            self.promotion.warm(
+                job.index,
+                &parts.iter().map(|part| (part.offset, part.entry.clone())).collect::<Vec<_>>(),
+                &bases,
+            );
+        }
         Ok(())
     }
 
     /// The chunks of ranges and the blocks that the objects hold of them, each object at one
     /// moment; `None` when the range is all zeroes.
-    fn look_all(&self, jobs: &[&mut Job<'_>]) -> Vec<Result<Option<Vec<Part>>, Refusal>> {
-        let recalls: Vec<Recall> = jobs
-            .iter()
-            .map(|job| self.recall(job.index, job.at, job.into.len() as u32, job.gone.is_some()))
-            .collect();
+    fn look_all(&self, jobs: &[&mut Job<'_>]) -> Vec<Result<Look, Refusal>> {
+        // The layers of before the look: what one of them handed down meanwhile is missing there, and is
+        // looked for again. Newer ones would not have it, and it would seem to be nowhere.
+        let below = self.objects.below();
+        let recall = |job: &&mut Job<'_>| {
+            self.recall(&below, job.index, job.at, job.into.len() as u32, job.gone.is_some())
+        };
+        let recalls: Vec<Recall> = jobs.iter().map(recall).collect();
         let ask = |(job, recall): (&&mut Job<'_>, &Recall)| match recall {
-            Recall::Known(_) => None,
+            Recall::Known(_) | Recall::Inherited => None,
             Recall::Ask(start, end, _) => {
                 let data = ReadPart::Data((*start).into(), (end - start).into());
                 Some(Read {
@@ -220,10 +256,12 @@ impl Reads {
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
         let mut answers = self.read_objects(&asked).into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
-            Recall::Known(parts) => Ok(parts),
+            Recall::Known(parts) => Ok(Look::Parts(parts)),
+            Recall::Inherited => Ok(Look::Inherited),
             Recall::Ask(start, _, revision) => {
                 let answer = answers.next().unwrap_or(Err(Refusal::Unknown));
                 self.learn_parts(
+                    &below,
                     job.index,
                     (job.at, job.into.len() as u32),
                     start,
@@ -232,7 +270,72 @@ impl Reads {
                 )
             }
         };
-        jobs.iter().zip(recalls).map(look).collect()
+        let mut looks: Vec<_> = jobs.iter().zip(recalls).map(look).collect();
+        self.look_below(&below, jobs, &mut looks);
+        looks
+    }
+
+    /// Looks in the layers below for what the volume has no object of its own of: the nearest one that has
+    /// the object counts.
+    fn look_below(
+        &self,
+        below: &Below,
+        jobs: &[&mut Job<'_>],
+        looks: &mut [Result<Look, Refusal>],
+    ) {
+        let inherited = |look: &Result<Look, Refusal>| matches!(look, Ok(Look::Inherited));
+        if !looks.iter().any(inherited) {
+            return;
+        }
+        for depth in 0.. {
+            let mut asked = Vec::new();
+            for (n, (job, look)) in jobs.iter().zip(&mut *looks).enumerate() {
+                match below.sources(job.index).nth(depth) {
+                    _ if !inherited(look) => {}
+                    Some(object) => asked.push((n, object)),
+                    None => *look = Ok(Look::Parts(None)),
+                }
+            }
+            if asked.is_empty() {
+                return;
+            }
+            let read = |(n, object): &(usize, ObjectId)| {
+                let (start, end) = whole_range(jobs[*n].at, jobs[*n].into.len() as u32);
+                let data = ReadPart::Data(start.into(), (end - start).into());
+                Read { object: object.name(), parts: [map_parts(), vec![data]].concat() }
+            };
+            let answers = self.read_objects(&asked.iter().map(read).collect::<Vec<_>>());
+            for ((n, object), answer) in asked.into_iter().zip(answers) {
+                looks[n] = self.learn_below(jobs[n], object, answer);
+            }
+        }
+    }
+
+    /// What a layer has of a range.
+    fn learn_below(
+        &self,
+        job: &Job<'_>,
+        object: ObjectId,
+        answer: Result<ReadResult, Refusal>,
+    ) -> Result<Look, Refusal> {
+        let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
+        let map = ChunkMap::from_answer(object, answer)?;
+        let Some(map) = map.filter(|map| !map.erasing) else {
+            self.objects.look_below_again()?;
+            return Ok(Look::Again(object));
+        };
+        if map.copying.is_some() {
+            return Ok(Look::Inherited);
+        }
+        let bytes = job.into.len() as u32;
+        let mut parts = in_range(&Known::of(Some(map)), job.at, bytes);
+        let (start, _) = whole_range(job.at, bytes);
+        for part in &mut parts {
+            part.inherited = true;
+            part.cached = vec![0; part.entry.length as usize];
+            copy(&cached, start, &mut part.cached, part.offset);
+        }
+        Ok(Look::Parts(Some(parts)))
     }
 
     /// Reads objects, the entries and the data of each in one operation.
@@ -244,7 +347,7 @@ impl Reads {
         self.objects.kernel().read_all(asked)
     }
 
-    fn recall(&self, index: u64, at: u32, bytes: u32, again: bool) -> Recall {
+    fn recall(&self, below: &Below, index: u64, at: u32, bytes: u32, again: bool) -> Recall {
         let object = self.objects.get(index);
         let object = object.lock();
         let known = object.known().filter(|_| !again && !self.objects.is_read_only());
@@ -252,24 +355,28 @@ impl Reads {
             if self.discards.cover(index, known.discarded) {
                 return Recall::Known(None);
             }
+            if known.is_inherited() && below.has(index) {
+                return Recall::Inherited;
+            }
             let parts = in_range(known, at, bytes);
             if !known.exists || parts.iter().all(|part| part.entry.mask == 0 && !part.entry.dirty) {
                 return Recall::Known(Some(parts));
             }
         }
-        // The object holds only whole blocks, so whole blocks are read.
-        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.revision())
+        let (start, end) = whole_range(at, bytes);
+        Recall::Ask(start, end, object.revision())
     }
 
     /// The parts of a range according to the reply of their object, which the owner remembers.
     fn learn_parts(
         &self,
+        below: &Below,
         index: u64,
         (at, bytes): (u32, u32),
         start: u32,
         revision: u64,
         answer: Result<ReadResult, Refusal>,
-    ) -> Result<Option<Vec<Part>>, Refusal> {
+    ) -> Result<Look, Refusal> {
         let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
         self.objects.learn_answer(index, revision, answer, |known| {
             let mut parts = in_range(known, at, bytes);
@@ -277,7 +384,13 @@ impl Reads {
                 part.cached = vec![0; part.entry.length as usize];
                 copy(&cached, start, &mut part.cached, part.offset);
             }
-            (!self.discards.cover(index, known.discarded)).then_some(parts)
+            if self.discards.cover(index, known.discarded) {
+                return Look::Parts(None);
+            }
+            if known.is_inherited() && below.has(index) {
+                return Look::Inherited;
+            }
+            Look::Parts(Some(parts))
         })
     }
 
@@ -290,6 +403,7 @@ impl Reads {
         if objects.is_absent(index) {
             return Ok((rest, ExtentKind::Hole));
         }
+        let below = objects.below();
         let object = objects.get(index);
         let mut object = object.lock();
         // Workers may have found meanwhile that dirty data are zeroes.
@@ -303,6 +417,9 @@ impl Reads {
         if self.discards.cover(index, known.discarded) {
             return Ok((rest, ExtentKind::Hole));
         }
+        if known.is_inherited() && below.has(index) {
+            return Ok((rest, ExtentKind::Data));
+        }
         let (offset, length) = known.place(within, objects.chunk_bytes());
         let bytes = u64::from(offset + length - within);
         let entry = known.entries.get(&offset);
@@ -311,13 +428,31 @@ impl Reads {
     }
 }
 
+/// The parts of a look.
+fn parts_of(look: &Result<Look, Refusal>) -> Option<&Vec<Part>> {
+    match look {
+        Ok(Look::Parts(parts)) => parts.as_ref(),
+        _ => None,
+    }
+}
+
+/// The object holds only whole blocks, so whole blocks are read.
+fn whole_range(at: u32, bytes: u32) -> (u32, u32) {
+    (at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK))
+}
+
 /// The known chunks of a range.
 fn in_range(known: &Known, at: u32, bytes: u32) -> Vec<Part> {
     let (start, end) = (covering(&known.entries, at).map_or(at, |(offset, _)| offset), at + bytes);
     known
         .entries
         .range(start..end)
-        .map(|(offset, entry)| Part { offset: *offset, entry: entry.clone(), cached: Vec::new() })
+        .map(|(offset, entry)| Part {
+            offset: *offset,
+            entry: entry.clone(),
+            cached: Vec::new(),
+            inherited: false,
+        })
         .collect()
 }
 

@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{Mode, Volume, attach::missing, owners::volumes_of};
 use crate::{
     format::catalogue::{Named, What},
+    layers::snapshots::Snapshots,
     presence::Presence,
     session::Session,
 };
@@ -254,7 +255,7 @@ impl ClusterExports {
     ) -> Result<T> {
         // Others are opened and closed meanwhile; who asks for this one waits.
         let _closing = self.closing.read();
-        let id = self.find(name)?.id;
+        let id = self.find(name)?.0.id;
         self.alone(id, || {
             self.detach_unused(id, name)?;
             does(&self.session)
@@ -322,10 +323,17 @@ impl ClusterExports {
 }
 
 impl ClusterExports {
-    /// What `name` stands for now.
-    fn find(&self, name: &str) -> Result<Named> {
-        let named = self.session.find(name)?.filter(|named| named.what == What::Volume);
-        named.ok_or_else(|| missing(name))
+    /// What `name` stands for now, and how it is attached: a snapshot, like `vm1@monday`, for reading.
+    fn find(&self, name: &str) -> Result<(Named, Mode)> {
+        match self.session.find(name)?.filter(|named| named.what == What::Volume) {
+            Some(named) => Ok((named, self.mode)),
+            None if name.contains('@') => match Snapshots::of(&self.session).find(name) {
+                Ok(snapshot) => Ok((snapshot.named(), Mode::Read)),
+                Err(error) if error.kind() == Kind::InvalidInput => Err(missing(name)),
+                Err(error) => Err(error),
+            },
+            None => Err(missing(name)),
+        }
     }
 
     /// The volume of a number, if it is attached: perhaps it was under another name.
@@ -334,10 +342,10 @@ impl ClusterExports {
     }
 
     /// Attaches a volume that `name` stood for. Who asks for the same one meanwhile waits for it.
-    fn attach(&self, name: &str, named: &Named) -> Result<Arc<Volume>> {
+    fn attach(&self, name: &str, named: &Named, mode: Mode) -> Result<Arc<Volume>> {
         self.alone(named.id, || match self.attached(named.id) {
             Some(volume) => Ok(volume),
-            None => Volume::attach_named(&self.session, name, named, self.mode).map(|volume| {
+            None => Volume::attach_named(&self.session, name, named, mode).map(|volume| {
                 let volume = Arc::new(volume);
                 self.open.lock().insert(named.id, volume.clone());
                 volume
@@ -356,8 +364,15 @@ impl Exports for ClusterExports {
             return kept.volumes.clone();
         }
         let Ok(found) = self.session.volumes() else { return Vec::new() };
-        let volumes: Vec<VolumeInfo> =
+        let mut volumes: Vec<VolumeInfo> =
             found.into_iter().map(|(name, named)| VolumeInfo { name, size: named.bytes }).collect();
+        // Without them the volumes are served all the same.
+        let snapshots = Snapshots::of(&self.session).all().unwrap_or_default();
+        volumes.extend(
+            snapshots
+                .iter()
+                .map(|snapshot| VolumeInfo { name: snapshot.full_name(), size: snapshot.bytes }),
+        );
         let made = time();
         let until = made + (made.saturating_sub(now) * KEPT).min(KEPT_MOST);
         *listed = Some(Listed { volumes: volumes.clone(), made, until });
@@ -366,12 +381,12 @@ impl Exports for ClusterExports {
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
         let open = || {
-            let named = self.find(name)?;
+            let (named, mode) = self.find(name)?;
             if let Some(volume) = self.attached(named.id) {
                 return Ok(volume);
             }
             let _attaching = self.closing.read();
-            self.attach(name, &named)
+            self.attach(name, &named, mode)
         };
         for_client(&self.session, open()).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }

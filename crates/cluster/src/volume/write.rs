@@ -151,6 +151,7 @@ impl Writes {
     /// Before a write into an object: long discards reach it.
     fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         self.discards.resolve()?;
+        self.objects.make_own(index, object)?;
         let Some(number) = self.discards.newest(index) else { return Ok(()) };
         if !self.objects.kernel().keeps(Rule::DiscardBeforeWrite) {
             return Ok(());
@@ -165,6 +166,7 @@ impl Writes {
         object: &mut Object,
         number: Stamp,
     ) -> Result<(), Refusal> {
+        self.objects.make_own(index, object)?;
         let known = self.objects.known(index, object)?;
         let is_there = known.exists || !object.in_doubt().is_empty();
         if !is_there || known.discarded >= number {
@@ -288,6 +290,10 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
     fn plan(&mut self) -> Result<Option<Write>, Refusal> {
         let Writes { objects, discards, .. } = self.writes;
         let known = objects.known(self.index, self.object)?;
+        if known.copying {
+            // Another session copies it: the write is decided again once it is the volume's own.
+            return Err(Refusal::Missing);
+        }
         let seen = (&known, self.object.in_doubt());
         let plan = Plan::decide(objects, discards, self.index, seen, self.fills, self.discarded)?;
         let Some(plan) = plan else { return Ok(None) };
@@ -301,6 +307,7 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
     /// is looked for in the map as it is now.
     fn decide_from_known(&mut self) -> Result<Option<Write>, Refusal> {
         for _ in 0..TURNS {
+            self.writes.objects.make_own(self.index, self.object)?;
             for (range, _) in self.fills.iter().filter(|(_, fill)| matches!(fill, Fill::Zeroes)) {
                 self.writes.let_go(self.index, self.object, range)?;
             }

@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 43] = [
+const MARKS: [&str; 50] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -61,6 +61,13 @@ const MARKS: [&str; 43] = [
     "something can't be renamed",
     "something is renamed",
     "the store is full",
+    "a snapshot is taken",
+    "a snapshot is read",
+    "a snapshot is deleted",
+    "a snapshot is cloned",
+    "a volume is rolled back",
+    "a volume is cloned",
+    "a clone is used",
     "a standby takes over",
     "a standby waits for a volume's lock",
     "a standby waits after a failure",

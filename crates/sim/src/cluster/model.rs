@@ -52,7 +52,12 @@ pub(super) struct VolumeModel {
 
 /// The model's knowledge.
 pub(super) struct Model {
+    /// The last one is made as a clone.
     pub(super) volumes: Vec<VolumeModel>,
+    /// What the layers hold, by their numbers.
+    layers: BTreeMap<u64, Vec<Cell>>,
+    /// The layers that volumes were made over.
+    born: BTreeMap<u64, u64>,
     /// Names of objects that are put.
     puts: BTreeMap<String, Put>,
     tokens: u32,
@@ -84,7 +89,9 @@ impl Model {
             cut: None,
         };
         Model {
-            volumes: (0..params.volumes).map(|_| volume()).collect(),
+            volumes: (0..=params.volumes).map(|_| volume()).collect(),
+            layers: BTreeMap::new(),
+            born: BTreeMap::new(),
             puts: BTreeMap::new(),
             tokens: 1 << 20,
         }
@@ -112,6 +119,52 @@ impl Model {
         }
         self.own(volume, actor);
         true
+    }
+
+    /// A volume was made over a layer, and has no name yet.
+    pub(super) fn born(&mut self, id: u64, over: u64) {
+        self.born.insert(id, over);
+    }
+
+    /// The name of a volume stands for another number from now on.
+    pub(super) fn is_now(&mut self, volume: usize, id: u64) {
+        let Some(over) = self.born.get(&id).copied() else { return };
+        if self.volumes[volume].id == id {
+            return;
+        }
+        let before = self.volumes.iter().find(|volume| volume.id == over);
+        if let Some(before) = before {
+            let mut cells = before.cells.clone();
+            for cell in &mut cells {
+                let open = std::mem::take(&mut cell.open);
+                cell.now.extend(open);
+            }
+            self.layers.insert(over, cells);
+        }
+        let zero = Cell { now: [0].into(), open: BTreeSet::new() };
+        let it = &mut self.volumes[volume];
+        // A volume that nobody ever attached holds zeroes.
+        let cells = self.layers.get(&over).cloned();
+        it.cells = cells.unwrap_or_else(|| vec![zero; it.cells.len()]);
+        self.layers.entry(over).or_insert_with(|| it.cells.clone());
+        it.id = id;
+        it.owner = None;
+        it.cut = None;
+    }
+
+    /// Compares what was read of a snapshot.
+    pub(super) fn check_layer(&mut self, id: u64, bytes: &[u8]) -> Option<String> {
+        let cells = self.layers.get_mut(&id)?;
+        for (n, bytes) in bytes.chunks(SECTOR).enumerate() {
+            let cell = &mut cells[n];
+            let found = cell.now.iter().copied().find(|token| sector(*token) == *bytes);
+            let Some(found) = found else {
+                let token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                return Some(format!("sector {n}: token {token}, not one of {:?}", cell.now));
+            };
+            cell.now = [found].into();
+        }
+        None
     }
 
     /// An actor's session was shut out: what it has not done by now it never does.

@@ -14,6 +14,9 @@ const LEAST_CUT: u32 = 2048;
 /// The line behind the kept seeds that are older than limits of drops and of bytes.
 const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of drops and of bytes.";
 
+/// The line behind the kept seeds that are older than snapshots.
+const NEWER_THAN_SNAPSHOTS: &str = "# The seeds below take snapshots.";
+
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -107,6 +110,8 @@ pub struct Params {
     pub sealed: bool,
     /// The clients are servers that stand by for each other.
     pub gateways: bool,
+    /// An actor takes snapshots and clones.
+    pub snapshots: bool,
     /// Events at which the clock of a server is set, in thousandths.
     pub sets: u64,
     /// The planted bug, by its index.
@@ -124,6 +129,7 @@ impl Params {
         let params = if has_renames(seed) { params.renaming() } else { params };
         let params = if is_kept(seed) { params } else { params.limited() };
         let params = if has_gateways(seed) { params.standing_by() } else { params };
+        let params = if has_snapshots(seed) { params.with_snapshots() } else { params };
         Params { sealed: is_sealed(seed), ..params }
     }
 
@@ -158,6 +164,26 @@ impl Params {
             full: 0,
             unknown: of(&[0, 10, 50]),
             mixed: true,
+            ..self
+        }
+    }
+
+    /// Draws the parameters of seeds in which an actor takes snapshots, from a source of their own.
+    fn with_snapshots(self) -> Params {
+        if self.renames || self.gateways || self.tidy || self.late_last {
+            return self;
+        }
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6408);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        Params {
+            snapshots: true,
+            volumes: of(&[1, 1, 2]) as usize,
+            steward: false,
+            clients: 1,
+            workers: of(&[1, 2]) as usize,
+            calls: of(&[20, 60]),
+            events: of(&[4000, 8000]),
+            kills: of(&[0, 1, 3]),
             ..self
         }
     }
@@ -355,6 +381,7 @@ impl Params {
             renames: false,
             sealed: false,
             gateways: false,
+            snapshots: false,
             sets: 0,
             bug: None,
         }
@@ -462,6 +489,22 @@ fn has_renames(seed: u64) -> bool {
 /// those that were kept before.
 fn has_gateways(seed: u64) -> bool {
     seed >= 300 && seed % 13 == 6 && !KEPT_BEFORE_GATEWAYS.contains(&seed)
+}
+
+/// True for seeds in which an actor takes snapshots: one of six, without the first 300, and without
+/// those that were kept before.
+fn has_snapshots(seed: u64) -> bool {
+    seed >= 300 && seed % 6 == 4 && !is_kept_before_snapshots(seed)
+}
+
+/// True for seeds that had been kept, each with a planted bug or a fault, when snapshots came.
+fn is_kept_before_snapshots(seed: u64) -> bool {
+    let found = include_str!("../../seeds/cluster-bugs.txt").lines();
+    let found = found.take_while(|line| *line != NEWER_THAN_SNAPSHOTS);
+    let kept = include_str!("../../seeds/cluster.txt").lines();
+    let kept = kept.take_while(|line| *line != NEWER_THAN_SNAPSHOTS);
+    let kept = kept.filter_map(|line| line.split('#').next());
+    found.chain(kept).flat_map(str::split_whitespace).any(|word| word.parse() == Ok(seed))
 }
 
 /// Seeds of that kind that had been kept, each with a planted bug or a fault, when servers began to stand by.

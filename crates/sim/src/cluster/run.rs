@@ -6,7 +6,7 @@ use onefold_cluster::Session;
 use onefold_core::Error;
 
 use super::{
-    actors::{self, gateway, renamer, steward},
+    actors::{self, gateway, renamer, snapper, steward},
     checks::end::clean_up,
     params::Params,
     sealed,
@@ -44,6 +44,9 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
     if params.scrubs {
         start(&world, (Role::Scrubber, 0));
     }
+    if params.snapshots {
+        start(&world, (Role::Snapper, 0));
+    }
     if params.renames {
         (0..2).for_each(|n| start(&world, (Role::Renamer, n)));
     }
@@ -78,6 +81,7 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
                 Role::Scrubber => "scrubbers",
                 Role::Steward => "stewards",
                 Role::Renamer => "renamers",
+                Role::Snapper => "snappers",
                 Role::Gateway => "gateways",
             },
             count as u64,
@@ -94,6 +98,7 @@ fn start(world: &Arc<World>, role: (Role, usize)) {
         (Role::Steward, 1) => |world, store, actor| steward::steward(world, store, actor, 1),
         (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
         (Role::Gateway, _) => gateway::gateway,
+        (Role::Snapper, _) => snapper::snapper,
         (Role::Putter, _) => actors::putter,
         (Role::Scrubber, _) => actors::scrubber,
         (Role::Renamer, _) => renamer::renamer,

@@ -122,6 +122,8 @@ pub(super) enum Role {
     Steward,
     /// Gives volumes and objects other names.
     Renamer,
+    /// Takes snapshots of volumes, and clones.
+    Snapper,
     /// Stands by for the others of its kind, and then writes to all volumes.
     Gateway,
 }

@@ -506,6 +506,7 @@ impl Served for Commands {
                     |(name, named): (String, Named)| json!({ "name": name, "bytes": named.bytes });
                 Ok(self.session.volumes()?.into_iter().map(line).collect())
             }
+            Request::SnapshotList => to_json(&volume::cluster::snapshots(&self.session)?),
             _ if self.read_only => {
                 Err(Error::new(Kind::Denied, "the server of the folder only reads (--read-only)"))
             }
@@ -516,6 +517,10 @@ impl Served for Commands {
                 if let Request::VolumeDelete { name, .. } = &change {
                     // There is no way to tear a volume from its clients here.
                     let careful = Request::VolumeDelete { name: name.clone(), force: false };
+                    guard::clients(&careful, clients)?;
+                }
+                if let Request::SnapshotDelete { name, .. } = &change {
+                    let careful = Request::SnapshotDelete { name: name.clone(), force: false };
                     guard::clients(&careful, clients)?;
                 }
                 volume::cluster::change_served(&self.exports, &self.session, &change)?;

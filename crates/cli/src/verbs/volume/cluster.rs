@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_cluster::{ClusterExports, Session, Settings, What};
+use onefold_cluster::{ClusterExports, Session, Settings, Snapshot, Snapshots, What};
 use onefold_core::{Error, Kind, Result};
 
 use onefold::parts::{
     cluster_store::{Opened, Url},
-    control::{Request, VolumeLine},
+    control::{Request, SnapshotLine, VolumeLine},
 };
 use onefold_console::{
     failure::Failure,
@@ -28,7 +28,7 @@ const IN_USE: Duration = Duration::from_secs(2);
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 /// Changes the catalogue; durable on return.
-pub(super) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
+pub(in crate::verbs) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
     if let Some(mut server) = store.server()? {
         return Ok(server.ask::<Value>(request).map(drop)?);
     }
@@ -46,12 +46,13 @@ pub(in crate::verbs) fn change_served(
     session: &Arc<Session>,
     request: &Request,
 ) -> Result<()> {
-    let (Request::VolumeResize { name, .. } | Request::VolumeDelete { name, .. }) = request else {
-        return apply(session, request);
+    let Some(name) = detaches(session, request) else {
+        apply(session, request)?;
+        return finish(session, request);
     };
     let begun = Instant::now();
     loop {
-        match exports.while_detached(name, |session| apply(session, request)) {
+        match exports.while_detached(&name, |session| apply(session, request)) {
             Err(error) if error.kind() == Kind::Busy && begun.elapsed() < IN_USE => {
                 sleep(TRY_AGAIN);
             }
@@ -59,6 +60,26 @@ pub(in crate::verbs) fn change_served(
         }
     }
     finish(session, request)
+}
+
+/// The volume, or the snapshot, that nobody may use during a change.
+fn detaches(session: &Session, request: &Request) -> Option<String> {
+    let of_snapshot = |name: &str| name.rsplit_once('@').map(|(volume, _)| volume.to_owned());
+    match request {
+        Request::VolumeResize { name, .. } | Request::VolumeDelete { name, .. } => {
+            Some(name.clone())
+        }
+        Request::SnapshotCreate { snapshots } => {
+            snapshots.first().and_then(|name| of_snapshot(name))
+        }
+        Request::SnapshotRollback { name, .. } => of_snapshot(name),
+        Request::SnapshotDelete { name, .. } => Some(name.clone()),
+        Request::SnapshotClone { of, .. } => {
+            let named = session.find(of).ok().flatten();
+            named.filter(|named| named.what == What::Volume).map(|_| of.clone())
+        }
+        _ => None,
+    }
 }
 
 fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
@@ -71,6 +92,26 @@ fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
         Request::VolumeResize { name, bytes, .. } => session.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => session.rename(What::Volume, name, new_name),
         Request::VolumeDelete { name, .. } => session.delete(name, What::Volume),
+        Request::SnapshotCreate { snapshots } => match snapshots.as_slice() {
+            [name] => Snapshots::of(session).take(name),
+            _ => {
+                let why = "a cluster store takes one snapshot at a time: several have no moment in common";
+                Err(Error::new(Kind::Unsupported, why))
+            }
+        },
+        Request::SnapshotDelete { name, .. } => Snapshots::of(session).delete(name),
+        Request::SnapshotRollback { name, keep: None, .. } => {
+            Snapshots::of(session).roll_back(name)
+        }
+        Request::SnapshotRollback { keep: Some(_), .. } => {
+            let why = "a cluster store has no --keep: take a snapshot first";
+            Err(Error::new(Kind::Unsupported, why))
+        }
+        Request::SnapshotClone { of, name } => Snapshots::of(session).clone_volume(of, name),
+        Request::SnapshotRename { .. } => {
+            let why = "snapshots of a cluster store can't be renamed";
+            Err(Error::new(Kind::Unsupported, why))
+        }
         _ => {
             let why = "volumes of the cluster engine have no limits, and share all blocks";
             Err(Error::new(Kind::Unsupported, why))
@@ -78,12 +119,37 @@ fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
     }
 }
 
-/// Frees what a deleted volume held.
+/// Frees what a volume held that was deleted or rolled back, or a snapshot.
 fn finish<E: From<Error>>(session: &Session, request: &Request) -> Result<(), E> {
-    if matches!(request, Request::VolumeDelete { .. }) {
+    let frees = matches!(
+        request,
+        Request::VolumeDelete { .. }
+            | Request::SnapshotDelete { .. }
+            | Request::SnapshotRollback { .. }
+    );
+    if frees {
         while session.delete_step()? {}
     }
     Ok(())
+}
+
+/// The snapshots of a store, as lists show them.
+pub(in crate::verbs) fn snapshots(session: &Arc<Session>) -> Result<Vec<SnapshotLine>> {
+    let line = |snapshot: &Snapshot| SnapshotLine {
+        name: snapshot.full_name(),
+        bytes: snapshot.bytes,
+        created_ms: u64::try_from(snapshot.made.as_millis()).unwrap_or(u64::MAX),
+        exclusive_bytes: None,
+    };
+    Ok(Snapshots::of(session).all()?.iter().map(line).collect())
+}
+
+/// The same, by the server of a folder where there is one.
+pub(in crate::verbs) fn snapshots_at(store: &Url) -> Result<Vec<SnapshotLine>> {
+    match store.server()? {
+        Some(mut server) => server.ask(&Request::SnapshotList),
+        None => snapshots(&Opened::look(store)?.session),
+    }
 }
 
 /// Lists the volumes.

@@ -19,7 +19,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// # Errors
 /// `Busy` without `force`.
 pub(in crate::verbs) fn clients(request: &Request, clients: impl Fn(&str) -> usize) -> Result<()> {
-    let Request::VolumeDelete { name, force: false } = request else { return Ok(()) };
+    let (name, what) = match request {
+        Request::VolumeDelete { name, force: false } => (name, "volume"),
+        Request::SnapshotDelete { name, force: false } => (name, "snapshot"),
+        _ => return Ok(()),
+    };
     let begun = Instant::now();
     while clients(name) > 0 && begun.elapsed() < LEAVING {
         sleep(LOOK_EVERY);
@@ -29,7 +33,7 @@ pub(in crate::verbs) fn clients(request: &Request, clients: impl Fn(&str) -> usi
         open => Err(Error::new(
             Kind::Busy,
             format!(
-                "{} {} volume '{}' open: all their requests would fail (--force)",
+                "{} {} {what} '{}' open: all their requests would fail (--force)",
                 counted(open, "client"),
                 if open == 1 { "has" } else { "have" },
                 name.escape_debug()

@@ -303,8 +303,14 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                     store.display(),
                     name.escape_debug()
                 ))),
-                Found::Block(_) => Ok(Request::SnapshotClone { of: name, name: new_name }),
-                other => Err(refused(&store, other, "its volumes can't be cloned")),
+                Found::Cluster(_) if read_only => Err(Failure::usage(format!(
+                    "a cluster store has snapshots instead: onefold snapshot create {} '{}@NAME'",
+                    store.display(),
+                    name.escape_debug()
+                ))),
+                Found::Block(_) | Found::Cluster(_) => {
+                    Ok(Request::SnapshotClone { of: name, name: new_name })
+                }
             })
         }
         Verb::Delete { store, names, force, answer } => names.into_iter().try_for_each(|name| {

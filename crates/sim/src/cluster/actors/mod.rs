@@ -2,6 +2,7 @@
 
 pub(crate) mod gateway;
 pub(crate) mod renamer;
+pub(crate) mod snapper;
 pub(crate) mod steward;
 
 use std::{ops::RangeInclusive, sync::Arc};

@@ -7,9 +7,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_cluster::{Scrub, Session, Volume, Worker, format::Chunk};
+use onefold_cluster::{
+    Scrub, Session, Volume, Worker,
+    format::{Chunk, ObjectId, key},
+};
 use onefold_core::{Error, Kind, object::ObjectName};
-use onefold_testbed::{Rng, objects::Object};
+use onefold_testbed::{Objects, Rng, objects::Object};
 
 use super::parse;
 use crate::{
@@ -104,18 +107,35 @@ fn mend(inner: &mut Inner, chunk: &Chunk, ill: Ill) {
     }
 }
 
+/// The object that a volume reads in place of its own: the nearest one of its layers.
+fn source_of(objects: &Objects, mut id: ObjectId) -> Option<(ObjectId, &Object)> {
+    loop {
+        let own = objects.get(&id.name()).filter(|own| !own.omap.contains_key(key::COPYING));
+        if let Some(own) = own {
+            return Some((id, own));
+        }
+        let header = objects.get(&ObjectName::metadata(format!("v.{:010x}", id.volume)))?;
+        let parent = header.omap.get(&b"p"[..])?.get(..8)?;
+        id.volume = u64::from_le_bytes(parent.try_into().ok()?);
+    }
+}
+
 /// True when the entry for a place of a volume names the chunk.
 fn names(inner: &Inner, volume: &Volume, at: u64, chunk: &Chunk) -> bool {
+    named(inner, volume, at).is_some_and(|named| named == *chunk)
+}
+
+/// The chunk that the entry for a place of a volume names.
+fn named(inner: &Inner, volume: &Volume, at: u64) -> Option<Chunk> {
     let bytes = u64::from(inner.params.object_bytes);
     let id = onefold_cluster::format::ObjectId { volume: volume.id(), index: at / bytes };
-    let map = inner.objects.get(&id.name()).and_then(|object| parse(id, object).ok());
+    let map = source_of(&inner.objects, id).and_then(|(id, object)| parse(id, object).ok());
     let place = (at % bytes) as u32;
     let entry = map.and_then(|map| {
         map.entries.range(..=place).next_back().map(|(offset, entry)| (*offset, entry.clone()))
     });
-    entry.is_some_and(|(offset, entry)| {
-        place < offset + entry.length && entry.base.is_some_and(|base| base.chunk == *chunk)
-    })
+    let entry = entry.filter(|(offset, entry)| place < offset + entry.length);
+    entry.and_then(|(_, entry)| entry.base).map(|base| base.chunk)
 }
 
 /// Reads each sector alone: all are right, but those that `ill` holds may fail.
@@ -162,7 +182,9 @@ fn others_get_clean(
     let bytes = u64::from(world.inner().params.object_bytes);
     let whole = |at: &u64| {
         !(0..bytes / SECTOR as u64)
-            .any(|sector| names(&world.inner(), volume, at + sector * SECTOR as u64, ill))
+            .filter_map(|sector| named(&world.inner(), volume, at + sector * SECTOR as u64))
+            // What is inherited may get a reference at another copy.
+            .any(|chunk| chunk.id == ill.id)
     };
     let Some(place) = (0..volume.bytes() / bytes).map(|at| at * bytes).find(whole) else {
         return Ok(());

@@ -9,7 +9,7 @@ use super::decay;
 use crate::{
     checker::{Checker, Failure},
     cluster::{
-        actors::{self, renamer},
+        actors::{self, renamer, snapper},
         checks,
         model::SECTOR,
         params::Params,
@@ -72,7 +72,14 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
         compare(world, &volume, actor, n)?;
         volumes.push(volume);
     }
+    if params.snapshots {
+        snapper::check_all(world, &session)?;
+        clone(world, &session, actor, &mut volumes)?;
+    }
     work(world, &session, &mut worker)?;
+    if params.snapshots {
+        snapper::check_all(world, &session)?;
+    }
     world.come_late(100);
     let may_delete = world.inner().may_delete;
     if may_delete
@@ -124,6 +131,9 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     sealed::tampered(world, &volumes, actor)?;
     work(world, &session, &mut worker)?;
+    if params.snapshots {
+        snapper::check_all(world, &session)?;
+    }
     let quiet = checks::quiet(&world.inner().objects);
     if let Err(finding) = quiet {
         world.inner().fail(finding);
@@ -134,6 +144,24 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     volumes.into_iter().try_for_each(Volume::detach)?;
     if params.loss {
         lose_object(world, &session, &params)?;
+    }
+    Ok(())
+}
+
+/// Attaches the clone, if there is one, as the last volume.
+fn clone(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    actor: usize,
+    volumes: &mut Vec<Volume>,
+) -> Result<(), Error> {
+    let n = world.inner().params.volumes;
+    let [name, _] = renamer::names_of(n);
+    if session.find(&name)?.is_some() {
+        let volume = Volume::attach(session, &name, Mode::TakeOver)?;
+        world.inner().model.attach(n, actor, volume.id());
+        compare(world, &volume, actor, n)?;
+        volumes.push(volume);
     }
     Ok(())
 }

@@ -186,6 +186,31 @@ impl Inner {
         }
     }
 
+    /// Notes which layer a volume is made over, and when its name stands for it.
+    fn note_layers(&mut self, op: &Write) {
+        let pairs = op.changes.iter().filter_map(|change| {
+            if let Change::SetOmap(pairs) = change { Some(pairs) } else { None }
+        });
+        let number = |value: &[u8], at: usize| {
+            value.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)
+        };
+        let header = op.object.name.strip_prefix("v.").map(|id| u64::from_str_radix(id, 16));
+        let makes = op.guards.contains(&Guard::Omap(b"b".to_vec(), Vec::new()));
+        for (key, value) in pairs.flatten() {
+            if let (true, b"p", Some(Ok(id)), Some(over)) =
+                (makes, key.as_slice(), &header, number(value, 0))
+            {
+                self.model.born(*id, over);
+            } else if let (true, Some(n), Some(id)) = (
+                op.object.name.starts_with("n."),
+                key.strip_prefix(b"nv").and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()),
+                number(value, 1),
+            ) {
+                self.model.is_now(n, id);
+            }
+        }
+    }
+
     /// Notes the references that come long after their notes.
     fn note_slow(&mut self, actor: usize, op: &Write) {
         let pairs = op.changes.iter().filter_map(|change| {
@@ -540,6 +565,9 @@ impl Inner {
             if let Some(finding) = serving.after(objects, &op.object, *now, lease) {
                 self.fail(finding);
             }
+        }
+        if result.is_ok() && self.params.snapshots {
+            self.note_layers(op);
         }
         if result.is_ok() {
             let Inner { naming, objects, .. } = self;

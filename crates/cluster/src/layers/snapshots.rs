@@ -1,0 +1,446 @@
+//! Snapshots, clones and rollbacks.
+//!
+//! The header of a volume has the table of its snapshots; a snapshot is there while the record of its
+//! layer says that the layer stays. All of them are made in one way:
+//!
+//! | step | after a crash |
+//! |---|---|
+//! | a new number is recorded in the shard of the name, as of a volume that is being filled | a worker deletes it |
+//! | the header of the new number gets its parent and its table | likewise |
+//! | the parent knows its child | it knows of one that never came |
+//! | one operation gives the name to the new number, and records what becomes of the old one | done |
+//!
+//! *Invariant:* the session that makes a snapshot, or rolls back, owns the volume. A session that takes
+//! the volume over fences it first, and so does its last operation come in time or never.
+
+use std::sync::Arc;
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Change, Guard, Refusal, Write},
+};
+
+use super::{
+    below::{BORN, Below, LAYERS_MAX, PARENT, Parent, link},
+    table::{SNAPSHOTS_MAX, Snapshot, kept_layers, snapshots_of, snapshots_of_one},
+};
+use crate::{
+    format::catalogue::{Named, What},
+    kernel::Kernel,
+    names::{Names, Old},
+    replies::failed,
+    rules::Rule,
+    session::Session,
+    volume::{Mode, Volume, header, owner, parse_owner},
+};
+
+fn missing(name: &str) -> Error {
+    Error::new(Kind::NotFound, format!("there is no snapshot '{}'", name.escape_debug()))
+}
+
+/// The volume and the snapshot that a name is made of.
+fn parts(name: &str) -> Result<(&str, &str)> {
+    name.rsplit_once('@').filter(|(volume, own)| !volume.is_empty() && !own.is_empty()).ok_or_else(
+        || {
+            let name = name.escape_debug();
+            Error::new(Kind::InvalidInput, format!("'{name}' names no snapshot: write VOLUME@NAME"))
+        },
+    )
+}
+
+/// The snapshots of a store.
+pub struct Snapshots<'s> {
+    session: &'s Arc<Session>,
+}
+
+/// Records in the format that volumes have layers.
+fn record_layers(kernel: &Kernel) -> Result<(), Refusal> {
+    if kernel.format().layers {
+        return Ok(());
+    }
+    kernel.record_feature(|format| std::mem::replace(&mut format.layers, true))
+}
+
+impl<'s> Snapshots<'s> {
+    /// The snapshots of the session's store.
+    #[must_use]
+    pub fn of(session: &'s Arc<Session>) -> Snapshots<'s> {
+        Snapshots { session }
+    }
+
+    fn kernel(&self) -> &'s Kernel {
+        self.session.kernel()
+    }
+
+    /// All snapshots, by volume and time.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn all(&self) -> Result<Vec<Snapshot>> {
+        let kept = kept_layers(self.kernel())?;
+        if kept.is_empty() {
+            return Ok(Vec::new());
+        }
+        snapshots_of(self.kernel(), &self.session.volumes()?, &kept)
+    }
+
+    /// Looks up a snapshot by its whole name, like `vm1@monday`.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` for what can't be the name of one; the store's.
+    pub fn find(&self, name: &str) -> Result<Snapshot> {
+        let (volume, own) = parts(name)?;
+        let named = self.session.find(volume)?.filter(|named| named.what == What::Volume);
+        let named = named.ok_or_else(|| missing(name))?;
+        let all = snapshots_of_one(self.kernel(), volume, &named)?;
+        all.into_iter().find(|snapshot| snapshot.name == own).ok_or_else(|| missing(name))
+    }
+
+    /// Attaches a snapshot, for reading.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find) and [`Volume::attach`].
+    pub fn attach(&self, name: &str) -> Result<Volume> {
+        let snapshot = self.find(name)?;
+        Volume::attach_named(self.session, name, &snapshot.named(), Mode::Read)
+    }
+
+    /// Takes a snapshot of a volume that nobody writes to: `vm1@monday` is one of `vm1`. It holds what
+    /// was acknowledged, and is durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such volume. `Exists`: the snapshot is there. `Busy`: another server
+    /// writes to the volume. `Unsupported`: the volume has as many as it may have. After another error
+    /// of the store it is not known whether the snapshot was taken.
+    pub fn take(&self, name: &str) -> Result<()> {
+        let (volume, own) = parts(name)?;
+        self.while_owned(volume, Old::Stays, |named, mut table| {
+            if table.iter().any(|snapshot| snapshot.name == own) {
+                let what = format!("snapshot '{}' exists already", name.escape_debug());
+                return Err(Error::new(Kind::Exists, what));
+            }
+            if table.len() >= SNAPSHOTS_MAX {
+                let what = format!("a volume has {SNAPSHOTS_MAX} snapshots at most");
+                return Err(Error::new(Kind::Unsupported, what));
+            }
+            table.push(Snapshot {
+                volume: volume.to_owned(),
+                name: own.to_owned(),
+                bytes: named.bytes,
+                made: self.kernel().store().time(),
+                id: named.id,
+            });
+            self.layer(volume, named, &table, Old::Stays)
+        })
+    }
+
+    /// Gives a volume that nobody writes to what one of its snapshots holds, and its size. All snapshots
+    /// stay.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); `NotFound` without the snapshot.
+    pub fn roll_back(&self, name: &str) -> Result<()> {
+        let (volume, own) = parts(name)?;
+        self.while_owned(volume, Old::Goes, |named, table| {
+            let to = table.iter().find(|snapshot| snapshot.name == own);
+            let to = to.ok_or_else(|| missing(name))?;
+            let new = self.prepare_over(volume, to, &table)?;
+            self.give(volume, Some((named, Old::Goes)), &new)
+        })
+    }
+
+    /// Makes a volume that holds what a snapshot, like `vm1@monday`, holds, or a volume that nobody
+    /// writes to.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such snapshot or volume. `Exists`: the new name is in use. `InvalidInput`: it
+    /// is no name. `Busy`: the snapshot is being deleted, or another server writes to the volume. After
+    /// another error of the store it is not known whether the volume was made.
+    pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
+        if Names::of(self.kernel()).find_finished(new_name)?.is_some() {
+            let what = format!("'{}' is there already", new_name.escape_debug());
+            return Err(Error::new(Kind::Exists, what));
+        }
+        if self.session.find(of)?.is_none_or(|named| named.what != What::Volume) && of.contains('@')
+        {
+            let new = self.prepare_over(new_name, &self.find(of)?, &[])?;
+            return self.give(new_name, None, &new);
+        }
+        self.while_owned(of, Old::Goes, |named, table| {
+            let new = self.prepare(new_name, named, &[])?;
+            if self.kernel().keeps(Rule::ClonedVolumeLeft) {
+                // Both read the layer, until each has a map of its own.
+                self.layer(of, named, &table, Old::Goes).inspect_err(|_| {
+                    Names::of(self.kernel()).give_up(new_name, &new);
+                })?;
+            }
+            self.give(new_name, None, &new)
+        })
+    }
+
+    /// Deletes a snapshot. What only it holds is given back step by step, here or by any worker.
+    ///
+    /// # Errors
+    /// `NotFound`; the store's.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let snapshot = self.find(name)?;
+        let say = |refusal| {
+            failed(format_args!("snapshot '{}' can't be deleted", name.escape_debug()), refusal)
+        };
+        let names = Names::of(self.kernel());
+        if !names.let_go(snapshot.id).map_err(say)? {
+            return Err(missing(name));
+        }
+        // The table may have it for a while: without the record it is none.
+        let Some(volume) = self.session.find(&snapshot.volume)? else { return Ok(()) };
+        let (key, value) = snapshot.pair();
+        match self.kernel().until_answered(&Write {
+            object: header::name(volume.id),
+            guards: vec![Guard::Exists, Guard::Omap(key.clone(), value)],
+            changes: vec![Change::DropOmap(vec![key])],
+        }) {
+            Ok(_) | Err(Refusal::Mismatch | Refusal::Missing) => Ok(()),
+            Err(refusal) => Err(say(refusal)),
+        }
+    }
+
+    /// Does something with a volume as its owner, all of whose trims have reached their objects. Its number is
+    /// a layer afterwards, or is deleted.
+    fn while_owned(
+        &self,
+        name: &str,
+        old: Old,
+        does: impl FnOnce(&Named, Vec<Snapshot>) -> Result<()>,
+    ) -> Result<()> {
+        let say = |why| failed("the catalogue can't be changed", why);
+        self.nothing_may_come(name)?;
+        let owns = self.kernel().keeps(Rule::SnapshotByOwner);
+        let volume = Volume::attach(self.session, name, if owns { Mode::Own } else { Mode::Read })?;
+        record_layers(self.kernel()).map_err(say)?;
+        while owns && volume.discard_step()? {}
+        let done = || {
+            let named = Names::of(self.kernel()).find_finished(name)?;
+            let named = named.filter(|named| named.id == volume.id()).ok_or_else(|| {
+                let name = name.escape_debug();
+                Error::new(Kind::NotFound, format!("there is no volume '{name}'"))
+            })?;
+            does(&named, snapshots_of_one(self.kernel(), name, &named)?)
+        };
+        let id = volume.id();
+        let done = match old {
+            Old::Stays => done(),
+            // Nobody deletes the number, and shuts its owner out for that, before the owner has left it.
+            Old::Goes => {
+                Names::of(self.kernel()).keep_filling(id).map_err(say).and_then(|()| done())
+            }
+        };
+        // What was done is done.
+        let detached = volume.detach();
+        if done.is_ok() && detached.is_ok() {
+            let _ = self.leave_ownerless(id);
+        }
+        if old == Old::Goes {
+            Names::of(self.kernel()).unlock_filled(id);
+        }
+        done
+    }
+
+    /// Refuses when a write of this session failed and may still come: it would change the snapshot.
+    fn nothing_may_come(&self, name: &str) -> Result<()> {
+        let Some(named) = self.session.find(name)? else { return Ok(()) };
+        let say = |why| failed("the owner of a volume can't be looked up", why);
+        let owner = match self.kernel().read_value(&header::name(named.id), header::OWNER) {
+            Err(Refusal::Missing) => return Ok(()),
+            other => other.map_err(say)?,
+        };
+        if parse_owner(&owner) == Some((true, self.session.store().identity())) {
+            let what = format!(
+                "a write to volume '{}' failed and may still come: restart its server first",
+                name.escape_debug()
+            );
+            return Err(Error::new(Kind::Busy, what));
+        }
+        Ok(())
+    }
+
+    /// Nobody owned a layer last: who deletes it shuts nobody out.
+    fn leave_ownerless(&self, id: u64) -> Result<(), Refusal> {
+        let op = Write {
+            object: header::name(id),
+            guards: vec![
+                Guard::Exists,
+                Guard::Omap(header::OWNER.to_vec(), owner(false, &self.session.store().identity())),
+            ],
+            changes: vec![Change::DropOmap(vec![header::OWNER.to_vec()])],
+        };
+        self.kernel().until_answered(&op).map(drop)
+    }
+
+    /// Makes a volume over the number that it has, with this table of snapshots.
+    fn layer(&self, name: &str, of: &Named, table: &[Snapshot], old: Old) -> Result<()> {
+        let new = self.prepare(name, of, table)?;
+        self.give(name, Some((of, old)), &new)
+    }
+
+    /// Makes a volume over a snapshot, which has no name yet.
+    fn prepare_over(&self, name: &str, of: &Snapshot, table: &[Snapshot]) -> Result<Named> {
+        let new = self.prepare(name, &of.named(), table)?;
+        // The snapshot may be gone, and a lock of one more who deletes it may have made its header anew.
+        let kept = kept_layers(self.kernel());
+        if kept.as_ref().is_ok_and(|kept| kept.contains(&of.id)) {
+            return Ok(new);
+        }
+        Names::of(self.kernel()).give_up(name, &new);
+        kept.and(Err(missing(&of.full_name())))
+    }
+
+    /// Makes a volume over a layer, which has no name yet.
+    fn prepare(&self, name: &str, of: &Named, table: &[Snapshot]) -> Result<Named> {
+        let kernel = self.kernel();
+        let below = Below::read(kernel, of.id).map_err(|why| failed("the layers below", why))?;
+        if below.layers() + 1 >= LAYERS_MAX {
+            let name = name.escape_debug();
+            let what = format!(
+                "volume '{name}' would have {LAYERS_MAX} snapshots below it: delete some of them first"
+            );
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        let record = Names::of(kernel).begin(name, What::Volume)?;
+        let id = record.named.id;
+        let object_bytes = u64::from(kernel.format().object_bytes);
+        let parent = Parent { id: of.id, objects: of.bytes.div_ceil(object_bytes) };
+        let mut pairs = vec![(PARENT.to_vec(), parent.encode()), (BORN.to_vec(), vec![1])];
+        pairs.extend(table.iter().map(Snapshot::pair));
+        let op = Write {
+            object: header::name(id),
+            guards: vec![Guard::Exists, Guard::Omap(BORN.to_vec(), Vec::new())],
+            changes: vec![Change::SetOmap(pairs)],
+        };
+        let made = match kernel.until_answered(&op) {
+            // Ours, whose reply was lost.
+            Ok(_) | Err(Refusal::Mismatch) => link(kernel, of.id, id).map_err(|why| match why {
+                Refusal::Mismatch => Refusal::Busy,
+                why => why,
+            }),
+            Err(refusal) => Err(refusal),
+        };
+        match made {
+            Ok(()) => Ok(Named { bytes: of.bytes, ..record.named }),
+            Err(refusal) => {
+                Names::of(kernel).give_up(name, &record.named);
+                Err(failed(format_args!("volume '{}' can't be made", name.escape_debug()), refusal))
+            }
+        }
+    }
+
+    /// Gives a name to a volume that was prepared.
+    fn give(&self, name: &str, old: Option<(&Named, Old)>, new: &Named) -> Result<()> {
+        let names = Names::of(self.kernel());
+        let given = names.change_with(name, old, Some(new));
+        match given {
+            Ok(()) => names.unlock_filled(new.id),
+            Err(_) => names.give_up(name, new),
+        }
+        given.map_err(|refusal| match refusal {
+            Refusal::Mismatch if old.is_none() => {
+                Error::new(Kind::Exists, format!("'{}' is there already", name.escape_debug()))
+            }
+            refusal => {
+                failed(format_args!("volume '{}' can't be changed", name.escape_debug()), refusal)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
+
+    use super::*;
+    use crate::{Format, Settings, create, names::FILL};
+
+    const BYTES: u64 = 8 << 20;
+
+    fn new_store() -> MemoryObjects {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        store
+    }
+
+    fn open(store: &MemoryObjects, name: &str) -> Arc<Session> {
+        Arc::new(Session::open(Arc::new(store.session(name)), Settings::default()).unwrap())
+    }
+
+    fn write(session: &Arc<Session>, name: &str, byte: u8) {
+        let volume = Volume::attach(session, name, Mode::Own).unwrap();
+        volume.write_at(0, &[byte; 4096]).unwrap();
+        volume.detach().unwrap();
+    }
+
+    fn first_block(session: &Arc<Session>, name: &str) -> Vec<u8> {
+        let mut bytes = vec![0xaa; 4096];
+        Volume::attach(session, name, Mode::Read).unwrap().read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn delete_all(session: &Session) {
+        while session.delete_step().unwrap() {}
+    }
+
+    #[test]
+    fn a_session_that_could_not_give_a_name_goes_on() {
+        let store = new_store();
+        let (one, other) = (open(&store, "one"), open(&store, "other"));
+        one.create_volume("v", BYTES).unwrap();
+        write(&one, "v", 1);
+        let snapshots = Snapshots::of(&one);
+        snapshots.take("v@a").unwrap();
+        let new = snapshots.prepare_over("c", &snapshots.find("v@a").unwrap(), &[]).unwrap();
+        other.create_volume("c", BYTES).unwrap();
+        assert_eq!(snapshots.give("c", None, &new).unwrap_err().kind(), Kind::Exists);
+        delete_all(&other);
+        write(&one, "v", 2);
+        assert_eq!(first_block(&other, "c"), [0; 4096]);
+    }
+
+    #[test]
+    fn who_deletes_what_a_rollback_left_shuts_out_nobody() {
+        let store = new_store();
+        let (one, other) = (open(&store, "one"), open(&store, "other"));
+        one.create_volume("v", BYTES).unwrap();
+        write(&one, "v", 1);
+        let snapshots = Snapshots::of(&one);
+        snapshots.take("v@a").unwrap();
+        write(&one, "v", 2);
+        snapshots
+            .while_owned("v", Old::Goes, |named, table| {
+                let new = snapshots.prepare_over("v", &table[0], &table)?;
+                snapshots.give("v", Some((named, Old::Goes)), &new)?;
+                delete_all(&other);
+                Ok(())
+            })
+            .unwrap();
+        delete_all(&other);
+        assert_eq!(first_block(&one, "v"), [1; 4096]);
+        write(&one, "v", 3);
+    }
+
+    #[test]
+    fn a_snapshot_that_is_gone_is_none_though_a_lock_made_its_header_anew() {
+        let store = new_store();
+        let (one, other) = (open(&store, "one"), open(&store, "other"));
+        one.create_volume("v", BYTES).unwrap();
+        write(&one, "v", 1);
+        let snapshots = Snapshots::of(&one);
+        snapshots.take("v@a").unwrap();
+        let seen = snapshots.find("v@a").unwrap();
+        snapshots.delete("v@a").unwrap();
+        delete_all(&one);
+        other.store().lock(&header::name(seen.id), FILL, "other", None).unwrap();
+        assert_eq!(snapshots.prepare_over("c", &seen, &[]).unwrap_err().kind(), Kind::NotFound);
+        // The record of the new number goes, too, and shuts out nobody.
+        delete_all(&other);
+        write(&one, "v", 2);
+    }
+}
