@@ -200,6 +200,9 @@ pub enum Rule {
     CodeBeforeCopying,
     /// Nothing is written that was not sealed. Otherwise whoever holds the directory reads it.
     GroupsSealed,
+    /// All containers of an archive that pads take few lengths. Otherwise whoever holds the directory sees how much
+    /// each has.
+    ContainersPadded,
     /// Containers of a sealed archive are read in steps of 4 KiB. Otherwise whoever holds the directory sees
     /// how long groups are, and finds out where content is cut.
     SealedReadInSteps,
@@ -352,7 +355,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 96] = [
+    pub const BUGS: [(&'static str, Rule); 97] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -449,5 +452,6 @@ impl Rule {
         ("data-key-change-unended", Rule::DataKeyChangeEnded),
         ("data-key-erased-early", Rule::OlderKeyAsLongAsNeeded),
         ("volume-in-first-domain", Rule::VolumesInTheirDomain),
+        ("container-unpadded", Rule::ContainersPadded),
     ];
 }

@@ -54,6 +54,9 @@ pub struct Format {
     /// Keys have roles, in a sealed archive with `trees` and `heads`, and without `leaves` and `late`;
     /// programs from before that refuse the archive.
     pub roles: bool,
+    /// Containers of a sealed archive take few lengths, so that these tell less; programs from before that refuse
+    /// the archive.
+    pub pads: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -79,6 +82,7 @@ impl Format {
             counts_in_pages: false,
             heads: false,
             roles: false,
+            pads: false,
             fingerprint: Algorithm::Blake3,
         }
     }

@@ -34,11 +34,17 @@ impl Desk {
 
     /// The same with other chance.
     fn with(compression: Compression, chance: u64) -> Desk {
+        Desk::of(compression, chance, false)
+    }
+
+    /// The same with padded containers, or not.
+    fn of(compression: Compression, chance: u64, pads: bool) -> Desk {
         let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
         let format = Format {
             reserve_bytes: 4096,
             segment_bytes: 16 << 20,
             compression,
+            pads,
             ..Format::new([7; 16], [8; 32], [9; 16]).with_features()
         };
         let random = Arc::new(Counter(AtomicU64::new(chance << 32)));
@@ -634,4 +640,88 @@ fn rule_22_a_label_that_changes_between_two_looks_is_not_taken() {
         fs::write(desk.at().join("label"), &good).unwrap();
     }
     assert!(opened > 0);
+}
+
+/// The numbers of 4 KiB steps that the containers of an archive take, as the headers on the disk say it.
+fn steps(archive: &Archive, desk: &Desk) -> Vec<u32> {
+    let tables = archive.refresh().unwrap();
+    let containers = tables.containers.iter().map(Result::unwrap);
+    containers
+        .map(|container| {
+            let place = container.stored.place;
+            let name = format!("segment-{:08}", place.segment);
+            let file = fs::File::open(desk.at().join(name)).unwrap();
+            let mut said = [0; 4];
+            file.read_exact_at(&mut said, place.at + 52).unwrap();
+            assert_eq!(u32::from_le_bytes(said), place.bytes);
+            assert_eq!(place.bytes % 4096, 0);
+            place.bytes / 4096
+        })
+        .collect()
+}
+
+/// Padmé, with the unit of a step: the binary digits behind the first few are zero.
+fn is_padded(steps: u32) -> bool {
+    let digits = steps.ilog2();
+    let counting = digits.checked_ilog2().map_or(0, |log| log + 1);
+    steps.is_multiple_of(1 << digits.saturating_sub(counting))
+}
+
+#[test]
+fn rule_34_containers_of_an_archive_that_pads_take_few_lengths_through_all_that_it_does() {
+    for compression in [Compression::None, Compression::Zstd] {
+        let desk = Desk::of(compression, 1, true);
+        let archive = desk.open();
+        let texts: Vec<Vec<u8>> = (0..6)
+            .map(|n| {
+                let (noise, text) = (noise(n + 1, 900_000), b"a text ".repeat(50_000));
+                [&noise[..], &text, &noise[..9000 * n as usize]].concat()
+            })
+            .collect();
+        for (n, text) in texts.iter().enumerate() {
+            put(&archive, &format!("stream-{n}"), text).unwrap();
+        }
+        let before = steps(&archive, &desk);
+        assert!(before.iter().any(|steps| *steps > 100), "{before:?}");
+        assert!(before.iter().all(|steps| is_padded(*steps)), "{before:?}");
+        // Collection merges what is left of containers that lost most of their chunks.
+        let parts = [0, 1, 3].map(|n: usize| &texts[n][..90_000]).concat();
+        put(&archive, "parts", &parts).unwrap();
+        for gone in [0, 1, 3, 4] {
+            archive.remove(&format!("stream-{gone}")).unwrap();
+        }
+        drop(archive);
+        let archive = desk.open();
+        for now in [1_000_000, 2_000_000, 3_000_000] {
+            let collection = Collection::begin(&archive, options(now)).unwrap();
+            collection.run(&mut |_| {}).unwrap();
+        }
+        let after = steps(&archive, &desk);
+        assert_ne!(after, before);
+        assert!(after.iter().all(|steps| is_padded(*steps)), "{after:?}");
+        for kept in [2, 5] {
+            assert!(get(&archive, &format!("stream-{kept}")).unwrap() == texts[kept]);
+        }
+        assert!(get(&archive, "parts").unwrap() == parts);
+        assert!(
+            archive.refresh().unwrap().containers.iter().any(|one| !one.unwrap().merged.is_empty())
+        );
+        rebuild_chunk_index(&archive, &mut |_, _| {}).unwrap();
+        let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
+        assert!(report.is_well(), "{:?}", report.problems);
+        let again = put(&archive, "again", &texts[2]).unwrap();
+        assert!(again.new_bytes < 100_000, "{} bytes were new", again.new_bytes);
+    }
+}
+
+/// Without `--pad` a container takes the steps that it needs, and no others.
+#[test]
+fn rule_34_other_archives_have_the_lengths_that_they_had() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    for n in 0..6 {
+        put(&archive, &format!("stream-{n}"), &noise(n + 1, 900_000 + 7000 * n as usize)).unwrap();
+    }
+    let all = steps(&archive, &desk);
+    assert!(all.iter().any(|steps| !is_padded(*steps)), "{all:?}");
 }

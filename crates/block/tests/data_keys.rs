@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod damage;
+mod finishing;
 mod support;
 
 use std::{
@@ -31,6 +32,7 @@ use support::content;
 
 const ID: [u8; 16] = [0x94; 16];
 const BLOCKS: u64 = 8192;
+const VOLUME_BLOCKS: u64 = 2000;
 
 /// A disk that fails for ever after so many writes and flushes.
 struct Cut {
@@ -154,7 +156,7 @@ impl World {
     fn create(&mut self, name: &str, domain: u32, no_dedup: Option<NoDedup>) {
         let new =
             NewVolume { domain, no_dedup: no_dedup.unwrap_or_default(), ..NewVolume::default() };
-        let (id, _) = self.engine().create_volume_with(name, 2000, new).unwrap();
+        let (id, _) = self.engine().create_volume_with(name, VOLUME_BLOCKS, new).unwrap();
         self.maps.insert(name.to_owned(), (id, BTreeMap::new()));
     }
 

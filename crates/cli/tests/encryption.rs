@@ -204,6 +204,33 @@ fn rule_24_the_data_key_of_an_archive_changes_and_the_older_one_goes() {
 }
 
 #[test]
+fn rule_34_an_archive_pads_its_containers_when_it_is_asked_to() {
+    let desk = Desk::new();
+    desk.fails("create archive a --pad", 2, &["only containers of an encrypted archive", "--key"]);
+    desk.fails("create archive a --pad --no-encryption", 2, &["--no-encryption"]);
+    assert!(!desk.path("a").exists());
+    desk.ok("create archive a --pad --compress none --key key");
+    desk.ok("create archive b --compress none --key key");
+    fs::write(desk.path("stream"), noise(1, 2_900_000)).unwrap();
+    let stored = |archive: &str| {
+        desk.ok(&format!("put {archive} s stream --key key"));
+        let status = desk.ok(&format!("status {archive} --json --key key"));
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        (status["pads"].as_bool().unwrap(), status["stored_bytes"].as_u64().unwrap())
+    };
+    let (padded, plain) = (stored("a"), stored("b"));
+    assert!(padded.0 && !plain.0);
+    assert!(plain.1 < padded.1 && padded.1 < plain.1 / 16 * 17, "{padded:?} {plain:?}");
+    assert!(desk.ok("status a --key key").contains("padded to few lengths"));
+    assert!(!desk.ok("status b --key key").contains("padded"));
+    desk.ok("get a s --output got --key key");
+    assert!(fs::read(desk.path("got")).unwrap() == noise(1, 2_900_000));
+    for verb in ["check", "scrub", "gc"] {
+        desk.ok(&format!("{verb} a --key key"));
+    }
+}
+
+#[test]
 fn rule_24_no_file_changed_silently_because_the_data_key_changed() {
     let desk = Desk::new();
     desk.ok("create archive a --key key");

@@ -1,4 +1,4 @@
-//! The keys of `onefold status --json`, compared with their page of the reference.
+//! The keys of `onefold status --json` and `onefold key list --json`, compared with their page of the reference.
 
 use std::{
     collections::BTreeSet,
@@ -32,10 +32,14 @@ pub(super) fn compare(onefold: &Onefold, pages: &[Page]) -> Result<()> {
         ("A block store", block(onefold, &scratch)?),
         ("An archive", archive(onefold, &scratch)?),
         ("A store of the cluster engine", cluster(onefold, &scratch)?),
+        ("`key list`", key_list(onefold, &scratch)?),
     ] {
         let part = parts.iter().find(|part| part.starts_with(name)).context(name)?;
         let (told, mut found) = (documented(part), BTreeSet::new());
-        keys(&status, String::new(), &mut found);
+        match &status {
+            Value::Array(all) => all.iter().for_each(|one| keys(one, String::new(), &mut found)),
+            one => keys(one, String::new(), &mut found),
+        }
         let missing: Vec<_> = found.difference(&told).collect();
         let gone: Vec<_> = told.difference(&found).collect();
         ensure!(missing.is_empty(), "{name}: {PAGE} does not tell of {missing:?}");
@@ -118,6 +122,21 @@ fn cluster(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     let store = scratch.file("pool");
     onefold.verb(["create", "cluster", path(&store)])?;
     onefold.status(&store)
+}
+
+/// What `key list` says of a block store and of an archive that have two data keys.
+fn key_list(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
+    let (disk, safe, key) = (scratch.file("sealed"), scratch.file("vault"), scratch.file("key"));
+    let key = path(&key);
+    onefold.verb(["create", "block", path(&disk), "--size", "64M", "--key", key])?;
+    onefold.verb(["create", "archive", path(&safe), "--key", key])?;
+    onefold.verb(["put", path(&safe), "passwd", "/etc/passwd", "--key", key])?;
+    let listed = [&disk, &safe].map(|store| {
+        onefold.verb(["key", "rotate", path(store), "--data", "--key", key])?;
+        let said = onefold.verb(["key", "list", path(store), "--key", key, "--json"])?;
+        serde_json::from_str(&said).context("onefold key list --json")
+    });
+    Ok(Value::Array(listed.into_iter().collect::<Result<_>>()?))
 }
 
 /// The keys in the first column of the tables.

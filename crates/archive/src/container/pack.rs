@@ -5,6 +5,7 @@ use onefold_core::Result;
 use crate::{
     format::container::{OpenContainer, Packed, Packer},
     operations_log::Archive,
+    rules::Rule,
 };
 
 /// Packs a container. Compression is the slow part of a put; any thread may do it.
@@ -15,7 +16,10 @@ pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) 
     open.pack(
         &archive.identity,
         archive.tables().epoch,
-        archive.label().compression,
+        (
+            archive.label().compression,
+            archive.label().pads && archive.keeps(Rule::ContainersPadded),
+        ),
         packer,
         &archive.buffers,
     )

@@ -15,6 +15,7 @@ use super::{
     class::Class,
     content::Content,
     domain::FIRST_DOMAIN,
+    padding::{STEP_BYTES, container_bytes, may_take},
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
     sealing::{ContainerSeal, DOMAIN_AT, DOMAIN_SAID_BYTES, SALT_BYTES, Sealing, shut},
 };
@@ -40,9 +41,6 @@ pub(crate) const META_BYTES_MAX: usize =
 /// Bytes before the groups' entries in a sealed container: how many groups and chunks, and the end of
 /// the last group.
 const COUNTS_BYTES: usize = 16;
-
-/// A sealed container's metadata, and all of it, take a multiple of this.
-const STEP_BYTES: usize = 4096;
 
 /// Where the header of a sealed container has its salt, with the proof of its key and its domain behind
 /// it, and the tag.
@@ -265,12 +263,12 @@ impl OpenContainer {
     }
 
     /// Compresses the groups and makes the metadata. Compression is the slow part of a put; any
-    /// thread may do it.
+    /// thread may do it. In a sealed archive that `pads`, its length is one of few.
     pub(crate) fn pack(
         self,
         identity: &Identity,
         epoch: u32,
-        compression: Compression,
+        (compression, pads): (Compression, bool),
         packer: &mut Packer,
         buffers: &BufferPool,
     ) -> Result<Packed> {
@@ -322,7 +320,7 @@ impl OpenContainer {
                     made,
                     &chunks,
                     &mut groups,
-                    &mut packed,
+                    (&mut packed, pads),
                 )?))
             }
             None => None,
@@ -351,6 +349,14 @@ fn meta_bytes(identity: &Identity, groups: usize, chunks: usize) -> usize {
     }
 }
 
+/// True when a container whose groups end at `end` may take `all` bytes.
+fn is_end(seal: &Option<Arc<ContainerSeal>>, end: u32, all: u32) -> bool {
+    match seal {
+        Some(_) => may_take(end as usize, all as usize),
+        None => end == all,
+    }
+}
+
 /// Seals groups that lie one behind the other in `packed`, each with its tag behind it, and hides
 /// where the last one ends.
 fn seal_groups(
@@ -359,7 +365,7 @@ fn seal_groups(
     (id, kind, epoch, compression): (ContainerId, ContainerKind, u32, Compression),
     chunks: &[Chunk],
     groups: &mut [Group],
-    packed: &mut Vec<u8>,
+    (packed, pads): (&mut Vec<u8>, bool),
 ) -> Result<ContainerSeal> {
     let fingerprints: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.fingerprint.0).collect();
     let checksums: Vec<u8> = groups.iter().flat_map(|group| group.checksum.to_le_bytes()).collect();
@@ -386,7 +392,8 @@ fn seal_groups(
         (group.at, group.stored) = (first + start as u32, (sealed.len() - start) as u32);
     }
     let start = sealed.len();
-    sealed.resize(start.next_multiple_of(STEP_BYTES), 0);
+    let first = first as usize;
+    sealed.resize(container_bytes(first + start, pads) - first, 0);
     if start < sealed.len() {
         // No group has this number. Nobody opens it: it only looks like the others.
         seal.seal(usize::from(u16::MAX), 0, &mut sealed[start..])?;
@@ -520,7 +527,7 @@ impl Metadata {
         if groups > 256
             || chunks > SLOTS_MAX as u32
             || bytes.len() != self::meta_bytes(identity, groups as usize, chunks as usize)
-            || !(end_of_groups..end_of_groups.saturating_add(STEP_BYTES as u32)).contains(&all)
+            || !is_end(&seal, end_of_groups, all)
         {
             return Err(what("its lengths can't be true"));
         }
@@ -844,7 +851,7 @@ mod tests {
             let packed = open.pack(
                 &identity(),
                 5,
-                compression,
+                (compression, false),
                 &mut Packer::default(),
                 &BufferPool::default(),
             );

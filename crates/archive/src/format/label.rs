@@ -73,6 +73,9 @@ const FEATURE_DATA_KEYS: u64 = 512;
 /// Needed to read: volumes may be of domains beside the first one.
 const FEATURE_VOLUME_DOMAINS: u64 = 1024;
 
+/// Needed to read: containers may be longer than the steps that they need.
+const FEATURE_PADDED: u64 = 2048;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -128,6 +131,8 @@ pub struct Label {
     pub data_keys: bool,
     /// Volumes may be of domains beside the first one; of archives that have domains and clones only.
     pub volume_domains: bool,
+    /// Containers take Padmé's numbers of steps; of sealed archives only.
+    pub pads: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
     /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
@@ -340,6 +345,7 @@ impl Label {
                 (self.roles, FEATURE_ROLES),
                 (self.data_keys, FEATURE_DATA_KEYS),
                 (self.volume_domains, FEATURE_VOLUME_DOMAINS),
+                (self.pads, FEATURE_PADDED),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(write).u64(ignored);
@@ -410,6 +416,7 @@ impl Label {
             roles: false,
             data_keys: false,
             volume_domains: false,
+            pads: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -433,13 +440,14 @@ impl Label {
         label.roles = features & FEATURE_ROLES != 0;
         label.data_keys = features & FEATURE_DATA_KEYS != 0;
         label.volume_domains = features & FEATURE_VOLUME_DOMAINS != 0;
+        label.pads = features & FEATURE_PADDED != 0;
         if label.volume_domains && !(label.domains && label.clones) {
             return Err(corrupt("the label's features can't be true"));
         }
         if label.roles && (!label.heads || !label.trees || label.leaves || label.domains) {
             return Err(corrupt("the label's features can't be true"));
         }
-        let is_sealed_only = label.domains || label.heads || label.data_keys;
+        let is_sealed_only = label.domains || label.heads || label.data_keys || label.pads;
         if is_sealed_only && label.sealed.is_none() || label.data_keys && label.roles {
             return Err(corrupt("the label's features can't be true"));
         }
@@ -479,7 +487,8 @@ fn features(bytes: &[u8]) -> Result<(u64, u64, Newer)> {
         | FEATURE_DOMAINS
         | FEATURE_ROLES
         | FEATURE_DATA_KEYS
-        | FEATURE_VOLUME_DOMAINS;
+        | FEATURE_VOLUME_DOMAINS
+        | FEATURE_PADDED;
     if read & FEATURE_DATA_KEYS_BEFORE != 0 {
         return Err(Error::new(
             Kind::Unsupported,
@@ -643,6 +652,7 @@ mod tests {
             roles: false,
             data_keys: false,
             volume_domains: false,
+            pads: false,
             fingerprint: Algorithm::Blake3,
             sealed: None,
             newer: Newer::default(),
@@ -676,9 +686,9 @@ mod tests {
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
-        bytes[FEATURES_AT + 1] = 8;
+        bytes[FEATURES_AT + 1] = 16;
         let error = refused(bytes, &label(true));
-        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 11"));
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 12"));
     }
 
     /// The error of who decodes these bytes, once their checksum is as that label has it.
@@ -699,6 +709,16 @@ mod tests {
         let error = refused(bytes, &with);
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains("given up") && !error.to_string().contains("newer"));
+    }
+
+    #[test]
+    fn rule_34_a_label_of_an_archive_that_pads_has_a_bit_that_older_programs_name_and_refuse() {
+        let with = Label { pads: true, sealed: Some(1), secret: [0; 32], ..label(true) };
+        let bytes = encoded(&with);
+        assert_eq!((bytes[8], bytes[FEATURES_AT], bytes[FEATURES_AT + 1]), (4, 4, 8));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == with));
+        let plain = Label { sealed: None, ..with };
+        assert!(matches!(Label::decode(&encoded(&plain)), Found::Bad(_)));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(crate) mod label;
 pub(crate) mod listing;
 pub(crate) mod log_reader;
 pub(crate) mod names;
+pub(crate) mod padding;
 pub(crate) mod parameters;
 pub(crate) mod recipe;
 pub(crate) mod record;

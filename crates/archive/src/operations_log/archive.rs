@@ -267,6 +267,10 @@ fn create_in(
             "an encrypted archive cuts by fastcdc or static: Rabin's cuts would tell what is in it";
         return Err(Error::new(Kind::InvalidInput, why));
     }
+    if format.pads && !is_sealed {
+        let why = "only containers of an encrypted archive are padded: others can be read";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     let label = Label {
         id: format.id,
         secret: if is_sealed { [0; 32] } else { format.secret },
@@ -289,6 +293,7 @@ fn create_in(
         roles: format.roles && is_sealed,
         data_keys: false,
         volume_domains: false,
+        pads: format.pads,
         sealed: is_sealed.then_some(1),
         newer: Newer::default(),
     };

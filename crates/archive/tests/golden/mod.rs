@@ -54,6 +54,8 @@ pub(crate) struct Form {
     pub(crate) nodes: bool,
     /// Its key is 32 times the byte 1.
     pub(crate) sealed: bool,
+    /// Its containers are padded, and some so long that it matters.
+    pub(crate) pads: bool,
 }
 
 /// All forms of which `create` ever made archives.
@@ -64,7 +66,14 @@ pub(crate) fn forms() -> Vec<Form> {
     let leaves = Kinds { leaves: true, ..clones };
     let on_demand = Kinds { on_demand: true, ..leaves };
     let counts = Kinds { counts_in_pages: true, ..on_demand };
-    let plain = |kinds| Form { kinds, sha256: false, gathers: false, nodes: false, sealed: false };
+    let plain = |kinds| Form {
+        kinds,
+        sha256: false,
+        gathers: false,
+        nodes: false,
+        sealed: false,
+        pads: false,
+    };
     let mut all = Vec::new();
     for kinds in [first, trees, clones, leaves, on_demand, counts] {
         let late = Form { nodes: true, ..plain(Kinds { late: true, ..kinds }) };
@@ -82,6 +91,7 @@ pub(crate) fn forms() -> Vec<Form> {
     all.push(Form { sealed: true, ..plain(Kinds { domains: true, ..counts }) });
     all.push(Form { sealed: true, ..plain(Kinds { heads: true, ..counts }) });
     let newest = Kinds { domains: true, heads: true, data_keys: true, ..counts };
+    all.push(Form { sealed: true, pads: true, ..plain(Kinds { heads: true, ..counts }) });
     all.push(Form { sealed: true, ..plain(newest) });
     all.push(Form { sealed: true, ..plain(Kinds { volume_domains: true, ..newest }) });
     all
@@ -118,6 +128,7 @@ impl Form {
             (heads, "heads"),
             (data_keys, "keys"),
             (volume_domains, "volumes"),
+            (self.pads, "padded"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -151,6 +162,7 @@ impl Form {
             false,
             data_keys,
             volume_domains,
+            self.pads,
         ];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         let write =
@@ -194,6 +206,7 @@ impl Form {
             clones,
             counts_in_pages,
             heads,
+            pads: self.pads,
             late: late.then_some(if self.gathers { gathered } else { rad }),
             fingerprint: if self.sha256 { Algorithm::HmacSha256 } else { Algorithm::Blake3 },
             ..Format::new([7; 16], [8; 32], [9; 16])
@@ -242,7 +255,7 @@ impl Form {
             log_ahead_bytes: 4096,
             ahead_bytes: 0,
             leaf_entries: 4,
-            container_bytes: 16 << 10,
+            container_bytes: if self.pads { 64 << 10 } else { 16 << 10 },
             auxiliary_entries: 64,
             opener: match self.sealed {
                 true => KeySource::new(Arc::new(By(1, false))),

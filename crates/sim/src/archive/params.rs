@@ -95,6 +95,9 @@ const NEWER_THAN_OFTEN: &str = "# The seeds below draw data keys that change oft
 /// The line behind the kept seeds that are older than volumes in domains.
 const NEWER_THAN_VOLUME_DOMAINS: &str = "# The seeds below draw volumes in domains.";
 
+/// The line behind the kept seeds that are older than containers of few lengths.
+const NEWER_THAN_PADDING: &str = "# The seeds below draw containers of few lengths.";
+
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
 
@@ -198,6 +201,8 @@ pub struct Params {
     pub old_condemnation: bool,
     /// The archive is sealed; drawn from a source of its own.
     pub sealed: bool,
+    /// Containers of a sealed archive take few lengths; drawn from a source of its own.
+    pub pads: bool,
     /// A sealed archive keeps heads; drawn from a source of its own.
     pub heads: bool,
     /// Domains of a sealed archive beside the first one; drawn from a source of its own.
@@ -338,7 +343,7 @@ impl Params {
         rng.percent(67)
             && self.domains > 0
             && !is_older(self.seed, NEWER_THAN_VOLUME_DOMAINS)
-            && !found_another_bug(self.seed, &["volume-in-first-domain"])
+            && !found_another_bug(self.seed, &["volume-in-first-domain", "container-unpadded"])
     }
 
     /// Nine sealed archives of ten change data keys, where nothing rots and no disk is full; none of the kept
@@ -354,10 +359,20 @@ impl Params {
     /// Half of those change them often; none of the kept seeds that are older than that.
     fn data_keys_often(&self) -> bool {
         let rng = &mut Rng::new(self.seed ^ 0x6f66_7465_6e5f_6b3f);
-        let found = ["data-key-erased-early"];
+        let found = ["data-key-erased-early", "volume-in-first-domain", "container-unpadded"];
         rng.percent(50)
             && !is_older(self.seed, NEWER_THAN_OFTEN)
             && !found_another_bug(self.seed, &found)
+    }
+
+    /// Every other sealed archive pads, and has containers of so many steps that this matters; none of the kept seeds
+    /// that are older than that, nor of those that found a planted bug which has nothing to do with it.
+    fn pads(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x7061_6464_6564_2e2e);
+        rng.percent(50)
+            && self.sealed
+            && !is_older(self.seed, NEWER_THAN_PADDING)
+            && !found_another_bug(self.seed, &["container-unpadded"])
     }
 
     /// Four sealed archives of five keep heads; none of the kept seeds that are older than that, nor of those
@@ -481,11 +496,14 @@ impl Params {
         }
         if self.sealed {
             all.push(with(&|params| {
-                (params.sealed, params.heads) = (false, false);
+                (params.sealed, params.heads, params.pads) = (false, false, false);
                 (params.puts_back, params.domains) = (false, 0);
                 params.volume_domains = false;
                 (params.data_keys, params.data_keys_often) = (false, false);
             }));
+        }
+        if self.pads {
+            all.push(with(&|params| params.pads = false));
         }
         if self.heads {
             all.push(with(&|params| params.heads = false));
@@ -588,6 +606,7 @@ impl Params {
             older,
             index_disk: Params::index_disk(seed),
             sealed: Params::sealed(seed),
+            pads: false,
             heads: false,
             domains: 0,
             volume_domains: false,
@@ -631,6 +650,10 @@ impl Params {
             params.data_keys_often = true;
             (params.list_bytes, params.container_bytes) = (1 << 10, 4 << 10);
             (params.sync_bytes, params.keep_partial) = (8 << 10, 1000);
+        }
+        params.pads = params.pads();
+        if params.pads && !params.data_keys_often {
+            params.container_bytes = 64 << 10;
         }
         params.late_counts = params.late_counts() && !params.puts_back;
         params.old_condemnation = params.old_condemnation();
@@ -678,7 +701,7 @@ fn gathers(seed: u64) -> u32 {
 }
 
 /// Planted bugs that only sealed archives meet.
-const SEALED_BUGS: [&str; 20] = [
+const SEALED_BUGS: [&str; 21] = [
     "key-area-unproven",
     "lower-key-area",
     "one-key-area",
@@ -699,25 +722,35 @@ const SEALED_BUGS: [&str; 20] = [
     "data-key-change-unended",
     "data-key-erased-early",
     "volume-in-first-domain",
+    "container-unpadded",
 ];
 
-/// Planted bugs that only archives meet whose data keys change.
-const DATA_KEY_BUGS: [&str; 4] = [
+/// Planted bugs that only archives meet whose data keys change, and later ones, whose kept seeds draw such changes.
+const DATA_KEY_BUGS: [&str; 6] = [
     "data-key-changed-beside-others",
     "fingerprints-of-older-key",
     "data-key-change-unended",
     "data-key-erased-early",
+    "volume-in-first-domain",
+    "container-unpadded",
 ];
 
-/// Planted bugs that only archives with heads meet.
-const HEAD_BUGS: [&str; 3] = ["head-not-compared", "head-noted-early", "hashes-unwritten"];
+/// Planted bugs that only archives with heads meet, and later ones, whose kept seeds draw heads.
+const HEAD_BUGS: [&str; 5] = [
+    "head-not-compared",
+    "head-noted-early",
+    "hashes-unwritten",
+    "volume-in-first-domain",
+    "container-unpadded",
+];
 
-/// Planted bugs that only archives with domains meet.
-const DOMAIN_BUGS: [&str; 4] = [
+/// Planted bugs that only archives with domains meet, and a later one, whose kept seed draws domains.
+const DOMAIN_BUGS: [&str; 5] = [
     "erased-in-one-copy",
     "fingerprints-of-another-domain",
     "listed-in-another-domain",
     "volume-in-first-domain",
+    "container-unpadded",
 ];
 
 /// True for a kept seed that found another planted bug than these.

@@ -398,6 +398,7 @@ impl Sim {
         (format.trees, format.clones) = (kinds.trees, kinds.clones);
         (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
         (format.counts_in_pages, format.heads) = (kinds.counts_in_pages, kinds.heads);
+        format.pads = self.params.pads;
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }

@@ -35,6 +35,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
                   onefold create archive backups\n  \
                   onefold create archive ssh://vault/srv/backups\n  \
                   onefold create archive vault --roles --key /root/vault.key\n  \
+                  onefold create archive ssh://vault/srv/backups --pad --key /root/vault.key\n  \
                   onefold create archive images --chunking static:4K --compress lz4\n  \
                   onefold create archive big --fast /ssd/big\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
@@ -85,6 +86,11 @@ pub(super) struct Options {
     #[arg(long, conflicts_with_all = ["nodes", "no_encryption"])]
     roles: bool,
 
+    /// Makes an encrypted archive whose containers take few lengths, so that whoever holds its files learns less
+    /// from how well they compress: 2 to 6 % larger. The choice is for the archive's life
+    #[arg(long, conflicts_with_all = ["nodes", "no_encryption"])]
+    pad: bool,
+
     #[command(flatten)]
     placement: Placed,
 
@@ -114,6 +120,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
+    let format = Format { pads: options.pad, ..format };
     let format = if options.roles { format.with_roles() } else { format };
     if let Some(error) = foreign(store).filter(|_| !store.exists()) {
         return Err(error.into());
@@ -132,6 +139,11 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             "keys have roles in an encrypted archive: name a key with --key",
         ));
     }
+    if options.pad && keys.is_none() {
+        return Err(Failure::usage(
+            "only containers of an encrypted archive are padded: name a key with --key",
+        ));
+    }
     let directories = nodes.iter().chain(&options.fast).chain([store]);
     let new: Vec<&PathBuf> =
         directories.filter(|path| !is_address(path) && !path.exists()).collect();
@@ -144,7 +156,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         "compression": format.compression.to_string(), "nodes": nodes, "code": code,
         "fingerprint": format.fingerprint.to_string(),
         "index_directory": options.fast.as_ref().map(|fast| fast.display().to_string()),
-        "encrypted": keys.is_some(), "roles": options.roles,
+        "encrypted": keys.is_some(), "roles": options.roles, "pads": options.pad,
         "recovery_key": keys.as_ref().map(|new| new.recovery.as_str()),
     });
     let encryption = keys.as_ref().map_or_else(|| NOT_ENCRYPTED.to_owned(), NewKeys::told);

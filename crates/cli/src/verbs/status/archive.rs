@@ -58,6 +58,8 @@ pub(in crate::verbs) struct Stats {
     compression: String,
     /// The archive is encrypted.
     encrypted: bool,
+    /// Its containers take few lengths.
+    pads: bool,
     /// Of an encrypted one, where its history has come to: two who see the same head see the same archive.
     head: Option<String>,
     /// Domains of an encrypted archive that have two data keys, and what is left under the older one.
@@ -296,6 +298,7 @@ impl Stats {
             chunking: archive.label().chunking.to_string(),
             compression: archive.label().compression.to_string(),
             encrypted: archive.label().sealed.is_some(),
+            pads: archive.label().pads,
             head: archive.label().sealed.map(|_| head_of(&archive.tables()).to_string()),
             older_data_keys: data_keys(tables)?
                 .into_iter()
@@ -598,7 +601,11 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             stats.chunking, stats.compression, stats.fingerprint
         ),
     );
-    let encryption = if stats.encrypted { "encrypted (experimental)" } else { "not encrypted" };
+    let encryption = match (stats.encrypted, stats.pads) {
+        (true, true) => "encrypted (experimental), containers padded to few lengths",
+        (true, false) => "encrypted (experimental)",
+        (false, _) => "not encrypted",
+    };
     row("encryption", encryption.to_owned());
     if let Some(head) = &stats.head {
         row("head", head.clone());

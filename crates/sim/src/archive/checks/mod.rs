@@ -77,6 +77,9 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
+        if self.params.pads && places::look_at_lengths(&archive.tables())? {
+            self.reach.hit("a container of more than eight steps had one of few lengths");
+        }
         if let Some(most) = self.params.on_demand.filter(|_| self.upgraded.kinds.on_demand) {
             self.reach.hit("leaves were read on demand");
             let bytes = archive.leaf_bytes();

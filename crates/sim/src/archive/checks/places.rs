@@ -40,6 +40,25 @@ pub(crate) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure>
     if tables.on_demand { is_found_in_all(tables) } else { Ok(()) }
 }
 
+/// All containers have lengths of Padmé's: of the binary digits of the number of 4 KiB steps few count. True when one
+/// has so many steps that most numbers are none of these.
+pub(crate) fn look_at_lengths(tables: &Tables) -> Result<bool, Failure> {
+    let mut is_long = false;
+    for container in &tables.containers {
+        let Ok(container) = container else { break };
+        let (id, bytes) = (container.stored.id, container.stored.place.bytes);
+        let (steps, rest) = (bytes / 4096, bytes % 4096);
+        let digits = steps.checked_ilog2().unwrap_or(0);
+        let counting = u32::BITS - digits.leading_zeros();
+        if rest > 0 || steps.trailing_zeros() + counting < digits {
+            let why = format!("container {id} takes {bytes} bytes in an archive that pads");
+            return Err(Failure::new(Checker::Secrecy, why));
+        }
+        is_long |= steps > 8;
+    }
+    Ok(is_long)
+}
+
 /// What the snapshot says in place of all containers is what these say.
 fn is_found_in_all(tables: &Tables) -> Result<(), Failure> {
     let (mut moved_to, mut not_imported, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
