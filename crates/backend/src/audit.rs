@@ -32,7 +32,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, letters::said_in_json};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Map, Value};
@@ -394,7 +394,8 @@ impl State {
             line.insert("lost".to_owned(), self.lost.into());
         }
         line.insert(BEFORE.to_owned(), self.before.clone().into());
-        let text = Value::Object(line).to_string();
+        // Clients choose names, and people look at the log on terminals.
+        let text = said_in_json(&Value::Object(line).to_string());
         if text.len() > LINE_MAX {
             return Err(Error::new(Kind::InvalidInput, format!("a line has {} bytes", text.len())));
         }

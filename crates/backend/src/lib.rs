@@ -20,6 +20,7 @@
 //! | [`scratch`] | a file without a name, for what is too large for memory |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`secrets`] | key files, programs that give keys, and no core dumps |
+//! | [`settings_file`] | the text of a file that nobody else may change |
 //! | [`program`] | programs of the operator that answer a request, run where nobody else can put another one |
 //! | [`audit`] | a log whose lines prove that none before them was changed |
 //! | [`room`] | the free space of a file system |
@@ -65,6 +66,7 @@ mod range;
 pub mod room;
 pub mod scratch;
 pub mod secrets;
+mod settings_file;
 pub mod signals;
 pub mod spared;
 pub mod sparse;
@@ -82,3 +84,4 @@ pub use locality::Locality;
 pub use memory_disk::MemoryDisk;
 pub use metadata_disk::MetadataDisk;
 pub use rados::RadosObjects;
+pub use settings_file::settings_file;

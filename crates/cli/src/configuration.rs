@@ -9,7 +9,11 @@ use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, parser::Val
 use toml::{Table, Value};
 
 use crate::{arguments::Arguments, foreign::wrong_line};
+use onefold_backend::settings_file;
 use onefold_console::failure::{Failure, sentence_of};
+
+/// Bytes of a file at most.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
@@ -60,8 +64,8 @@ impl File<'_> {
     }
 
     fn load(&self) -> Result<Table, Failure> {
-        let text = std::fs::read_to_string(self.path)
-            .map_err(|error| self.wrong(&format!("can't be read: {error}")))?;
+        let text = settings_file(self.path, FILE_BYTES_MAX)
+            .map_err(|error| self.wrong(&error.to_string()))?;
         text.parse().map_err(|error: toml::de::Error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
             self.wrong(&format!("line {line}: {}", error.message()))

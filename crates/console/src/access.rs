@@ -5,13 +5,12 @@
 
 use std::{
     collections::HashMap,
-    io::Read,
     net::IpAddr,
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use onefold_backend::{accounts, peer::own_uid};
+use onefold_backend::{accounts, peer::own_uid, settings_file};
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::{
     nbd::{Peer, Right, Rights},
@@ -111,24 +110,8 @@ impl Access {
 
 impl Lines {
     fn read(path: &Path) -> Result<Lines> {
-        let failed = |e| Error::from_io(format_args!("{} can't be read", path.display()), e);
-        // A pipe would have the server wait for its other end.
-        if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("{} is no regular file", path.display()),
-            ));
-        }
-        let mut text = String::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .map_err(failed)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("{} has more than {FILE_BYTES_MAX} bytes", path.display()),
-            ));
-        }
+        let text =
+            settings_file(path, FILE_BYTES_MAX).map_err(|error| error.context(path.display()))?;
         text.parse().map_err(|error: Error| error.context(path.display()))
     }
 }

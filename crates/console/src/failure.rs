@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt::Display, io::Write, process::ExitCode};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use onefold_core::Error;
+use onefold_core::{Error, letters::is_order};
 
 /// Exit status of a verb that failed.
 const FAILED: u8 = 1;
@@ -156,15 +156,6 @@ pub fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     shortened(&line).chars().map(|c| if is_order(c) { '\u{fffd}' } else { c }).collect()
-}
-
-/// True for what a terminal obeys, and for what turns the order of the letters behind it.
-pub(crate) fn is_order(c: char) -> bool {
-    let turns = matches!(
-        c,
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    );
-    c.is_control() || turns
 }
 
 /// A text without its middle, when it is very long.

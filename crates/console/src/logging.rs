@@ -2,9 +2,10 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use onefold_core::letters::is_order;
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::failure::{Failure, is_order, shortened};
+use crate::failure::{Failure, shortened};
 
 /// The level of the log when nobody says otherwise.
 const DEFAULT: &str = "info";

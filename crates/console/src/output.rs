@@ -7,10 +7,11 @@ use std::{
     sync::OnceLock,
 };
 
+use onefold_core::letters::{is_order, said_in_json};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::failure::{Failure, is_order};
+use crate::failure::Failure;
 
 /// The first failure.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
@@ -84,20 +85,6 @@ impl Array {
 /// Prints a report as one line of JSON.
 pub fn json_line(report: &Value) {
     print(said_in_json(&report.to_string()));
-}
-
-/// Escapes U+007F to U+009F, which a terminal may obey, and the marks by which it shows text in another
-/// order; JSON itself demands it only for characters below the space.
-fn said_in_json(text: &str) -> String {
-    let mut said = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' => said.push(c),
-            c if is_order(c) => said.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => said.push(c),
-        }
-    }
-    said
 }
 
 /// How a verb tells what it did.

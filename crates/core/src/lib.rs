@@ -18,6 +18,7 @@ pub mod files;
 pub mod fingerprint;
 pub mod hex;
 pub mod key_memory;
+pub mod letters;
 pub mod object;
 pub mod tree;
 pub mod units;

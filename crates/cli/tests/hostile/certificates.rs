@@ -157,6 +157,33 @@ fn rule_38_files_that_others_can_change_let_nobody_in() {
     assert!(serving.terminate().0.success());
 }
 
+/// They say who may do what, and which programs are started.
+#[test]
+fn rule_38_settings_that_others_can_change_are_refused() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    fs::write(desk.path("access"), "user:root write v\n").unwrap();
+    fs::write(desk.path("config"), "[status]\njson = true\n").unwrap();
+    desk.ok("create archive b");
+    fs::write(desk.path("policy"), "[[keep]]\ndaily = 7\n").unwrap();
+    let uses = [
+        ("access", "serve a --access access --nbd unix:s", 1),
+        ("config", "status a --config config", 2),
+        ("policy", "serve b --maintenance policy --nbd unix:s", 1),
+        ("policy", "forget b --policy policy --dry-run", 1),
+    ];
+    for (name, command, status) in uses {
+        for mode in [0o666, 0o664, 0o646] {
+            give(&desk.path(name), mode);
+            desk.fails(command, status, &[name, "can be changed by others"]);
+        }
+        give(&desk.path(name), 0o644);
+    }
+    desk.ok("status a --config config");
+    desk.ok("forget b --policy policy --dry-run");
+    assert!(desk.serve("a --access access --nbd unix:s").terminate().0.success());
+}
+
 #[test]
 fn rule_37_a_server_with_tls_tells_a_plain_client_nothing() {
     let desk = desk_with_certificates();

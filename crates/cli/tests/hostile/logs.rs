@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::{
     connections::{Client, DENIED, desk, named},
     holes::Locked,
+    support::{Desk, try_qemu_io},
 };
 
 fn lines(log: &std::path::Path) -> Vec<Value> {
@@ -72,6 +73,21 @@ fn rule_48_a_line_that_hangs_keeps_no_lock_of_an_archive_behind_the_end_of_a_con
     client.child.wait().unwrap();
     assert!(is_free, "the archive is locked still");
     desk.ok("check a");
+}
+
+/// People look at logs on terminals, some of which obey U+009B as they obey an escape.
+#[test]
+fn rule_48_names_that_clients_choose_bring_no_terminal_a_command() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = desk.serve("a --nbd unix:s --audit log");
+    let named = "%E2%80%AE%C2%9B2J";
+    let uri = format!("nbd+unix:///{named}?socket={}", desk.path("s").display());
+    assert!(!try_qemu_io(&uri, &["read 0 512"]).status.success());
+    assert!(serving.terminate().0.success());
+    let text = fs::read_to_string(desk.path("log")).unwrap();
+    assert!(text.contains("\\u202e\\u009b2J") && !text.contains('\u{9b}'), "{text}");
+    assert!(desk.ok("audit log").contains("each follows the one before"));
 }
 
 /// A key that may only read comes again and again, and asks for what it may not do.

@@ -13,10 +13,11 @@
 //! limit = "50M"
 //! ```
 
-use std::{io::Read, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use globset::{Glob, GlobMatcher};
 use jiff::tz::TimeZone;
+use onefold_backend::settings_file;
 use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -134,6 +135,10 @@ pub(in crate::verbs) struct LoadRule {
     /// Work begins when nobody asked for anything for so long; zero does not wait.
     #[serde(deserialize_with = "time")]
     pub(in crate::verbs) idle: Duration,
+    /// When clients left no such pause for so long, work goes on beside them, in a twentieth of the time; zero
+    /// waits without end.
+    #[serde(deserialize_with = "time")]
+    pub(in crate::verbs) longest: Duration,
     /// Bytes a second, read and written; zero is no limit.
     #[serde(deserialize_with = "size")]
     pub(in crate::verbs) limit: u64,
@@ -141,7 +146,11 @@ pub(in crate::verbs) struct LoadRule {
 
 impl Default for LoadRule {
     fn default() -> LoadRule {
-        LoadRule { idle: Duration::from_secs(10), limit: 50 << 20 }
+        LoadRule {
+            idle: Duration::from_secs(10),
+            longest: Duration::from_secs(300),
+            limit: 50 << 20,
+        }
     }
 }
 
@@ -158,20 +167,8 @@ impl PolicyFile {
     /// # Errors
     /// `Io`, and `InvalidInput` with the place that makes no sense.
     pub(in crate::verbs) fn read(path: &Path) -> Result<PolicyFile> {
-        let failed = |e| Error::from_io(format_args!("{} can't be read", path.display()), e);
-        let wrong = |what: String| Error::new(Kind::InvalidInput, what).context(path.display());
-        // A pipe would have a server wait for its other end.
-        if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(wrong("it is no regular file".into()));
-        }
-        let mut text = String::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
-            .map_err(failed)?;
-        if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(wrong(format!("it has more than {FILE_BYTES_MAX} bytes")));
-        }
-        PolicyFile::parse(&text).map_err(|error| error.context(path.display()))
+        let parsed = settings_file(path, FILE_BYTES_MAX).and_then(|text| PolicyFile::parse(&text));
+        parsed.map_err(|error| error.context(path.display()))
     }
 
     fn parse(text: &str) -> Result<PolicyFile> {

@@ -2,7 +2,8 @@
 //! limit of bytes a second.
 //!
 //! The work asks before each read and write. While clients are at work it waits: they share the disk
-//! with one read that had begun before, of a few MiB.
+//! with one read that had begun before, of a few MiB. Clients that leave no pause for very long stop no
+//! work for ever: the work then goes on beside them, in a small share of the time.
 
 use std::{
     sync::{
@@ -16,11 +17,18 @@ use onefold_archive::gives_way;
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
+use crate::verbs::keeping::file::LoadRule;
+
 /// Between two looks at what clients do, also while the work goes on.
 const LOOK: Duration = Duration::from_millis(25);
 
 /// How much of the limit may be used at once, as time.
 const BURST: Duration = Duration::from_millis(100);
+
+/// Beside clients that leave no pause, work rests so many times as long as each step took, and no longer than
+/// this.
+const RESTS: u32 = 19;
+const REST_MAX: Duration = Duration::from_secs(20);
 
 /// Counts that move when clients of volumes are at work.
 type Moves = dyn Fn() -> u64 + Send + Sync;
@@ -86,27 +94,51 @@ impl Activity {
 pub(in crate::verbs::serve) struct Gate {
     activity: Arc<Activity>,
     idle: Duration,
+    /// How long clients that leave no pause are waited for.
+    longest: Duration,
     limit: u64,
     ends: AtomicBool,
-    /// When clients were looked at last, and until when the limit is used up.
-    looked: Mutex<(Option<Instant>, Instant)>,
+    seen: Mutex<Seen>,
+}
+
+/// What the gate knows of its clients and of the work.
+struct Seen {
+    /// When clients were last looked at, and had been idle for long enough.
+    looked: Option<Instant>,
+    /// Until when the limit is used up.
+    used: Instant,
+    /// Since when they were not.
+    closed: Option<Instant>,
+    /// When the last step beside clients began.
+    step: Option<Instant>,
+    /// When the next one may.
+    next: Instant,
+}
+
+impl Seen {
+    /// The last step beside clients is over.
+    fn rest(&mut self, now: Instant) {
+        if let Some(step) = self.step.take() {
+            self.next = now + (now.duration_since(step) * RESTS).clamp(LOOK, REST_MAX);
+        }
+    }
 }
 
 impl Gate {
-    /// Work goes on when nobody asked for anything for `idle`, and with `limit` bytes a second; zero
-    /// is no limit.
-    pub(in crate::verbs::serve) fn new(
-        activity: Arc<Activity>,
-        idle: Duration,
-        limit: u64,
-    ) -> Gate {
+    /// Work goes on as the rule says.
+    pub(in crate::verbs::serve) fn new(activity: Arc<Activity>, load: &LoadRule) -> Gate {
         let now = Instant::now();
+        let seen = Seen { looked: None, used: now, closed: None, step: None, next: now };
         Gate {
             activity,
-            idle,
-            limit,
+            idle: load.idle,
+            longest: match load.longest {
+                Duration::ZERO => Duration::MAX,
+                longest => longest.max(load.idle),
+            },
+            limit: load.limit,
             ends: AtomicBool::new(false),
-            looked: Mutex::new((None, now)),
+            seen: Mutex::new(seen),
         }
     }
 
@@ -126,7 +158,21 @@ impl Gate {
 
     /// True when work may go on at once.
     pub(super) fn is_open(&self) -> bool {
-        self.idle.is_zero() || self.activity.idle() >= self.idle
+        let now = Instant::now();
+        let mut seen = self.seen.lock();
+        seen.rest(now);
+        self.look(&mut seen, now)
+    }
+
+    /// Looks at what clients do; true when a step may begin.
+    fn look(&self, seen: &mut Seen, now: Instant) -> bool {
+        if self.idle.is_zero() || self.activity.idle() >= self.idle {
+            (seen.looked, seen.closed) = (Some(now), None);
+            return true;
+        }
+        seen.looked = None;
+        let closed = *seen.closed.get_or_insert(now);
+        now.duration_since(closed) >= self.longest && now >= seen.next
     }
 
     /// Returns when so many bytes may be read or written.
@@ -147,27 +193,27 @@ impl Gate {
             if self.has_ended() {
                 return Err(Error::new(Kind::Stopped, "the server is stopping"));
             }
-            let (now, mut looked) = (Instant::now(), self.looked.lock());
-            if looked.0.is_none_or(|before| now.duration_since(before) >= LOOK) {
-                if !self.is_open() {
-                    drop(looked);
-                    if begun.elapsed() >= patience {
-                        return Err(gives_way());
-                    }
-                    std::thread::sleep(LOOK);
-                    continue;
+            let (now, mut seen) = (Instant::now(), self.seen.lock());
+            seen.rest(now);
+            let is_due = seen.looked.is_none_or(|before| now.duration_since(before) >= LOOK);
+            if is_due && !self.look(&mut seen, now) {
+                drop(seen);
+                if begun.elapsed() >= patience {
+                    return Err(gives_way());
                 }
-                looked.0 = Some(now);
+                std::thread::sleep(LOOK);
+                continue;
             }
-            if looked.1 <= now + BURST {
+            if seen.used <= now + BURST {
                 let takes = match self.limit {
                     0 => Duration::ZERO,
                     limit => Duration::from_secs_f64(bytes as f64 / limit as f64),
                 };
-                looked.1 = looked.1.max(now) + takes;
+                seen.used = seen.used.max(now) + takes;
+                seen.step = seen.closed.is_some().then_some(now);
                 return Ok(());
             }
-            drop(looked);
+            drop(seen);
             std::thread::sleep(LOOK);
         }
     }
@@ -177,12 +223,35 @@ impl Gate {
 mod tests {
     use super::*;
 
+    fn gate(activity: Arc<Activity>, idle: Duration, limit: u64) -> Gate {
+        Gate::new(activity, &LoadRule { idle, limit, ..LoadRule::default() })
+    }
+
+    #[test]
+    fn clients_that_leave_no_pause_stop_no_work_for_ever() {
+        let activity = Activity::new(|| 0);
+        let (idle, longest) = (Duration::from_millis(200), Duration::from_millis(300));
+        let gate = Gate::new(activity.clone(), &LoadRule { idle, longest, limit: 0 });
+        let _working = activity.work();
+        let begun = Instant::now();
+        assert!(!gate.is_open());
+        gate.pass(1).unwrap();
+        assert!(begun.elapsed() >= longest);
+        // A step of 20 ms, and a rest of nineteen times that.
+        std::thread::sleep(Duration::from_millis(20));
+        let asked = Instant::now();
+        assert_eq!(gate.pass_within(1, Duration::ZERO).unwrap_err().kind(), Kind::Busy);
+        assert!(!gate.is_open());
+        gate.pass(1).unwrap();
+        assert!(asked.elapsed() >= Duration::from_millis(19 * 20));
+    }
+
     #[test]
     fn work_waits_for_commands_and_for_clients_of_volumes() {
         let requests = Arc::new(AtomicU64::new(0));
         let counted = requests.clone();
         let activity = Activity::new(move || counted.load(SeqCst));
-        let gate = Arc::new(Gate::new(activity.clone(), Duration::from_millis(200), 0));
+        let gate = Arc::new(gate(activity.clone(), Duration::from_millis(200), 0));
         let working = activity.work();
         let passing = {
             let gate = gate.clone();
@@ -208,7 +277,7 @@ mod tests {
     #[test]
     fn who_holds_something_gives_up_when_clients_stay_at_work() {
         let activity = Activity::new(|| 0);
-        let gate = Gate::new(activity.clone(), Duration::from_secs(3600), 0);
+        let gate = gate(activity.clone(), Duration::from_secs(3600), 0);
         let _working = activity.work();
         let given_up = gate.pass_within(1, Duration::from_millis(50)).unwrap_err();
         assert_eq!(given_up.kind(), Kind::Busy);
@@ -221,7 +290,7 @@ mod tests {
         let requests = Arc::new(AtomicU64::new(0));
         let counted = requests.clone();
         let activity = Activity::new(move || counted.load(SeqCst));
-        let gate = Gate::new(activity.clone(), Duration::from_millis(10), 0);
+        let gate = gate(activity.clone(), Duration::from_millis(10), 0);
         // Steps of the work until it has to wait, so many at most. Each takes as long as between
         // two looks.
         let steps = |most: usize| {
@@ -248,15 +317,15 @@ mod tests {
         // Steps that take no time are let through until the next look, and no longer.
         gate.pass(1).unwrap();
         let _client = activity.work();
-        let begun = gate.looked.lock().0.unwrap();
+        let begun = gate.seen.lock().looked.unwrap();
         while gate.pass_within(1, Duration::ZERO).is_ok() {
-            assert_eq!(gate.looked.lock().0, Some(begun), "it looked, and went on");
+            assert_eq!(gate.seen.lock().looked, Some(begun), "it looked, and went on");
         }
     }
 
     #[test]
     fn a_limit_is_kept_and_the_end_ends_who_waits() {
-        let gate = Gate::new(Activity::new(|| 0), Duration::ZERO, 10 << 20);
+        let gate = gate(Activity::new(|| 0), Duration::ZERO, 10 << 20);
         let begun = Instant::now();
         for _ in 0..8 {
             gate.pass(1 << 20).unwrap();

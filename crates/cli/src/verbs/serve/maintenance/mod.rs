@@ -83,7 +83,7 @@ impl Maintenance {
             (None, Some(ReplayAfter::Idle(idle))) => LoadRule { idle, ..LoadRule::default() },
             (None, _) => LoadRule::default(),
         };
-        let gate = Arc::new(Gate::new(activity, load.idle, load.limit));
+        let gate = Arc::new(Gate::new(activity, &load));
         let replays = replay_after != Some(ReplayAfter::Never);
         let replay = replays.then(|| Replay::new(ingest, archive, &gate));
         let told = replay.as_ref().map(Replay::told);

@@ -125,7 +125,7 @@ mod tests {
     use onefold_backend::Directory;
 
     use super::*;
-    use crate::verbs::serve::maintenance::Activity;
+    use crate::verbs::{keeping::file::LoadRule, serve::maintenance::Activity};
 
     fn noise(seed: u64) -> Vec<u8> {
         let mut state = seed;
@@ -153,7 +153,10 @@ mod tests {
         let archive = Arc::new(Archive::open(files, true, settings).unwrap());
         let ingest = Ingest::begin(&archive, false, true).unwrap();
         let activity = Activity::new(|| 0);
-        let gate = Arc::new(Gate::new(activity.clone(), Duration::from_millis(1), 0));
+        let gate = Arc::new(Gate::new(
+            activity.clone(),
+            &LoadRule { idle: Duration::from_millis(1), limit: 0, ..LoadRule::default() },
+        ));
         let mut replay = Replay::new(&ingest, &archive, &gate);
         let mut streams = 0;
         let mut merge_some = |replay: &mut Replay| {
