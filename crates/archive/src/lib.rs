@@ -126,7 +126,7 @@ pub use crate::{
         diff, encode_attributes, forget, is_clock_ahead, undelete,
     },
     usage_counts::{CountsFound, Miscounted},
-    volume::{ArchiveExports, VolumeCounts, Volumes, create_volume_in, volume_bytes},
+    volume::{ArchiveExports, Loss, VolumeCounts, Volumes, create_volume_in, volume_bytes},
 };
 #[cfg(feature = "planted-bugs")]
 pub use crate::{

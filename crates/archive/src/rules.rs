@@ -88,6 +88,12 @@ pub enum Rule {
     /// A trim waits for a write-back when as many trimmed ranges wait as may. Otherwise a frame of the
     /// log gets too large for them, and no volume can be written back any more.
     TrimmedRangesLimited,
+    /// What a write-back lost of a volume is told to those who hold the volume. Otherwise whoever flushes
+    /// first hears of it, and the one whose write is gone is told that it is durable.
+    LossesOfTheirVolume,
+    /// A volume for which the disk has no room is written back by itself. Otherwise no other volume can be
+    /// flushed, though there is room for what was written to it.
+    FullDiskOfItsVolume,
     /// No container gets a number that has more bits than an address has for it. Otherwise its chunks
     /// count as another container's.
     ContainerNumbersLimited,
@@ -355,7 +361,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 97] = [
+    pub const BUGS: [(&'static str, Rule); 99] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -453,5 +459,7 @@ impl Rule {
         ("data-key-erased-early", Rule::OlderKeyAsLongAsNeeded),
         ("volume-in-first-domain", Rule::VolumesInTheirDomain),
         ("container-unpadded", Rule::ContainersPadded),
+        ("loss-told-to-another", Rule::LossesOfTheirVolume),
+        ("full-disk-for-all", Rule::FullDiskOfItsVolume),
     ];
 }

@@ -20,11 +20,13 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Chunking, Collection, CollectionOptions as Options, Compression, Format, Ingest,
-    Settings, check,
+    Archive, ArchiveExports, Chunking, Collection, CollectionOptions as Options, Compression,
+    Format, Ingest, Settings, Volumes, check,
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, Kind, Lba, Result, Volume, block::bytes_mut,
+};
 use parking_lot::Mutex;
 use support::{Call, Watch, Watched, get, noise, put};
 
@@ -32,15 +34,25 @@ const MOUNTED: &str = "ONEFOLD_TEST_FULL_DISK";
 
 #[test]
 fn what_is_full_can_be_emptied_and_filled_again() {
+    on_a_small_disk("what_is_full_can_be_emptied_and_filled_again", fill_and_empty);
+}
+
+#[test]
+fn rule_12_a_volume_whose_data_finds_no_room_keeps_no_other_from_storing() {
+    let name = "rule_12_a_volume_whose_data_finds_no_room_keeps_no_other_from_storing";
+    on_a_small_disk(name, volumes_on_a_full_disk);
+}
+
+/// Does something in a small file system, in a process of its own that runs the test of this name.
+fn on_a_small_disk(name: &str, does: fn(&Path)) {
     if let Some(place) = std::env::var_os(MOUNTED) {
-        return fill_and_empty(Path::new(&place));
+        return does(Path::new(&place));
     }
     let place = tempfile::tempdir().unwrap();
     let script = format!(
         "mount -t tmpfs -o size=24m none '{0}' && {MOUNTED}='{0}' exec \"$0\" --exact \"$1\" --nocapture",
         place.path().display()
     );
-    let name = "what_is_full_can_be_emptied_and_filled_again";
     let done = Command::new("unshare")
         .args(["-Urm", "sh", "-c", &script])
         .arg(std::env::current_exe().unwrap())
@@ -186,6 +198,87 @@ fn fill_and_empty(place: &Path) {
             "nobody found the disk full in a file of the kind {kind}, but in {full:?}"
         );
     }
+}
+
+fn volumes_on_a_full_disk(place: &Path) {
+    const MIB: u64 = 1 << 20;
+    let directory = place.join("a");
+    let format = Format {
+        compression: Compression::None,
+        reserve_bytes: RESERVE,
+        segment_bytes: 2 << 20,
+        clones: true,
+        ..Format::new([1; 16], [2; 32], [3; 16])
+    };
+    Archive::create(&Directory::create(&directory).unwrap(), &format).unwrap();
+    let serve = || {
+        let settings =
+            Settings { dirty_bytes: 8 * MIB, patched_parts: 0, log_bytes: 1 << 20, ..settings() };
+        let files = Arc::new(Directory::open(&directory, true).unwrap());
+        let archive = Arc::new(Archive::open(files, true, settings).unwrap());
+        Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100)
+    };
+    let read = |volume: &dyn Volume, offset: u64, bytes: usize| -> Vec<u8> {
+        let mut blocks = Block::zeroed_vec(bytes / BLOCK_BYTES);
+        let first = Lba(offset / BLOCK_BYTES as u64);
+        let mut reads = [BlockRead { first, into: &mut blocks, result: Ok(()) }];
+        volume.read(&mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        bytes_mut(&mut blocks)[..bytes].to_vec()
+    };
+    let (volumes, piece) = (serve(), 64 << 10);
+    let open = |volumes: &Arc<Volumes>, name| ArchiveExports(volumes.clone()).open(name).unwrap();
+    for name in ["big", "small"] {
+        volumes.archive().create_volume(name, 32 * MIB, 1).unwrap();
+    }
+    let (big, small) = (open(&volumes, "big"), open(&volumes, "small"));
+    small.write(0, &noise(1, 4096)).unwrap();
+    small.flush().unwrap();
+    fill(place, 4 * MIB);
+    // More than there is room for, and not flushed.
+    let more = |n: u64| big.write(n * piece, &noise(100 + n, piece as usize));
+    (0..80).for_each(|n| assert!(more(n).is_ok()));
+    small.write(0, &noise(2, 4096)).unwrap();
+    small.write(MIB, &noise(3, 4096)).unwrap();
+    small.flush().unwrap();
+    assert!(volumes.counts().dirty_bytes >= 80 * piece);
+    // Each has its own error, and what found no room stays.
+    let last = small.write(2 * MIB, &noise(4, 4096)).unwrap();
+    assert_eq!(big.flush().unwrap_err().kind(), Kind::NoSpace);
+    small.wait(last).unwrap();
+    let refused = (80..200).find(|&n| more(n).is_err()).unwrap();
+    assert_eq!(more(refused).unwrap_err().kind(), Kind::NoSpace);
+    drop(big);
+    for n in 0..8 {
+        small.write(3 * MIB + n * piece, &noise(5 + n, piece as usize)).unwrap();
+    }
+    small.trim(2 * MIB, 128 << 10).unwrap();
+    small.flush().unwrap();
+    volumes.clone_volume("small", "monday", true).unwrap();
+    assert_eq!(volumes.clone_volume("big", "no", true).unwrap_err().kind(), Kind::NoSpace);
+    // What lies idle is written back beside what finds no room, which is tried now and then.
+    small.write(4 * MIB, &noise(50, 4096)).unwrap();
+    volumes.tend(200).unwrap_err();
+    let before = volumes.counts().dirty_bytes;
+    (201..204).for_each(|now| volumes.tend(now).unwrap());
+    assert!(volumes.counts().dirty_bytes < before);
+    volumes.tend(210).unwrap_err();
+    assert_eq!(volumes.close().unwrap_err().kind(), Kind::NoSpace);
+    fs::remove_file(place.join("filler")).unwrap();
+    volumes.tend(220).unwrap();
+    assert_eq!(volumes.counts().dirty_bytes, 0);
+    volumes.close().unwrap();
+    drop((small, volumes));
+    let volumes = serve();
+    let (big, small) = (open(&volumes, "big"), open(&volumes, "small"));
+    for n in 0..refused {
+        assert!(read(&*big, n * piece, piece as usize) == noise(100 + n, piece as usize), "{n}");
+    }
+    for (at, seed) in [(0, 2), (MIB, 3), (3 * MIB, 5), (4 * MIB, 50)] {
+        assert!(read(&*small, at, 4096)[..] == noise(seed, 4096), "at {at}");
+    }
+    assert!(read(&*small, 2 * MIB, 4096).iter().all(|&byte| byte == 0));
 }
 
 /// Another one made the archive, with a reserve of holes: to give it up frees nothing.

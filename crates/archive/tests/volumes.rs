@@ -362,8 +362,10 @@ fn a_flush_tells_what_a_drain_in_the_background_lost() {
     let volume = served.exports.open("v").unwrap();
     volume.write(0, &[1; 4096]).unwrap();
     // Idle writes are drained: the rest of the block can't be read.
-    let drained = (0..3).filter(|n| served.volumes.tend(200 + n).is_err()).count();
-    assert_eq!(drained, 1);
+    (0..3).for_each(|n| served.volumes.tend(200 + n).unwrap());
+    let losses = served.volumes.take_losses();
+    assert!(losses.len() == 1 && losses[0].error.to_string().contains("'v'"), "{losses:?}");
+    assert!(served.volumes.take_losses().is_empty());
     let later = noise(3, BLOCK);
     volume.write(2 * BLOCK as u64, &later).unwrap();
     volume.flush().unwrap_err();
@@ -371,6 +373,59 @@ fn a_flush_tells_what_a_drain_in_the_background_lost() {
     volume.flush().unwrap();
     assert!(read(&*volume, 2 * BLOCK, BLOCK).unwrap() == later);
     read(&*volume, 0, 4096).unwrap_err();
+}
+
+#[test]
+fn rule_13_what_a_volume_lost_is_told_to_those_who_hold_it_and_to_nobody_else() {
+    for idle in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let format = Format {
+            chunking: Chunking::FastCdc(8192),
+            reserve_bytes: 1 << 20,
+            clones: true,
+            ..Format::new([1; 16], [2; 32], [3; 16])
+        };
+        Archive::create(&Directory::create(directory.path()).unwrap(), &format).unwrap();
+        // Blocks that are written in part are read.
+        let settings = || Settings { log_bytes: 1 << 20, patched_parts: 0, ..Settings::default() };
+        a_damaged_chunk_of_the_first_block(directory.path(), settings());
+        let served = serve(directory.path(), settings());
+        served.archive.create_volume("other", 4 * BLOCK as u64, 1).unwrap();
+        let [his, beside, other] =
+            ["v", "v", "other"].map(|name| served.exports.open(name).unwrap());
+        let early = his.write(2 * BLOCK as u64, &[2; 4096]).unwrap();
+        his.wait(early).unwrap();
+        let lost = his.write(0, &[1; 4096]).unwrap();
+        let theirs = other.write(0, &[3; 4096]).unwrap();
+        if idle {
+            (0..3).for_each(|n| served.volumes.tend(200 + n).unwrap());
+        }
+        // The other one comes first, and is told nothing.
+        other.flush().unwrap();
+        other.wait(theirs).unwrap();
+        served.volumes.clone_volume("other", &format!("clone{idle}"), true).unwrap();
+        let refused = served.volumes.clone_volume("v", "clone", true).unwrap_err();
+        assert!(refused.to_string().contains("volume 'v'"), "{refused}");
+        // Whoever waits for the write is told each time; a later write is told once beside it.
+        for _ in 0..2 {
+            assert_eq!(his.wait(lost).unwrap_err().kind(), Kind::Corrupt);
+        }
+        let later = his.write(3 * BLOCK as u64, &[4; 4096]).unwrap();
+        his.wait(later).unwrap();
+        beside.wait(later).unwrap_err();
+        beside.wait(later).unwrap();
+        // Each who holds the volume is told by a flush, once.
+        for client in [&his, &beside] {
+            assert_eq!(client.flush().unwrap_err().kind(), Kind::Corrupt);
+            client.flush().unwrap();
+        }
+        served.exports.open("v").unwrap().flush().unwrap();
+        other.flush().unwrap();
+        served.volumes.clone_volume("v", "clone", true).unwrap();
+        assert_eq!(served.volumes.take_losses().len(), 1);
+        served.volumes.close().unwrap();
+        assert!(served.volumes.take_losses().is_empty());
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
 //! A block's content is its mapping, below what is being written back, below what was written
-//! since. A write-back takes all of the upper layer at once; runs of neighbouring blocks are
+//! since. A write-back takes all of a volume's upper layer at once; runs of neighbouring blocks are
 //! chunked across their borders, and each block gets a mapping of its own, which is a piece in a
 //! container of recipes.
 //!
@@ -39,5 +39,5 @@ pub(crate) use self::mapped::{Mapped, chunks_of};
 pub use self::{
     catalogue::{create_volume_in, volume_bytes},
     serve::ArchiveExports,
-    volumes::{VolumeCounts, Volumes},
+    volumes::{Loss, VolumeCounts, Volumes},
 };

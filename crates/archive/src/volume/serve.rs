@@ -6,13 +6,14 @@ use onefold_core::{
     BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut,
 };
 
-use super::volumes::{Volumes, is_not_erased};
+use super::volumes::{Heard, Volumes, is_not_erased};
 use crate::operations_log::{domain_of, is_there};
 
 /// One volume; implements the [`Volume`] that servers know.
 pub(crate) struct ArchiveVolume {
     volumes: Arc<Volumes>,
     id: u64,
+    heard: Heard,
 }
 
 impl Volume for ArchiveVolume {
@@ -51,12 +52,12 @@ impl Volume for ArchiveVolume {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.volumes.flush_to(ticket)?;
+        self.volumes.wait(self.id, ticket, &self.heard)?;
         is_not_erased(&self.volumes, self.id)
     }
 
     fn flush(&self) -> Result<()> {
-        self.volumes.flush_all()?;
+        self.volumes.flush(self.id, &self.heard)?;
         is_not_erased(&self.volumes, self.id)
     }
 
@@ -92,6 +93,7 @@ impl Exports for ArchiveExports {
         let (id, volume) = tables.volumes.named(name)?;
         is_there(&tables, volume.domain)?;
         domain_of(&self.0.archive, volume.domain)?;
-        Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id }))
+        let heard = self.0.heard_before(id);
+        Ok(Arc::new(ArchiveVolume { volumes: self.0.clone(), id, heard }))
     }
 }

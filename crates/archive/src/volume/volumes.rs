@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, Ticket};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::layer::Layer;
@@ -22,6 +22,16 @@ use crate::{
 
 /// Pause of the thread that writes back when it can do nothing.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
+
+/// Seconds after which what found no room is tried again in the background.
+const AGAIN: u64 = 10;
+
+/// Losses that wait for [`Volumes::take_losses`]; older ones are dropped.
+const UNTAKEN_MAX: usize = 1024;
+
+/// A volume among others takes no more memory than so many times what it leaves to them. Otherwise one
+/// whose data the disk has no room for keeps others from writing.
+const SHARE: u64 = 3;
 
 /// Readers kept, each with its caches.
 const READERS_KEPT: usize = 2;
@@ -56,33 +66,137 @@ pub(super) struct State {
     pub(super) volumes: BTreeMap<u64, Layers>,
     /// Bytes of memory that the changes take.
     pub(super) bytes: u64,
-    /// Changes so far, and how many of them were written back.
+    /// Changes so far.
     pub(super) changes: u64,
-    pub(super) written_back: u64,
     /// Changes seen by the last look for idle ones.
     seen: u64,
-    /// The last write-back that lost something.
-    pub(super) lost: Option<Lost>,
+    /// When what found no room is tried again, in seconds since 1970.
+    again: u64,
+    /// Losses so far, of all volumes.
+    pub(super) losses: u64,
+    /// The last loss of each volume that had one.
+    pub(super) lost: BTreeMap<u64, Lost>,
+    /// Losses that [`Volumes::take_losses`] has not given yet.
+    pub(super) untaken: Vec<Loss>,
     /// Why nothing is taken any more.
     pub(super) stopped: Option<Error>,
     /// All was made durable, and nothing is taken any more.
     closed: bool,
 }
 
-/// The changes that a failed write-back lost.
+/// What a write-back lost of a volume.
 pub(super) struct Lost {
-    /// Changes that it wrote back.
+    /// Its number among all losses.
+    pub(super) number: u64,
+    /// The last change that the write-back took. Whoever waits for one of these changes is told.
     pub(super) upto: u64,
     pub(super) error: Error,
-    /// A client was told.
+    /// A flush was told.
     pub(super) told: bool,
+}
+
+/// What a write-back lost of a volume: blocks that were written in part, and whose rest can't be read.
+#[derive(Clone, Debug)]
+pub struct Loss {
+    /// The number of the volume.
+    pub volume: u64,
+    /// Names the volume and the first block that was lost.
+    pub error: Error,
+}
+
+/// The losses that whoever holds a volume has heard of, by their numbers.
+#[derive(Default)]
+pub(super) struct Heard {
+    pub(super) by_flush: AtomicU64,
+    pub(super) by_wait: AtomicU64,
+}
+
+/// How volumes share the memory for writes.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// Bytes for all of them.
+    bytes: u64,
+    /// The archive has more than one.
+    several: bool,
+}
+
+impl Share {
+    /// So many bytes more of a volume may be in memory, beside what it and all volumes have there: with
+    /// other volumes about, it leaves them a share, the less the more take theirs.
+    pub(super) fn admits(self, total: u64, own: u64, more: u64) -> bool {
+        let left = self.bytes.checked_sub(total + more);
+        total == 0 || left.is_some_and(|left| !self.several || own + more <= SHARE * left)
+    }
 }
 
 /// The changes of one volume in memory.
 #[derive(Default)]
 pub(super) struct Layers {
     pub(super) upper: Layer,
+    /// The first change in `upper`.
+    pub(super) since: u64,
     pub(super) writing_back: Option<Arc<Layer>>,
+    /// The first change in `writing_back`.
+    pub(super) writing_back_since: u64,
+    /// The disk had no room for it at the last attempt. It is written back by itself until there is.
+    pub(super) lacks_room: bool,
+}
+
+impl Layers {
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> u64 {
+        self.upper.memory() + self.writing_back.as_ref().map_or(0, |layer| layer.memory())
+    }
+
+    /// Change number `change` was made.
+    pub(super) fn changed(&mut self, change: u64) {
+        if self.since == 0 && !self.upper.is_empty() {
+            self.since = change;
+        }
+    }
+
+    /// Changes up to a ticket are not durable.
+    pub(super) fn waits(&self, ticket: Ticket) -> bool {
+        let upper = !self.upper.is_empty() && self.since <= ticket.0;
+        upper || (self.writing_back.is_some() && self.writing_back_since <= ticket.0)
+    }
+}
+
+impl State {
+    /// All changes are durable.
+    pub(super) fn is_clean(&self) -> bool {
+        self.volumes.values().all(|layers| !layers.waits(Ticket(u64::MAX)))
+    }
+
+    /// Changes of a volume up to a ticket are not durable.
+    pub(super) fn waits(&self, id: u64, ticket: Ticket) -> bool {
+        self.volumes.get(&id).is_some_and(|layers| layers.waits(ticket))
+    }
+
+    /// Bytes of memory of the volumes for which the disk had no room.
+    pub(super) fn lacking(&self) -> u64 {
+        let lacking = self.volumes.values().filter(|layers| layers.lacks_room);
+        lacking.map(Layers::memory).sum()
+    }
+
+    /// There is so much that finds room that somebody writes back: half of what one volume may have.
+    pub(super) fn is_much(&self, share: Share) -> bool {
+        let lacking = self.lacking();
+        let most = share.bytes.saturating_sub(lacking) / 2;
+        let much = if share.several { most / (SHARE + 1) * SHARE } else { most };
+        self.bytes - lacking >= much.max(1)
+    }
+
+    /// Notes what a write-back of the changes up to `upto` lost.
+    pub(super) fn note_loss(&mut self, loss: Loss, upto: u64) {
+        self.losses += 1;
+        let lost = Lost { number: self.losses, upto, error: loss.error.clone(), told: false };
+        self.lost.insert(loss.volume, lost);
+        if self.untaken.len() == UNTAKEN_MAX {
+            self.untaken.remove(0);
+        }
+        self.untaken.push(loss);
+    }
 }
 
 #[derive(Default)]
@@ -168,15 +282,17 @@ impl Volumes {
     /// not. Durable on return.
     ///
     /// # Errors
-    /// As [`Archive::clone_volume`], and the errors of a write-back.
+    /// As [`Archive::clone_volume`], and the errors of a write-back of the volume. `Corrupt`: a write-back
+    /// lost something of the volume, and no flush was told yet.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
         // Before anything is written back, so that what can't be cloned costs nothing.
         let tables = self.archive.refresh()?;
-        is_there(&tables, tables.volumes.named(of)?.1.domain)?;
+        let (id, volume) = tables.volumes.named(of)?;
+        is_there(&tables, volume.domain)?;
         if self.archive.keeps(Rule::CloneFlushed) {
-            self.write_back_all()?;
+            self.write_back_so_far(id)?;
             // The error stays untold for the client whose write was lost.
-            if let Some(lost) = self.state.lock().lost.as_ref().filter(|lost| !lost.told) {
+            if let Some(lost) = self.state.lock().lost.get(&id).filter(|lost| !lost.told) {
                 return Err(lost.error.clone());
             }
         }
@@ -185,6 +301,8 @@ impl Volumes {
 
     /// Does what is due about once a second: sees what other processes changed, lets places go that
     /// were read, writes back what lies idle, and imports.
+    ///
+    /// What a write-back lost is no error: see [`take_losses`](Self::take_losses).
     ///
     /// # Errors
     /// Errors of the system, and of a write-back.
@@ -196,16 +314,22 @@ impl Volumes {
             // They have content in memory that nobody may read any more.
             self.readers.lock().clear();
         }
-        let idle = {
+        let (idle, again) = {
             let mut state = self.state.lock();
-            let idle = state.seen == state.changes
-                && state.written_back < state.changes
-                && state.stopped.is_none();
+            let going = state.stopped.is_none();
+            let idle = going && state.seen == state.changes;
             state.seen = state.changes;
-            idle
+            let again = going && now >= state.again && state.lacking() > 0;
+            if again {
+                state.again = now.saturating_add(AGAIN);
+            }
+            (idle, again)
         };
         if idle {
-            self.write_back_all()?;
+            self.write_back().what_finds_room()?;
+        }
+        if again {
+            self.write_back().what_found_none()?;
         }
         if self.ingest.must_import() {
             self.ingest.import(true)?;
@@ -216,16 +340,22 @@ impl Volumes {
     /// Makes everything durable, and ends. Changes of volumes that somebody still holds fail from now
     /// on.
     ///
+    /// What a write-back lost is no error: see [`take_losses`](Self::take_losses).
+    ///
     /// # Errors
-    /// The errors of a write-back.
+    /// The errors of a write-back. After `NoSpace` it may be called again; all volumes for which there was
+    /// room are durable.
     pub fn close(&self) -> Result<()> {
         self.stop();
         *self.guard.lock() = None;
         loop {
-            self.flush_all()?;
+            let writing_back = self.write_back();
+            let done = writing_back.what_finds_room();
+            done.and(writing_back.what_found_none())?;
+            drop(writing_back);
             let mut state = self.state.lock();
             // Nobody's change comes in between: who still holds a volume is told from now on.
-            if state.written_back >= state.changes {
+            if state.is_clean() {
                 state.closed = true;
                 break;
             }
@@ -238,13 +368,13 @@ impl Volumes {
     pub fn run_write_back(&self) {
         while !self.stopping.load(Relaxed) {
             let mut state = self.state.lock();
-            if state.bytes < self.much() && !self.stopping.load(Relaxed) {
+            if !state.is_much(self.share()) && !self.stopping.load(Relaxed) {
                 self.much.wait(&mut state);
             }
-            let due = state.bytes >= self.much() && state.stopped.is_none();
+            let due = state.is_much(self.share()) && state.stopped.is_none();
             drop(state);
             // A flush reports the failure to its client, and a write finds no room.
-            if !due || self.make_room().is_err() {
+            if !due || self.write_back().if_much().is_err() {
                 let mut state = self.state.lock();
                 if !self.stopping.load(Relaxed) {
                     self.much.wait_for(&mut state, PAUSE);
@@ -260,9 +390,17 @@ impl Volumes {
         self.much.notify_all();
     }
 
-    /// Bytes in memory from which on somebody writes back.
-    pub(super) fn much(&self) -> u64 {
-        self.archive.settings.dirty_bytes / 2
+    /// How the volumes share the memory for writes.
+    pub(super) fn share(&self) -> Share {
+        Share {
+            bytes: self.archive.settings.dirty_bytes,
+            several: self.archive.tables().volumes.all().len() > 1,
+        }
+    }
+
+    /// What write-backs lost since the last call, for the log of the server, each once.
+    pub fn take_losses(&self) -> Vec<Loss> {
+        std::mem::take(&mut self.state.lock().untaken)
     }
 
     /// Why nothing is taken any more.

@@ -7,7 +7,7 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 use super::{
     catalogue::writable,
     layer::{BLOCK, Layer, SECTOR},
-    volumes::{Volumes, readable},
+    volumes::{Layers, Volumes, readable},
 };
 use crate::rules::Rule;
 
@@ -15,9 +15,7 @@ impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.to_write(id, offset, data.len() as u64)?;
         // A large write goes part by part, so that each part finds room.
-        let most = ((self.archive.settings.dirty_bytes / 2).saturating_sub(2 * BLOCK as u64) / 4
-            * 3)
-        .max(BLOCK as u64) as usize;
+        let most = (self.archive.settings.dirty_bytes / 16).max(2 * BLOCK as u64) as usize;
         let (mut at, mut ticket) = (0, Ticket(0));
         while at < data.len() || ticket.0 == 0 {
             let n = (data.len() - at).min(most);
@@ -33,7 +31,7 @@ impl Volumes {
             if let Some(ticket) = self.try_write(id, offset, data)? {
                 return Ok(ticket);
             }
-            self.make_room()?;
+            self.write_back().make_room(id, Layer::memory_of(data.len() + 2 * SECTOR))?;
         }
     }
 
@@ -58,13 +56,15 @@ impl Volumes {
     fn put(&self, id: u64, offset: u64, data: &[u8]) -> Result<Option<Ticket>> {
         let mut state = self.state.lock();
         Volumes::going(&state)?;
-        let most = Layer::memory_of(data.len());
-        if state.bytes > 0 && state.bytes + most > self.archive.settings.dirty_bytes {
+        let own = state.volumes.get(&id).map_or(0, Layers::memory);
+        if !self.share().admits(state.bytes, own, Layer::memory_of(data.len())) {
             return Ok(None);
         }
         let tables = self.archive.tables();
         let volume = readable(&tables, id)?;
-        let upper = &mut state.volumes.entry(id).or_default().upper;
+        let state = &mut *state;
+        let layers = state.volumes.entry(id).or_default();
+        let upper = &mut layers.upper;
         let before = upper.memory();
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
@@ -77,7 +77,8 @@ impl Volumes {
         let after = upper.memory();
         state.bytes = state.bytes + after - before;
         state.changes += 1;
-        if state.bytes >= self.much() {
+        layers.changed(state.changes);
+        if state.is_much(self.share()) {
             self.much.notify_one();
         }
         Ok(Some(Ticket(state.changes)))
@@ -109,33 +110,41 @@ impl Volumes {
             ticket = self.write(id, edge.start, &vec![0; (edge.end - edge.start) as usize])?;
         }
         if first < last {
-            self.write_back_ranges()?;
+            self.write_back_ranges(id)?;
             let order = self.order(id);
             let _order = order.read();
             let mut state = self.state.lock();
             Volumes::going(&state)?;
-            let upper = &mut state.volumes.entry(id).or_default().upper;
-            let before = upper.memory();
-            upper.zero(first / size..last / size);
-            let less = before - upper.memory();
-            state.bytes -= less;
+            let state = &mut *state;
+            let layers = state.volumes.entry(id).or_default();
+            let before = layers.upper.memory();
+            layers.upper.zero(first / size..last / size);
+            state.bytes -= before - layers.upper.memory();
             state.changes += 1;
+            layers.changed(state.changes);
             ticket = Ticket(state.changes);
         }
         Ok(ticket)
     }
 
-    /// Drains when there are as many trimmed ranges as there may be: all of them go into one frame
-    /// of the log.
-    fn write_back_ranges(&self) -> Result<()> {
-        let ranges: usize =
-            self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
+    /// Writes back when there are as many trimmed ranges as there may be: all those of volumes that are
+    /// written back together go into one frame of the log.
+    fn write_back_ranges(&self, id: u64) -> Result<()> {
+        let ranges: usize = {
+            let state = self.state.lock();
+            let alone = state.volumes.get(&id).is_some_and(|layers| layers.lacks_room);
+            let together = state.volumes.iter().filter(|(of, layers)| match alone {
+                true => **of == id,
+                false => !layers.lacks_room,
+            });
+            together.map(|(_, layers)| layers.upper.zeroed.len()).sum()
+        };
         if ranges < self.archive.settings.zeroed_ranges
             || !self.archive.keeps(Rule::TrimmedRangesLimited)
         {
             return Ok(());
         }
-        self.write_back_all()
+        self.write_back().volume(id)
     }
 
     /// The size of a volume.

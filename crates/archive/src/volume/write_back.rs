@@ -8,11 +8,17 @@
 //! | the frame was written, not synced | all of the write-back or nothing |
 //! | the frame was synced | all of the write-back |
 //!
-//! A write-back that finds the disk full gives back what it wrote; its blocks stay in memory, below
-//! what was written since, and zeroes are made durable without it. Any other failure ends all
-//! writing. A block that was written in part, and whose rest can't be read, is lost with the
-//! write-back that needed it: all who wait for that write-back hear of it, and the other blocks are
-//! written back.
+//! Volumes are written back together. Where the disk has no room for all of them, each is tried by
+//! itself, the one that is flushed first, so that nobody waits for room that another volume lacks. A
+//! volume that finds none gives back what it wrote; its blocks stay in memory, below what was written
+//! since, and zeroes are made durable without it. From then on it is written back by itself. Any other
+//! failure ends all writing.
+//!
+//! A block that was written in part, and whose rest can't be read, is lost with the write-back that
+//! needed it, and all other blocks are written back. Each who holds the volume is told once by a flush
+//! and once by a wait, and whoever waits for a change of that write-back is always told; nobody hears of
+//! another volume's loss. Whoever opens the volume after a flush was told hears nothing. The server's log
+//! gets each loss by [`Volumes::take_losses`].
 //!
 //! A volume's blocks are stored in its own domain. What was written to a volume whose domain was erased is
 //! dropped, as of a deleted one, and the other volumes are written back.
@@ -23,12 +29,13 @@ use std::{
 };
 
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
+use parking_lot::MutexGuard;
 
 use super::{
     layer::{BLOCK, Have, Layer, Patch},
     mapped::{Mapped, chunks_of},
     mapper::{Expected, Mapper},
-    volumes::{Lost, Volumes, readable},
+    volumes::{Heard, Layers, Loss, Lost, State, Volumes, readable},
 };
 use crate::{
     chunk_index::ByFingerprint,
@@ -50,144 +57,297 @@ const THREADS_FROM: u64 = 4 << 20;
 /// The layers that one write-back writes, by volume.
 type Frozen = Vec<(u64, FrozenLayer)>;
 
+/// What a write-back lost, of each volume once.
+type Losses = Vec<Loss>;
+
 impl Volumes {
-    /// Makes all changes up to a ticket durable, for a client. Also returns the error of an
-    /// earlier failed write-back that no client has got yet.
-    pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
-        let done = self.write_back_to(ticket);
+    /// Makes all changes of a volume so far durable. Also gives the last loss of the volume that whoever
+    /// holds it had not heard of from a flush when this one began, and that no flush was told before they
+    /// opened the volume.
+    pub(super) fn flush(&self, id: u64, heard: &Heard) -> Result<()> {
+        let before = heard.by_flush.load(Relaxed);
+        let done = self.write_back_so_far(id);
         let mut state = self.state.lock();
-        let untold = state.lost.as_mut().and_then(|lost| {
-            (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone())
-        });
+        let untold =
+            lost_of(self, &mut state, id).filter(|lost| lost.number > before).map(|lost| {
+                heard.by_flush.fetch_max(lost.number, Relaxed);
+                lost.told = true;
+                lost.error.clone()
+            });
         done.and(untold.map_or(Ok(()), Err))
     }
 
-    fn write_back_to(&self, ticket: Ticket) -> Result<()> {
-        let mut tried = false;
-        loop {
-            {
-                let state = self.state.lock();
-                if state.written_back >= ticket.0 {
-                    // Each caller that waited for the failed write-back gets its error.
-                    let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
-                    return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
-                }
-                Volumes::going(&state)?;
-            }
-            let writing_back = self.writing_back.lock();
-            tried = true;
-            // Somebody else may have done it meanwhile.
-            if self.state.lock().written_back < ticket.0 {
-                self.write_back()?;
-            }
-            drop(writing_back);
-        }
+    /// Makes the changes of a volume up to a ticket durable. Gives the last loss of the volume when its
+    /// write-back took changes up to the ticket or beyond it, or when whoever holds the volume has not
+    /// heard of it. A flush is told as well.
+    pub(super) fn wait(&self, id: u64, ticket: Ticket, heard: &Heard) -> Result<()> {
+        let before = heard.by_wait.load(Relaxed);
+        let done = self.write_back_to(id, ticket);
+        let mut state = self.state.lock();
+        let lost = lost_of(self, &mut state, id);
+        let lost = lost.filter(|lost| lost.upto >= ticket.0 || lost.number > before).map(|lost| {
+            heard.by_wait.fetch_max(lost.number, Relaxed);
+            lost.error.clone()
+        });
+        done.and(lost.map_or(Ok(()), Err))
     }
 
-    /// Makes all changes so far durable, in the background.
-    pub(super) fn write_back_all(&self) -> Result<()> {
+    /// What whoever opens a volume need not hear of: somebody else was told.
+    pub(super) fn heard_before(&self, id: u64) -> Heard {
+        let state = self.state.lock();
+        let told = state.lost.get(&id).filter(|lost| lost.told).map_or(0, |lost| lost.number);
+        Heard { by_flush: told.into(), by_wait: told.into() }
+    }
+
+    /// Makes all changes of a volume so far durable.
+    pub(super) fn write_back_so_far(&self, id: u64) -> Result<()> {
         let changes = self.state.lock().changes;
-        self.write_back_to(Ticket(changes))
+        self.write_back_to(id, Ticket(changes))
     }
 
-    /// The same for a client.
-    pub(super) fn flush_all(&self) -> Result<()> {
-        let changes = self.state.lock().changes;
-        self.flush_to(Ticket(changes))
-    }
-
-    /// Waits for the write-back under way, and writes back when that was not enough.
-    pub(super) fn make_room(&self) -> Result<()> {
-        let _writing_back = self.writing_back.lock();
-        let full = {
+    fn write_back_to(&self, id: u64, ticket: Ticket) -> Result<()> {
+        let waits = || -> Result<bool> {
             let state = self.state.lock();
-            Volumes::going(&state)?;
-            state.bytes + 2 * BLOCK as u64 > self.much()
+            let waits = state.waits(id, ticket);
+            if waits { Volumes::going(&state).map(|()| true) } else { Ok(false) }
         };
-        if full { self.write_back() } else { Ok(()) }
+        while waits()? {
+            let writing_back = self.write_back();
+            // Somebody else may have done it meanwhile.
+            if waits()? {
+                writing_back.volume(id)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Writes back all that is there. Held: `writing_back`.
-    fn write_back(&self) -> Result<()> {
-        let (frozen, upto) = {
-            let mut state = self.state.lock();
-            if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
-                // `writing_back` is held, so no other write-back runs: an earlier one panicked
-                // before its changes were durable.
-                state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
-            }
-            Volumes::going(&state)?;
-            let layers = state.volumes.iter_mut().filter(|(_, layers)| !layers.upper.is_empty());
-            let frozen: Frozen = layers
-                .map(|(&id, layers)| {
-                    let layer = Arc::new(std::mem::take(&mut layers.upper));
-                    layers.writing_back = Some(layer.clone());
-                    (id, layer)
-                })
-                .collect();
-            (frozen, state.changes)
+    /// Waits for the write-back under way, and keeps others from beginning one.
+    pub(super) fn write_back(&self) -> WriteBack<'_> {
+        WriteBack { volumes: self, _held: self.writing_back.lock() }
+    }
+}
+
+/// The losses of a volume.
+fn lost_of<'a>(volumes: &Volumes, state: &'a mut State, id: u64) -> Option<&'a mut Lost> {
+    if volumes.archive.keeps(Rule::LossesOfTheirVolume) {
+        state.lost.get_mut(&id)
+    } else {
+        state.lost.values_mut().filter(|lost| !lost.told).max_by_key(|lost| lost.number)
+    }
+}
+
+/// Whoever holds this writes back, and nobody else.
+pub(super) struct WriteBack<'a> {
+    volumes: &'a Volumes,
+    _held: MutexGuard<'a, ()>,
+}
+
+impl WriteBack<'_> {
+    /// Makes all changes of a volume durable, with those of the volumes that are written back together
+    /// with it.
+    pub(super) fn volume(&self, id: u64) -> Result<()> {
+        self.group(Some(id))
+    }
+
+    /// Makes all changes so far durable but those of volumes for which the disk had no room.
+    pub(super) fn what_finds_room(&self) -> Result<()> {
+        self.group(None)
+    }
+
+    /// The same for the volumes for which the disk had no room, each by itself.
+    pub(super) fn what_found_none(&self) -> Result<()> {
+        let lacking: Vec<u64> = {
+            let state = self.volumes.state.lock();
+            state
+                .volumes
+                .iter()
+                .filter(|(_, layers)| layers.lacks_room)
+                .map(|(id, _)| *id)
+                .collect()
         };
-        let done = match self.write_back_living(&frozen) {
+        let done = lacking.into_iter().map(|id| self.volume(id));
+        done.fold(Ok(()), Result::and)
+    }
+
+    /// Writes back when there is much.
+    pub(super) fn if_much(&self) -> Result<()> {
+        let much = {
+            let state = self.volumes.state.lock();
+            Volumes::going(&state)?;
+            state.is_much(self.volumes.share())
+        };
+        if much { self.what_finds_room() } else { Ok(()) }
+    }
+
+    /// Makes room in memory for a write of so many bytes to a volume.
+    ///
+    /// # Errors
+    /// `NoSpace` when the disk has no room for what the volume holds in memory, or when that of the
+    /// other volumes leaves it no share.
+    pub(super) fn make_room(&self, id: u64, bytes: u64) -> Result<()> {
+        let admits = |lacking: bool| -> Result<bool> {
+            let state = self.volumes.state.lock();
+            Volumes::going(&state)?;
+            let own = state.volumes.get(&id).filter(|layers| !lacking || layers.lacks_room);
+            let total = if lacking { state.lacking() } else { state.bytes };
+            Ok(self.volumes.share().admits(total, own.map_or(0, Layers::memory), bytes))
+        };
+        if admits(false)? {
+            return Ok(());
+        }
+        let own = self.volume(id);
+        if admits(false)? {
+            return Ok(());
+        }
+        // Of the others some may find room, and no failure of theirs is this volume's.
+        let _ = self.what_finds_room();
+        if admits(false)? {
+            return Ok(());
+        }
+        own?;
+        if admits(true)? {
+            // Somebody else took the room.
+            return Ok(());
+        }
+        let why = "what other volumes hold in memory waits for room on the disk, and leaves none";
+        Err(Error::new(Kind::NoSpace, why))
+    }
+
+    /// Writes back a volume for which the disk had no room by itself; else, and without a volume, all
+    /// for which it had. When these find none together, each of them is tried by itself, this one
+    /// first. Gives the error of this volume, or the first one.
+    fn group(&self, of: Option<u64>) -> Result<()> {
+        let (mut frozen, upto) = self.freeze(of)?;
+        if frozen.is_empty() {
+            return Ok(());
+        }
+        let is_asked = |id: u64| of.is_none_or(|of| of == id);
+        let done = self.try_to_write(&frozen);
+        let apart = done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace)
+            && frozen.len() > 1
+            && self.volumes.archive.keeps(Rule::FullDiskOfItsVolume);
+        if !apart {
+            let asked = frozen.iter().any(|(id, _)| is_asked(*id));
+            let stopping = done.as_ref().is_err_and(|error| error.kind() != Kind::NoSpace);
+            let done = self.settle(frozen, upto, done);
+            let all = !self.volumes.archive.keeps(Rule::FullDiskOfItsVolume);
+            return if asked || stopping || all { done } else { Ok(()) };
+        }
+        frozen.sort_by_key(|(id, _)| !is_asked(*id));
+        let (mut told, mut stopped) = (Ok(()), None);
+        for (id, layer) in frozen {
+            let one = vec![(id, layer)];
+            let done = stopped.clone().map_or_else(|| self.try_to_write(&one), Err);
+            let done = self.settle(one, upto, done);
+            stopped = stopped.or(done.clone().err().filter(|error| error.kind() != Kind::NoSpace));
+            if is_asked(id) {
+                told = told.and(done);
+            }
+        }
+        stopped.map_or(told, Err)
+    }
+
+    /// Takes the layers that are written back together, and the changes so far.
+    fn freeze(&self, of: Option<u64>) -> Result<(Frozen, u64)> {
+        let mut state = self.volumes.state.lock();
+        if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
+            // `writing_back` is held, so no other write-back runs: an earlier one panicked
+            // before its changes were durable.
+            state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
+        }
+        if state.is_clean() {
+            return Ok((Frozen::new(), state.changes));
+        }
+        Volumes::going(&state)?;
+        let alone = of.filter(|of| state.volumes.get(of).is_some_and(|layers| layers.lacks_room));
+        let together = |id: u64, layers: &Layers| match alone {
+            Some(alone) => id == alone,
+            None => !layers.lacks_room,
+        };
+        let layers = state.volumes.iter_mut();
+        let layers =
+            layers.filter(|(id, layers)| !layers.upper.is_empty() && together(**id, layers));
+        let frozen = layers
+            .map(|(&id, layers)| {
+                let layer = Arc::new(std::mem::take(&mut layers.upper));
+                layers.writing_back = Some(layer.clone());
+                layers.writing_back_since = std::mem::take(&mut layers.since);
+                (id, layer)
+            })
+            .collect();
+        Ok((frozen, state.changes))
+    }
+
+    /// Writes layers, all of them or none but for zeroes.
+    fn try_to_write(&self, frozen: &Frozen) -> Result<Losses> {
+        let done = match self.write_back_living(frozen) {
             // A node that fails now does not count any more; there may be others.
             Err(error)
                 if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt)
-                    && self.archive.label().spread[0] > 1 =>
+                    && self.volumes.archive.label().spread[0] > 1 =>
             {
-                self.write_back_living(&frozen)
+                self.write_back_living(frozen)
             }
             done => done,
         };
-        let done = match done {
+        match done {
             // Zeroes need no room, and perhaps make some.
             Err(error) if error.kind() == Kind::NoSpace => {
-                self.write_back_zeroes(&frozen).and(Err(error))
+                self.write_back_zeroes(frozen).and(Err(error))
             }
             done => done,
-        };
-        let mut state = self.state.lock();
-        match &done {
-            Ok(lost) => {
-                drop(frozen);
-                state.volumes.values_mut().for_each(|layers| layers.writing_back = None);
-                state.written_back = upto;
-                if let Some(error) = lost {
-                    state.lost = Some(Lost { upto, error: error.clone(), told: false });
-                }
+        }
+    }
+
+    /// What was written leaves memory; what was not is there as before, below what was written since.
+    fn settle(&self, frozen: Frozen, upto: u64, done: Result<Losses>) -> Result<()> {
+        let ids: Vec<u64> = frozen.iter().map(|(id, _)| *id).collect();
+        drop(frozen);
+        let mut state = self.volumes.state.lock();
+        let tables = self.volumes.archive.tables();
+        let state = &mut *state;
+        let lacks_room = self.volumes.archive.keeps(Rule::FullDiskOfItsVolume) && done.is_err();
+        for id in ids {
+            let Some(layers) = state.volumes.get_mut(&id) else { continue };
+            layers.lacks_room = lacks_room;
+            let below = layers.writing_back.take();
+            if let Some(below) = below.filter(|_| done.is_err()) {
+                let below = Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
+                layers.upper.absorb(below, readable(&tables, id).ok());
+                layers.since = layers.writing_back_since;
+            }
+        }
+        let done = match done {
+            Ok(losses) => {
+                losses.into_iter().for_each(|loss| state.note_loss(loss, upto));
+                Ok(())
             }
             Err(error) => {
-                let tables = self.archive.tables();
-                drop(frozen);
-                for (id, layers) in &mut state.volumes {
-                    if let Some(below) = layers.writing_back.take() {
-                        let below =
-                            Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
-                        layers.upper.absorb(below, readable(&tables, *id).ok());
-                    }
-                }
                 if error.kind() != Kind::NoSpace {
                     state.stopped = Some(error.clone());
                 }
+                Err(error)
             }
-        }
-        let there = self.archive.tables();
+        };
         // Changes of a deleted volume are dropped with it, and those of an erased domain.
         state.volumes.retain(|id, layers| {
-            readable(&there, *id).is_ok()
+            readable(&tables, *id).is_ok()
                 && !(layers.upper.is_empty() && layers.writing_back.is_none())
         });
-        state.bytes = state.volumes.values().map(|layers| layers.upper.memory()).sum();
-        done.and_then(|lost| lost.map_or(Ok(()), Err))
+        state.lost.retain(|id, _| readable(&tables, *id).is_ok());
+        state.bytes = state.volumes.values().map(Layers::memory).sum();
+        done
     }
 
     /// The same as [`write_back_layers`](Self::write_back_layers), again when a domain was erased meanwhile. An
     /// erasure of which only the key area knows is ended first: whoever began it may be dead.
-    fn write_back_living(&self, frozen: &Frozen) -> Result<Option<Error>> {
+    fn write_back_living(&self, frozen: &Frozen) -> Result<Losses> {
         loop {
-            let before = self.archive.tables().domains.erased.len();
+            let before = self.volumes.archive.tables().domains.erased.len();
             let done = self.write_back_layers(frozen);
             if done.as_ref().is_err_and(|error| error.kind() == Kind::Denied) {
-                end_erasures(&self.archive)?;
-                if self.archive.refresh()?.domains.erased.len() > before {
+                end_erasures(&self.volumes.archive)?;
+                if self.volumes.archive.refresh()?.domains.erased.len() > before {
                     continue;
                 }
             }
@@ -195,23 +355,23 @@ impl Volumes {
         }
     }
 
-    /// Gives the error of blocks that were lost.
-    fn write_back_layers(&self, frozen: &Frozen) -> Result<Option<Error>> {
-        let mut session = Session::of_volumes(&self.ingest)?;
-        let mut writer = StreamWriter::new(&session, self.now.load(Relaxed));
+    /// Gives what was lost, of each volume once.
+    fn write_back_layers(&self, frozen: &Frozen) -> Result<Losses> {
+        let mut session = Session::of_volumes(&self.volumes.ingest)?;
+        let mut writer = StreamWriter::new(&session, self.volumes.now.load(Relaxed));
         let done = self.write_out(frozen, &mut session, &mut writer);
         if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
             writer.abandon();
         }
         let counts = session.counts();
         for (counter, more) in [
-            (&self.counts.write_backs, 1),
-            (&self.counts.chunks, counts.chunks),
-            (&self.counts.duplicates, counts.duplicates),
-            (&self.counts.page_reads, counts.page_reads),
-            (&self.counts.metadata_reads, counts.metadata_reads),
-            (&self.counts.new_bytes, session.new_bytes),
-            (&self.counts.added_bytes, writer.added()),
+            (&self.volumes.counts.write_backs, 1),
+            (&self.volumes.counts.chunks, counts.chunks),
+            (&self.volumes.counts.duplicates, counts.duplicates),
+            (&self.volumes.counts.page_reads, counts.page_reads),
+            (&self.volumes.counts.metadata_reads, counts.metadata_reads),
+            (&self.volumes.counts.new_bytes, session.new_bytes),
+            (&self.volumes.counts.added_bytes, writer.added()),
         ] {
             counter.fetch_add(more, Relaxed);
         }
@@ -223,9 +383,9 @@ impl Volumes {
         frozen: &Frozen,
         session: &mut Session,
         writer: &mut StreamWriter,
-    ) -> Result<Option<Error>> {
+    ) -> Result<Losses> {
         let tables = session.tables().clone();
-        let mut lost = None;
+        let mut losses = Losses::new();
         // Volumes of one domain one after the other, so that each begins containers once.
         let mut all: Vec<(&Volume, u64, &FrozenLayer)> = Vec::new();
         for (id, layer) in frozen {
@@ -237,21 +397,22 @@ impl Volumes {
         let mut cut = |emit: &mut Emit<'_>| {
             for &(volume, id, layer) in &all {
                 let (waiting, placed) = (Vec::new(), Vec::new());
-                let number = match self.archive.keeps(Rule::VolumesInTheirDomain) {
+                let number = match self.volumes.archive.keeps(Rule::VolumesInTheirDomain) {
                     true => volume.domain,
                     false => FIRST_DOMAIN,
                 };
                 let mut chunking = Chunking {
-                    volumes: self,
+                    volumes: self.volumes,
                     tables: &tables,
                     volume,
-                    domain: domain_of(&self.archive, number)?,
+                    domain: domain_of(&self.volumes.archive, number)?,
                     layer,
                     waiting,
                     placed,
-                    lost: &mut lost,
+                    lost: None,
                 };
                 chunking.blocks(emit)?;
+                losses.extend(chunking.loss(id));
                 emit(Item::End { volume: id, zeroed: layer.zeroed.iter().collect() })?;
             }
             Ok(())
@@ -273,10 +434,10 @@ impl Volumes {
             let place = |mut items: Results<_>, sink: &mut Sink<'_>| {
                 placing.all(session, sink, |emit| items.try_for_each(emit))
             };
-            staged(&self.ingest, writer, source, place, |_| Ok(()))?;
+            staged(&self.volumes.ingest, writer, source, place, |_| Ok(()))?;
         }
         writer.remap(&placing.done)?;
-        Ok(lost)
+        Ok(losses)
     }
 
     /// Makes zeroes durable on a full disk.
@@ -293,8 +454,8 @@ impl Volumes {
         if all.is_empty() {
             return Ok(());
         }
-        let session = Session::of_volumes(&self.ingest)?;
-        StreamWriter::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
+        let session = Session::of_volumes(&self.volumes.ingest)?;
+        StreamWriter::new(&session, self.volumes.now.load(Relaxed)).remap(&all).map(|_| ())
     }
 }
 
@@ -342,7 +503,8 @@ struct Chunking<'a> {
     /// For the next batch.
     waiting: Vec<Expected>,
     placed: Vec<(Fingerprint, Address)>,
-    lost: &'a mut Option<Error>,
+    /// The first block that was lost, and how many were.
+    lost: Option<(Error, u64)>,
 }
 
 impl Chunking<'_> {
@@ -375,7 +537,7 @@ impl Chunking<'_> {
                     return Err(Error::new(Kind::Denied, "the domain of the volume was erased"));
                 }
                 Err(error) if error.kind() == Kind::Corrupt => {
-                    self.lost.get_or_insert(error);
+                    self.lost.get_or_insert((error, 0)).1 += 1;
                     next = 0;
                     continue;
                 }
@@ -394,6 +556,17 @@ impl Chunking<'_> {
             }
         }
         self.emit(cutting.end(), emit)
+    }
+
+    fn loss(self, volume: u64) -> Option<Loss> {
+        let (error, blocks) = self.lost?;
+        let error = match blocks {
+            1 => error,
+            _ => {
+                error.context(format_args!("{blocks} blocks were lost, of which this is the first"))
+            }
+        };
+        Some(Loss { volume, error })
     }
 
     fn cut(&mut self, cutting: &mut Cutting, mut rest: &[u8], emit: &mut Emit<'_>) -> Result<()> {

@@ -22,6 +22,7 @@ mod holes;
 mod limits;
 mod links;
 mod logs;
+mod losses;
 mod medium;
 mod mounts;
 mod names;

@@ -60,13 +60,16 @@ impl ArchiveWork {
         &self.exports
     }
 
-    /// Ends the threads, makes everything durable and gives the ingesting process up.
+    /// Ends the threads, makes everything durable and gives the ingesting process up. What a write-back
+    /// lost is told to the log.
     ///
     /// # Errors
     /// The reason when the volumes stopped, and those of the system.
     pub fn close(mut self) -> Result<()> {
         self.end();
-        self.volumes.close()
+        let closed = self.volumes.close();
+        log_losses(&self.volumes);
+        closed
     }
 
     fn end(&mut self) {
@@ -97,10 +100,18 @@ fn tend(volumes: &Volumes, ended: &mpsc::Receiver<()>) {
             Err(error) if told => tracing::debug!("{error}"),
             Err(error) => tracing::warn!("{error}"),
         }
+        log_losses(volumes);
         if let Some(reason) = volumes.stopped()
             && !std::mem::replace(&mut told, true)
         {
             tracing::error!("{reason}; reads go on");
         }
+    }
+}
+
+/// Tells the log each loss once, whichever client or thread met it.
+fn log_losses(volumes: &Volumes) {
+    for loss in volumes.take_losses() {
+        tracing::warn!("{}; what was written to a part of the block is lost", loss.error);
     }
 }

@@ -69,6 +69,7 @@ const MARKS: [&str; 123] = [
     "a volume of a domain names containers of the domain",
     "a volume of an erased domain was deleted",
     "a volume of an erased domain was refused",
+    "a volume met a full disk by itself",
     "a volume was cloned",
     "all references were counted anew",
     "all unflushed writes were there",

@@ -1,9 +1,12 @@
 //! Volumes of a served archive under simulation, and the oracle of what they may read as.
 //!
 //! Each read gives the last acknowledged write. When the server dies, all volumes are as they were
-//! after some change that is not before the last acknowledged FLUSH: a drain takes everything at
-//! once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each
+//! after some change, and each one has what its last acknowledged FLUSH covers: a drain takes everything
+//! at once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each
 //! block by itself.
+//!
+//! What a drain lost of a volume is told by a flush of this volume, once, and by no other's. A flush that
+//! finds no room finds none either when the other volumes are gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,6 +38,8 @@ pub(crate) struct Serving {
     /// Volumes with a trimmed range that waits for sure, after so many write-backs.
     trimmed: BTreeSet<String>,
     write_backs: u64,
+    /// Volumes of which something was lost that no flush has told.
+    untold: BTreeSet<u64>,
 }
 
 impl Serving {
@@ -80,7 +85,20 @@ impl Sim {
             5 => self.administer(),
             6 => self.extents(),
             _ => self.end_server(),
+        }?;
+        if self.take_losses() { self.look_at_all() } else { Ok(()) }
+    }
+
+    /// Notes what write-backs lost; true when that was something.
+    fn take_losses(&mut self) -> bool {
+        let Some(serving) = &mut self.actors.serving else { return false };
+        let losses = serving.volumes.take_losses();
+        let any = !losses.is_empty();
+        serving.untold.extend(losses.into_iter().map(|loss| loss.volume));
+        if any {
+            self.reach.hit("a drain lost a damaged block");
         }
+        any
     }
 
     /// Begins to serve, and settles what the server before left open.
@@ -102,9 +120,16 @@ impl Sim {
         let exports = ArchiveExports(volumes.clone());
         self.say(|| "served".into());
         let replaying = Replaying::new(&ingest, self.now);
-        let trimmed = BTreeSet::new();
-        self.actors.serving =
-            Some(Serving { archive, ingest, volumes, exports, replaying, trimmed, write_backs: 0 });
+        self.actors.serving = Some(Serving {
+            archive,
+            ingest,
+            volumes,
+            exports,
+            replaying,
+            trimmed: BTreeSet::new(),
+            write_backs: 0,
+            untold: BTreeSet::new(),
+        });
         self.resolve_volumes()
     }
 
@@ -276,7 +301,7 @@ impl Sim {
             Ok(ticket) => {
                 if self.rng.percent(5) {
                     let waited = volume.wait(ticket);
-                    return self.flushed("wait", waited);
+                    return self.flushed("wait", &name, waited);
                 }
                 Ok(())
             }
@@ -348,7 +373,12 @@ impl Sim {
         if whole != Some(true) {
             serving.trimmed.remove(name);
         }
-        (serving.trimmed.len() >= self.params.trimmed_max).then_some(before)
+        // A volume for which a full disk has no room is written back by itself.
+        let waiting = match self.params.profile {
+            Profile::FullDisk => usize::from(serving.trimmed.contains(name)),
+            _ => serving.trimmed.len(),
+        };
+        (waiting >= self.params.trimmed_max).then_some(before)
     }
 
     /// After blocks of a volume were zeroed. Where as many ranges waited as may, they must have been
@@ -476,26 +506,79 @@ impl Sim {
         let Some((name, _)) = self.pick_volume() else { return Ok(()) };
         let volume = self.export(&name)?;
         let flushed = volume.flush();
-        self.flushed("flush", flushed)
+        let full = flushed.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace);
+        self.flushed("flush", &name, flushed)?;
+        if full && self.now.is_multiple_of(2) { self.look_at_room(&name, &*volume) } else { Ok(()) }
     }
 
-    /// Records the result of a flush, which covers all volumes.
-    fn flushed(&mut self, what: &str, flushed: Result<(), Error>) -> Flow {
+    /// The disk had no room for a volume. Nor has it when no other volume has anything to write back.
+    fn look_at_room(&mut self, name: &str, volume: &dyn Volume) -> Flow {
+        let others: Vec<String> =
+            self.disks.keys().filter(|other| *other != name).cloned().collect();
+        let Some(serving) = &self.actors.serving else { return Ok(()) };
+        let archive = serving.archive.clone();
+        let before = self.files.used();
+        let again = volume.flush();
+        if others.is_empty() || again.is_ok() {
+            return self.flushed("flush", name, again);
+        }
+        self.flushed("flush", name, again)?;
+        for other in others {
+            self.unsure = Some(Unsure::VolumeSize(other.clone(), 0));
+            self.say(|| format!("volume {other} deleted"));
+            archive.delete_volume(&other).map_err(|error| self.judge("delete", &error))?;
+            self.disks.remove(&other);
+            self.unsure = None;
+        }
+        if let Some(serving) = &mut self.actors.serving {
+            serving.trimmed.clear();
+        }
+        let freed = self.files.used() < before;
+        let alone = volume.flush();
+        if alone.is_ok() && !freed {
+            let what = format!("volume {name} had no room for what was written to others");
+            return Err(Failure::new(Checker::Limits, what).into());
+        }
+        self.reach.hit("a volume met a full disk by itself");
+        self.flushed("flush", name, alone)
+    }
+
+    /// Records the result of a flush, or of a wait for a volume's last change.
+    fn flushed(&mut self, what: &str, name: &str, flushed: Result<(), Error>) -> Flow {
+        let lost = self.take_losses();
+        let untold = self.actors.serving.as_mut().is_some_and(|serving| {
+            let tables = serving.archive.tables();
+            let id = tables.volumes.named(name).map(|(id, _)| id);
+            match what {
+                "flush" => id.is_ok_and(|id| serving.untold.remove(&id)),
+                _ => id.is_ok_and(|id| serving.untold.contains(&id)),
+            }
+        });
         match flushed {
+            Ok(()) if untold => {
+                let message = format!("{what}: nobody is told what volume {name} lost");
+                Err(Failure::new(Checker::DurableSurvives, message).into())
+            }
             Ok(()) => {
                 self.say(|| format!("{what}: done"));
                 self.reach.hit("volumes flushed");
-                self.disks.values_mut().for_each(Disk::make_durable);
-                Ok(())
+                if let Some(disk) = self.disks.get_mut(name) {
+                    disk.make_durable();
+                }
+                if lost { self.look_at_all() } else { Ok(()) }
             }
             Err(error)
                 if error.kind() == Kind::Corrupt && self.damaged && !self.files.is_down() =>
             {
+                let stopped = self.actors.serving.as_ref().map(|serving| serving.volumes.stopped());
+                if !untold && matches!(stopped, Some(None)) {
+                    let message =
+                        format!("{what}: volume {name} lost nothing, and is told {error}");
+                    return Err(Failure::new(Checker::Unexplained, message).into());
+                }
                 // A block that was written in part and could not be completed; the others are
                 // there.
-                self.reach.hit("a drain lost a damaged block");
-                // A server that ended is asked no more.
-                if self.actors.serving.is_some() { self.look_at_all() } else { Ok(()) }
+                self.look_at_all()
             }
             Err(error) => self.refused(what, &error),
         }
@@ -549,7 +632,22 @@ impl Sim {
             return Ok(());
         }
         let closed = serving.volumes.close();
-        self.flushed("close", closed)
+        let losses = serving.volumes.take_losses();
+        match closed {
+            Ok(()) => {
+                self.say(|| "close: done".into());
+                // What a volume has of which something was lost is looked at by the next server.
+                let tables = serving.archive.tables();
+                for (name, disk) in &mut self.disks {
+                    let is = |id| tables.volumes.named(name).is_ok_and(|(found, _)| found == id);
+                    if !losses.iter().any(|loss| is(loss.volume)) {
+                        disk.make_durable();
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => self.refused("close", &error),
+        }
     }
 
     /// Volume verbs, by the server or by another process.
@@ -693,8 +791,8 @@ impl Sim {
     /// There is a clone.
     pub(crate) fn cloned(&mut self, of: &str, name: String, served: bool, read_only: bool) {
         self.reach.hit("a volume was cloned");
-        if served {
-            self.disks.values_mut().for_each(Disk::make_durable);
+        if served && let Some(disk) = self.disks.get_mut(of) {
+            disk.make_durable();
         }
         if let Some(disk) = self.disks.get(of).cloned() {
             self.disks.insert(name, Disk { read_only, ..disk });
