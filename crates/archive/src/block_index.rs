@@ -2,14 +2,21 @@
 //! shadow-paged leaves.
 //!
 //! A leaf names the mappings of 512 blocks, 64 MiB of the volume. In memory a map is its leaves
-//! that name something: 8 bytes a block, half a byte for each chunk of 8 KiB. On the disk each leaf
-//! is a page of the file `maps`, written twice, side by side; the snapshot says which page.
+//! that name something. A leaf with few mappings is a list of them, 16 bytes each; with more it has
+//! 8 bytes for each of its blocks. So the memory for a mapping stays in proportion to the bytes by
+//! which the log tells it, wherever in the volume it is. On the disk each leaf is a page of the file
+//! `maps`, written twice, side by side; the snapshot says which page.
 //!
 //! *Crash argument:* a snapshot writes the leaves that changed to pages that neither it nor the one
 //! before names, and its label comes after their sync. Pages that it names no longer are used again
 //! by the one after the next, so that the snapshot before can take the place of one that rotted.
 //! The second copies are written when the first ones are durable: neighbouring pages go out in one
 //! write otherwise, and a write that the medium loses would cost both.
+//!
+//! Leaves may be written ahead of a snapshot, to pages that this snapshot could write. No directory
+//! names them before its label, and other processes do not know of them: the snapshot names only
+//! those whose copies are both there still, looked at under the commit lock. A leaf that was written
+//! ahead counts as changed until then.
 //!
 //! *Invariant:* a value of this type is the same in every process that applied the same records to
 //! the same snapshot.
@@ -38,8 +45,19 @@ use crate::{
 /// Blocks that a leaf names.
 pub(crate) const LEAF_BLOCKS: usize = 512;
 
-/// Memory of a leaf.
-pub(crate) const LEAF_MEMORY: u64 = 8 * LEAF_BLOCKS as u64 + 128;
+/// Memory of a leaf without its mappings: its place in the map, whose nodes may be half empty, and what
+/// it takes from the allocator beside them.
+const LEAF_FIXED: u64 = 208;
+
+/// Memory of a leaf with many mappings.
+pub(crate) const LEAF_MEMORY: u64 = 8 * LEAF_BLOCKS as u64 + LEAF_FIXED;
+
+/// Mappings that a leaf keeps as a list, at most. The last doubling of the list takes less than the log
+/// tells for its mappings, 24 bytes each, times what a reader allows for a byte.
+const FEW_MAX: usize = 32;
+
+/// Memory of a mapping in a list.
+const FEW_MEMORY: u64 = size_of::<(u16, u64)>() as u64;
 
 pub(crate) const MAPS: &str = "maps";
 
@@ -74,36 +92,147 @@ impl Page {
     }
 }
 
-/// The mappings of a leaf as numbers; 0 for zeroes.
-#[derive(Debug, Default)]
+/// Numbers of mappings.
+#[derive(Debug)]
+enum Numbers {
+    /// Those that are not 0, by their blocks in the leaf.
+    Few(Vec<(u16, u64)>),
+    /// Those of all blocks of the leaf; 0 for zeroes.
+    All(Box<[u64]>),
+}
+
+/// The mappings of a leaf.
+#[derive(Debug)]
 struct Entries {
-    numbers: Vec<u64>,
+    numbers: Numbers,
     /// Their memory, which goes back to the budget with them.
-    _drawn: Drawn,
+    drawn: Drawn,
+}
+
+impl Default for Entries {
+    fn default() -> Entries {
+        Entries { numbers: Numbers::Few(Vec::new()), drawn: Drawn::default() }
+    }
 }
 
 impl PartialEq for Entries {
     fn eq(&self, other: &Entries) -> bool {
-        self.numbers == other.numbers
+        self.mapped().eq(other.mapped())
     }
 }
 
 impl Eq for Entries {}
 
+impl Entries {
+    /// These mappings, by rising blocks in the leaf; `used` says how many.
+    fn of(
+        mapped: impl Iterator<Item = (usize, u64)>,
+        used: usize,
+        memory: &Allowance,
+    ) -> Result<Entries> {
+        if used > FEW_MAX {
+            let drawn = memory.draw(LEAF_MEMORY)?;
+            let mut all = vec![0; LEAF_BLOCKS].into_boxed_slice();
+            mapped.for_each(|(n, number)| all[n] = number);
+            return Ok(Entries { numbers: Numbers::All(all), drawn });
+        }
+        let drawn = memory.draw(LEAF_FIXED + FEW_MEMORY * used as u64)?;
+        let mut few = Vec::with_capacity(used);
+        few.extend(mapped.map(|(n, number)| (n as u16, number)));
+        Ok(Entries { numbers: Numbers::Few(few), drawn })
+    }
+
+    /// The number of a block of the leaf.
+    fn get(&self, n: usize) -> u64 {
+        match &self.numbers {
+            Numbers::Few(few) => {
+                few.binary_search_by_key(&n, |&(at, _)| at.into()).map_or(0, |found| few[found].1)
+            }
+            Numbers::All(all) => all[n],
+        }
+    }
+
+    /// Changes the number of a block; gives the old one. Nothing is changed on an error.
+    fn set(&mut self, n: usize, to: u64) -> Result<u64> {
+        let few = match &mut self.numbers {
+            Numbers::All(all) => return Ok(std::mem::replace(&mut all[n], to)),
+            Numbers::Few(few) => few,
+        };
+        match few.binary_search_by_key(&n, |&(at, _)| at.into()) {
+            Ok(found) if to == 0 => Ok(few.remove(found).1),
+            Ok(found) => Ok(std::mem::replace(&mut few[found].1, to)),
+            Err(_) if to == 0 => Ok(0),
+            Err(_) if few.len() >= FEW_MAX => {
+                self.drawn.more(LEAF_MEMORY - LEAF_FIXED)?;
+                let mut all = vec![0; LEAF_BLOCKS].into_boxed_slice();
+                few.iter().for_each(|&(at, number)| all[usize::from(at)] = number);
+                all[n] = to;
+                self.numbers = Numbers::All(all);
+                Ok(0)
+            }
+            Err(place) => {
+                if few.len() == few.capacity() {
+                    let more = few.len().max(1);
+                    self.drawn.more(FEW_MEMORY * more as u64)?;
+                    few.reserve_exact(more);
+                }
+                few.insert(place, (n as u16, to));
+                Ok(0)
+            }
+        }
+    }
+
+    /// The blocks of the leaf that have a mapping, and its number.
+    fn mapped(&self) -> impl Iterator<Item = (usize, u64)> {
+        let (few, all): (&[_], &[u64]) = match &self.numbers {
+            Numbers::Few(few) => (few, &[]),
+            Numbers::All(all) => (&[], all),
+        };
+        let few = few.iter().map(|&(n, number)| (usize::from(n), number));
+        few.chain(all.iter().copied().enumerate()).filter(|&(_, number)| number != 0)
+    }
+
+    /// The numbers of all blocks of the leaf.
+    fn all(&self) -> Vec<u64> {
+        let mut all = vec![0; LEAF_BLOCKS];
+        self.mapped().for_each(|(n, number)| all[n] = number);
+        all
+    }
+}
+
 /// A leaf.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Leaf {
     entries: Arc<Entries>,
     /// Entries that are not 0.
     used: u32,
     /// Its page, unless it changed since.
     page: Option<Page>,
+    /// The page was written ahead: no snapshot names it.
+    is_ahead: bool,
 }
+
+impl Leaf {
+    /// Its page, if a snapshot names it.
+    fn named(&self) -> Option<Page> {
+        self.page.filter(|_| !self.is_ahead)
+    }
+}
+
+impl PartialEq for Leaf {
+    fn eq(&self, other: &Leaf) -> bool {
+        self.entries == other.entries && self.named() == other.named()
+    }
+}
+
+impl Eq for Leaf {}
 
 /// The map of one volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockIndex {
     leaves: BTreeMap<u32, Leaf>,
+    /// Leaves that no snapshot names as they are.
+    changed: usize,
 }
 
 /// Pages of the file that must not be written.
@@ -124,7 +253,7 @@ impl BlockIndex {
     #[must_use]
     pub fn get(&self, block: u64) -> Option<Address> {
         let leaf = self.leaves.get(&u32::try_from(block / LEAF_BLOCKS as u64).ok()?)?;
-        unpacked(leaf.entries.numbers[block as usize % LEAF_BLOCKS])
+        unpacked(leaf.entries.get(block as usize % LEAF_BLOCKS))
     }
 
     /// Changes a block's mapping; gives the old one. A leaf that a clone of the volume has too, or a
@@ -139,35 +268,39 @@ impl BlockIndex {
         pages: &mut Pages,
     ) -> Result<Option<Address>> {
         let number = (block / LEAF_BLOCKS as u64) as u32;
+        let (n, to) = (block as usize % LEAF_BLOCKS, packed(to));
         let leaf = match self.leaves.entry(number) {
-            Entry::Vacant(_) if to.is_none() => return Ok(None),
+            Entry::Vacant(_) if to == 0 => return Ok(None),
             Entry::Vacant(entry) => {
-                let _drawn = pages.memory.draw(LEAF_MEMORY)?;
-                let entries = Arc::new(Entries { numbers: vec![0; LEAF_BLOCKS], _drawn });
-                entry.insert(Leaf { entries, used: 0, page: None })
+                let entries = Entries::of(std::iter::once((n, to)), 1, &pages.memory)?;
+                let entries = Arc::new(entries);
+                entry.insert(Leaf { entries, used: 1, page: None, is_ahead: false });
+                self.changed += 1;
+                return Ok(None);
             }
             Entry::Occupied(entry) => entry.into_mut(),
         };
-        pages.gone.extend(leaf.page.take().map(|page| page.number));
-        let change = |entries: &mut Entries| {
-            let entry = &mut entries.numbers[block as usize % LEAF_BLOCKS];
-            unpacked(std::mem::replace(entry, packed(to)))
-        };
         let old = match Arc::get_mut(&mut leaf.entries) {
-            Some(entries) => change(entries),
+            Some(entries) => entries.set(n, to)?,
             None => {
-                let _drawn = pages.memory.draw(LEAF_MEMORY)?;
-                let mut copy = Entries { numbers: leaf.entries.numbers.clone(), _drawn };
-                let old = change(&mut copy);
+                let (mapped, used) = (leaf.entries.mapped(), leaf.used as usize);
+                let mut copy = Entries::of(mapped, used, &pages.memory)?;
+                let old = copy.set(n, to)?;
                 leaf.entries = Arc::new(copy);
                 old
             }
         };
-        leaf.used = leaf.used + u32::from(to.is_some()) - u32::from(old.is_some());
+        if let Some(named) = leaf.named() {
+            pages.gone.push(named.number);
+            self.changed += 1;
+        }
+        (leaf.page, leaf.is_ahead) = (None, false);
+        leaf.used = leaf.used + u32::from(to != 0) - u32::from(old != 0);
         if leaf.used == 0 {
             self.leaves.remove(&number);
+            self.changed -= 1;
         }
-        Ok(old)
+        Ok(unpacked(old))
     }
 
     /// The blocks of a range that have a mapping, and where it is.
@@ -178,10 +311,8 @@ impl BlockIndex {
         let all = leaves.flat_map(|(&number, leaf)| {
             let base = u64::from(number) * LEAF_BLOCKS as u64;
             leaf.entries
-                .numbers
-                .iter()
-                .enumerate()
-                .filter_map(move |(n, &entry)| Some((base + n as u64, unpacked(entry)?)))
+                .mapped()
+                .filter_map(move |(n, entry)| Some((base + n as u64, unpacked(entry)?)))
         });
         all.filter(move |(block, _)| blocks.contains(block))
     }
@@ -204,12 +335,35 @@ impl BlockIndex {
 
     /// Leaves that changed since the last snapshot of the tables.
     pub(crate) fn changed_leaves(&self) -> usize {
+        self.changed
+    }
+
+    /// Those of them that were not written ahead.
+    pub(crate) fn unwritten_leaves(&self) -> usize {
+        if self.changed == 0 {
+            return 0;
+        }
         self.leaves.values().filter(|leaf| leaf.page.is_none()).count()
     }
 
-    /// The leaves that have a page, and where it is.
+    /// The leaves that have a page which a snapshot names, and where it is.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (u32, Page)> {
-        self.leaves.iter().filter_map(|(&number, leaf)| Some((number, leaf.page?)))
+        self.leaves.iter().filter_map(|(&number, leaf)| Some((number, leaf.named()?)))
+    }
+
+    /// The leaves that were written ahead, and where.
+    fn ahead(&self) -> impl Iterator<Item = (u32, Page)> {
+        // Each of them counts as changed.
+        let leaves = (self.changed > 0).then_some(&self.leaves).into_iter().flatten();
+        leaves.filter_map(|(&at, leaf)| Some((at, leaf.page.filter(|_| leaf.is_ahead)?)))
+    }
+
+    /// Leaves count as not written that were written ahead and are lost.
+    fn forget_ahead(&mut self, is_lost: &dyn Fn(u32) -> bool) {
+        for (_, leaf) in self.leaves.iter_mut().filter(|(at, leaf)| leaf.is_ahead && is_lost(**at))
+        {
+            (leaf.page, leaf.is_ahead) = (None, false);
+        }
     }
 
     /// Leaves.
@@ -238,7 +392,8 @@ impl BlockIndex {
             let (leaf, number, written) = (r.u32()?, r.u32()?, r.u64()?);
             let owner = if clones { r.u64()? } else { id };
             let page = Page { number, written, owner, proof: 0 };
-            index.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
+            let (entries, page) = (Arc::default(), Some(page));
+            index.leaves.insert(leaf, Leaf { entries, used: 0, page, is_ahead: false });
         }
         Ok(index)
     }
@@ -250,6 +405,9 @@ impl BlockIndex {
     }
 }
 
+/// The maps of volumes by their numbers.
+type Maps = Vec<(u64, Arc<BlockIndex>)>;
+
 /// Writes the leaves that changed, for snapshot `number`, of the indexes of volumes by their
 /// numbers; gives those whose leaves have pages now. Durable on return, and named when the snapshot
 /// is.
@@ -258,75 +416,162 @@ pub(crate) fn write(
     identity: &Identity,
     number: u64,
     pages: &mut Pages,
-    mut indexes: Vec<(u64, Arc<BlockIndex>)>,
+    mut indexes: Maps,
     settings: &Settings,
-) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
-    let clones_keep = settings.keeps(Rule::ClonePagesKept);
-    // A page that nobody else names any more stays as long as a clone names it.
-    let named = indexes.iter().flat_map(|(id, index)| {
-        let pages = index.leaves.values().filter_map(|leaf| leaf.page);
-        pages.filter(move |page| clones_keep || page.owner == *id).map(|page| page.number)
-    });
-    let busy: BTreeSet<u32> =
-        named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
-    let mut free = (0..pages.count).filter(|page| !busy.contains(page));
-    let mut file: Option<Arc<dyn File>> = None;
-    let is_first = pages.count == 0;
-    indexes.retain(|(_, index)| index.leaves.values().any(|leaf| leaf.page.is_none()));
-    // Clones of a leaf that has no page yet get the page of the first of them.
-    let mut written: BTreeMap<(u32, *const Entries), Page> = BTreeMap::new();
-    for (id, index) in &mut indexes {
-        for (&at, leaf) in
-            Arc::make_mut(index).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
-        {
-            let shared = (at, Arc::as_ptr(&leaf.entries));
-            if let Some(page) = written.get(&shared) {
-                leaf.page = Some(*page);
-                continue;
-            }
-            let page = free.next().unwrap_or(pages.count);
-            pages.count = pages.count.max(page + 1);
-            let page = Page { number: page, written: number, owner: *id, proof: 0 };
-            let open = match &file {
-                Some(file) => file,
-                none => {
-                    let _ = none;
-                    file.insert(open_or_create(files, MAPS, is_first)?)
-                }
-            };
-            let (bytes, proof) = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
-            open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
-            let proof = if settings.keeps(Rule::MapPagesProven) { proof } else { 0 };
-            let page = Page { proof, ..page };
-            leaf.page = Some(page);
-            written.insert(shared, page);
+) -> Result<Maps> {
+    if settings.keeps(Rule::LeavesAheadLookedAt) {
+        forget_lost_ahead(files, identity, &mut indexes)?;
+    }
+    let placing = Placing { files, identity, number, settings };
+    placing.place(pages, &mut indexes, usize::MAX)?;
+    indexes.retain(|(_, index)| index.changed > 0);
+    for (_, index) in &mut indexes {
+        let index = Arc::make_mut(index);
+        index.changed = 0;
+        for leaf in index.leaves.values_mut() {
+            leaf.is_ahead = false;
+            let page = leaf.page.map_or(0, |page| page.number + 1);
+            pages.count = pages.count.max(page);
         }
     }
     pages.replaced = std::mem::take(&mut pages.gone);
-    if let Some(file) = file {
-        file.sync()?;
-        write_second_copies(&*file, identity, number, &indexes)?;
-        file.sync()?;
-    }
     Ok(indexes)
 }
 
-/// Writes the second copy of each leaf that snapshot `number` wrote.
-fn write_second_copies(
-    file: &dyn File,
+/// Writes some leaves that changed ahead of snapshot `number`, `most` at most, to pages that no snapshot
+/// names. Durable on return. They count as changed until [`write`] looked whether they are still there.
+pub(crate) fn write_ahead(
+    files: &dyn Files,
     identity: &Identity,
-    number: u64,
-    indexes: &[(u64, Arc<BlockIndex>)],
-) -> Result<()> {
-    for (id, index) in indexes {
-        for (&at, leaf) in &index.leaves {
-            let is_new = |page: &Page| page.written == number && page.owner == *id;
-            let Some(page) = leaf.page.filter(is_new) else { continue };
-            let (bytes, _) = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
-            file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
+    (number, most): (u64, usize),
+    pages: &Pages,
+    mut indexes: Maps,
+    settings: &Settings,
+) -> Result<Maps> {
+    Placing { files, identity, number, settings }.place(pages, &mut indexes, most)?;
+    Ok(indexes)
+}
+
+/// Leaves that were written ahead count as not written.
+pub(crate) fn forget_ahead(index: &mut Arc<BlockIndex>) {
+    if index.ahead().next().is_some() {
+        Arc::make_mut(index).forget_ahead(&|_| true);
+    }
+}
+
+/// Leaves that were written ahead count as not written, where another process has written over a copy of
+/// them since.
+fn forget_lost_ahead(files: &dyn Files, identity: &Identity, indexes: &mut Maps) -> Result<()> {
+    let mut file = None;
+    for (_, index) in indexes {
+        let mut lost = BTreeSet::new();
+        for (at, page) in index.ahead() {
+            let open: &Arc<dyn File> = match &file {
+                Some(file) => file,
+                None => match files.open(MAPS) {
+                    Err(error) if error.kind() == Kind::NotFound => {
+                        lost.insert(at);
+                        continue;
+                    }
+                    opened => file.insert(opened?),
+                },
+            };
+            let copies = whole_copies(&**open, identity, page.number, Some((at, page)))?;
+            if copies.iter().any(Option::is_none) {
+                lost.insert(at);
+            }
+        }
+        if !lost.is_empty() {
+            Arc::make_mut(index).forget_ahead(&|at| lost.contains(&at));
         }
     }
     Ok(())
+}
+
+/// Gives leaves that changed their pages.
+struct Placing<'a> {
+    files: &'a dyn Files,
+    identity: &'a Identity,
+    /// The snapshot that will name them.
+    number: u64,
+    settings: &'a Settings,
+}
+
+impl Placing<'_> {
+    /// Writes leaves without a page, `most` at most, to pages that neither the last snapshot nor the one
+    /// before names. Durable on return.
+    fn place(&self, pages: &Pages, indexes: &mut Maps, most: usize) -> Result<()> {
+        let Placing { files, identity, number, settings } = *self;
+        let clones_keep = settings.keeps(Rule::ClonePagesKept);
+        // A page that nobody else names any more stays as long as a clone names it.
+        let named = indexes.iter().flat_map(|(id, index)| {
+            let pages = index.leaves.values().filter_map(|leaf| leaf.page);
+            pages.filter(move |page| clones_keep || page.owner == *id).map(|page| page.number)
+        });
+        let busy: BTreeSet<u32> =
+            named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
+        let mut free = (0..=u32::MAX).filter(|page| !busy.contains(page));
+        let mut file: Option<Arc<dyn File>> = None;
+        let is_first =
+            pages.count == 0 && indexes.iter().all(|(_, index)| index.ahead().next().is_none());
+        // Clones of a leaf that has no page yet get the page of the first of them.
+        let mut written: BTreeMap<(u32, *const Entries), Page> = BTreeMap::new();
+        for (id, index) in indexes.iter_mut().filter(|(_, index)| index.changed > 0) {
+            let index = Arc::make_mut(index);
+            for (&at, leaf) in index.leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none()) {
+                leaf.is_ahead = true;
+                let shared = (at, Arc::as_ptr(&leaf.entries));
+                if let Some(page) = written.get(&shared) {
+                    leaf.page = Some(*page);
+                    continue;
+                }
+                if written.len() >= most {
+                    leaf.is_ahead = false;
+                    break;
+                }
+                let page = free.next().ok_or_else(|| corrupt("the file of maps is too long"))?;
+                let page = Page { number: page, written: number, owner: *id, proof: 0 };
+                let open = match &file {
+                    Some(file) => file,
+                    none => {
+                        let _ = none;
+                        file.insert(open_or_create(files, MAPS, is_first)?)
+                    }
+                };
+                let (bytes, proof) = encode_leaf(identity, at, page, &leaf.entries.all())?;
+                open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
+                let proof = if settings.keeps(Rule::MapPagesProven) { proof } else { 0 };
+                let page = Page { proof, ..page };
+                leaf.page = Some(page);
+                written.insert(shared, page);
+            }
+        }
+        if let Some(file) = file {
+            file.sync()?;
+            let written = written.values().map(|page| page.number).collect();
+            self.write_second_copies(&*file, indexes, &written)?;
+            file.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the second copy of each leaf that was `written` now.
+    fn write_second_copies(
+        &self,
+        file: &dyn File,
+        indexes: &Maps,
+        written: &BTreeSet<u32>,
+    ) -> Result<()> {
+        for (id, index) in indexes.iter().filter(|(_, index)| index.changed > 0) {
+            for (&at, leaf) in index.leaves.iter().filter(|(_, leaf)| leaf.is_ahead) {
+                let is_new = |page: &Page| page.owner == *id && written.contains(&page.number);
+                let Some(page) = leaf.page.filter(is_new) else { continue };
+                let (bytes, _) = encode_leaf(self.identity, at, page, &leaf.entries.all())?;
+                file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The index of a volume, as a snapshot names it.
@@ -355,21 +600,21 @@ pub(crate) fn load<'a>(
     // A page that clones share is read once, and held once.
     let mut shared: BTreeMap<(Page, u32), Leaf> = BTreeMap::new();
     for Named { id, name, index, before } in named {
-        let mut index = index.clone();
+        let (mut index, mut changed) = (index.clone(), 0);
         for (&at, leaf) in &mut index.leaves {
             let Some(page) = leaf.page else { continue };
             if let Some(same) = before
                 .and_then(|before| before.leaves.get(&at))
-                .filter(|known| known.page == Some(page))
+                .filter(|known| known.named() == Some(page))
             {
                 *leaf = same.clone();
                 continue;
             }
             if let Some(known) = shared.get(&(page, at)) {
                 *leaf = known.clone();
+                changed += usize::from(leaf.page.is_none());
                 continue;
             }
-            let _drawn = drawn.allowance().draw(LEAF_MEMORY)?;
             let lost = || {
                 corrupt(format!(
                     "the map of volume '{name}' lost the page of block {}",
@@ -401,14 +646,18 @@ pub(crate) fn load<'a>(
                 // The next snapshot writes it anew.
                 None => {
                     leaf.page = None;
+                    changed += 1;
                     pages.gone.push(page.number);
                     copy(1)?.ok_or_else(lost)?
                 }
             };
             leaf.used = entries.iter().filter(|&&entry| entry != 0).count() as u32;
-            leaf.entries = Arc::new(Entries { numbers: entries, _drawn });
+            let mapped = entries.into_iter().enumerate().filter(|&(_, entry)| entry != 0);
+            let entries = Entries::of(mapped, leaf.used as usize, &drawn.allowance())?;
+            leaf.entries = Arc::new(entries);
             shared.insert((page, at), leaf.clone());
         }
+        index.changed = changed;
         read.push((id, Arc::new(index)));
     }
     Ok(read)
@@ -555,7 +804,9 @@ mod tests {
     #[test]
     fn rule_09_a_leaf_that_is_copied_is_drawn_and_comes_back_with_the_copy() {
         const LEAVES: u64 = 100;
-        let budget = Budget::new(LEAF_MEMORY * LEAVES * 5 / 2);
+        // Each leaf has one mapping, and a copy that gets one more has a list of two.
+        const ONE: u64 = LEAF_FIXED + FEW_MEMORY;
+        let budget = Budget::new(ONE * LEAVES * 5 / 2);
         let memory = Drawn::from(&budget).allowance();
         let (mut index, mut pages) = (BlockIndex::default(), Pages { memory, ..Pages::default() });
         let blocks = || (0..LEAVES).map(|n| n * LEAF_BLOCKS as u64);
@@ -579,7 +830,29 @@ mod tests {
         assert_eq!(changed.next().unwrap().unwrap_err().kind(), Kind::Memory);
         drop(changed);
         drop((index, clones));
-        Drawn::from(&budget).more(LEAF_MEMORY * LEAVES * 5 / 2).unwrap();
+        Drawn::from(&budget).more(ONE * LEAVES * 5 / 2).unwrap();
+    }
+
+    /// A reader allows so much for a byte of the log, which tells a mapping in 24 bytes.
+    #[test]
+    fn rule_09_a_mapping_takes_no_more_than_a_reader_allows_for_it_wherever_it_is() {
+        const ALLOWED: u64 = 24 * crate::memory::PER_BYTE;
+        for gap in [1, 3, 16, 100, 512, 1 << 20] {
+            let budget = Budget::new(u64::MAX);
+            let memory = Drawn::from(&budget).allowance();
+            let mut pages = Pages { memory, ..Pages::default() };
+            let mut index = BlockIndex::default();
+            for n in 0..1500 {
+                index.set(n * gap, at(n + 9), &mut pages).unwrap();
+                // The decoded record besides.
+                let taken =
+                    budget.taken() + (n + 1) * size_of::<crate::format::record::Remapped>() as u64;
+                assert!(taken <= (n + 1) * ALLOWED, "{n} mappings each {gap} blocks take {taken}");
+            }
+            assert_eq!(index.changed_leaves() as u64, index.leaves());
+            let found: Vec<u64> = index.mapped(0..u64::MAX).map(|(block, _)| block).collect();
+            assert!(found.into_iter().eq((0..1500).map(|n| n * gap)));
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 /// Memory for each byte that log, snapshot and maps occupy on the medium: more than the tables of
 /// an archive that the engine wrote ever need.
-const PER_BYTE: u64 = 16;
+pub(crate) const PER_BYTE: u64 = 16;
 
 /// The memory that the tables of an archive may use, even if the archive is hostile: a base, and
 /// more for the bytes that really lie on the medium. Each length and count is drawn from the budget
@@ -45,6 +45,12 @@ impl Budget {
     /// anything of these.
     pub(crate) fn of_filters(memory: u64, is_all: bool) -> Arc<Budget> {
         Arc::new(Budget::with(if is_all { memory } else { u64::MAX }, is_all))
+    }
+
+    /// Bytes that are drawn from it.
+    #[cfg(test)]
+    pub(crate) fn taken(&self) -> u64 {
+        self.drawn.load(Relaxed)
     }
 
     /// True when it is more for what occupies the medium. False when the archive is trusted.

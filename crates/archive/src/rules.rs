@@ -186,6 +186,8 @@ pub enum Rule {
     /// Content that is written to a volume is stored in the domain of the volume. Otherwise it is shared with volumes
     /// of other domains, and stays when the domain is erased.
     VolumesInTheirDomain,
+    /// A commit that leaves many changed leaves of volumes' maps writes a checkpoint.
+    MapCheckpointDue,
     /// The tags of a container prove the number of its domain. No seed has two domains of one key; a test
     /// of the ciphers finds it.
     DomainNumberProven,
@@ -361,7 +363,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 99] = [
+    pub const BUGS: [(&'static str, Rule); 100] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -461,5 +463,6 @@ impl Rule {
         ("container-unpadded", Rule::ContainersPadded),
         ("loss-told-to-another", Rule::LossesOfTheirVolume),
         ("full-disk-for-all", Rule::FullDiskOfItsVolume),
+        ("map-checkpoint-put-off", Rule::MapCheckpointDue),
     ];
 }

@@ -197,6 +197,8 @@ pub struct Settings {
     pub index_portion: usize,
     /// Leaves of the tables that a portion of a background checkpoint writes.
     pub leaf_portion: usize,
+    /// Pages of volumes' maps that such a portion writes.
+    pub map_portion: usize,
     /// Bytes taken ahead of the last container.
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
@@ -231,6 +233,10 @@ pub struct Settings {
     /// Leaves of the container table that may have changed before a checkpoint, where they are read
     /// when they are looked at: these stay in memory.
     pub changed_leaves: usize,
+    /// Leaves of volumes' maps that may have changed before a checkpoint, or as many as the file of maps has
+    /// pages if these are more (a simulation that wants fewer counts pages in proportion): who opens the
+    /// archive holds them all.
+    pub changed_maps: usize,
     /// Streams and snapshots are only added: a put under a name that is there fails, and a snapshot
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
@@ -303,6 +309,7 @@ impl Default for Settings {
             count_files: 32,
             index_portion: 64 << 10,
             leaf_portion: 64,
+            map_portion: 512,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
@@ -315,6 +322,7 @@ impl Default for Settings {
             leaf_entries: 512,
             leaf_bytes: 64 << 20,
             changed_leaves: 1024,
+            changed_maps: CHANGED_MAPS,
             append_only: false,
             put_log_bytes: PUT_LOG_BYTES,
             put_frames: 1024,
@@ -346,6 +354,10 @@ pub(crate) const CONTAINER_BYTES: usize = 4 << 20;
 
 /// Bytes of all volumes' writes that may be in memory.
 pub(crate) const DIRTY_BYTES: u64 = 64 << 20;
+
+/// Leaves of volumes' maps that may have changed before a checkpoint: 32 MiB are written for them, and at
+/// most 17 MiB of memory are needed by who opens the archive before.
+pub(crate) const CHANGED_MAPS: usize = 4096;
 
 /// Memory for the tables of an archive that anybody may have written.
 pub const READER_BYTES: u64 = 64 << 20;

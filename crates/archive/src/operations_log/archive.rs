@@ -143,16 +143,24 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
+    /// Leaves of volumes' maps that changed since the last snapshot, and how many of them a commit leaves:
+    /// for simulations.
+    #[cfg(feature = "planted-bugs")]
+    pub fn changed_maps(&self) -> (usize, usize) {
+        let volumes = &self.tables().volumes;
+        (volumes.changed_leaves(), volumes.changed_leaves_allowed(self.settings.changed_maps))
+    }
+
     /// The number of the snapshot that counts.
     #[cfg(feature = "planted-bugs")]
     pub(super) fn position_of_snapshot(&self) -> u64 {
         self.position.lock().snapshot
     }
 
-    /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
-    /// somebody looks at the log or writes it just now.
-    pub(super) fn position_at_once(&self) -> Option<(u64, usize)> {
-        self.position.try_lock().map(|position| (position.end, position.tables.held_leaves()))
+    /// Where this process is in the log, and the tables there, unless somebody looks at the log or writes
+    /// it just now.
+    pub(super) fn position_at_once(&self) -> Option<(u64, Arc<Tables>)> {
+        self.position.try_lock().map(|position| (position.end, position.tables.clone()))
     }
 
     /// True after a failed write or sync of this process: its last frame may be in the log or not,

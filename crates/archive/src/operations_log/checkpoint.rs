@@ -10,7 +10,8 @@
 //! label, so a crash leaves pages that nothing names. Other processes do not know of them and may
 //! write there meanwhile: a snapshot names only those whose copies are both there still, looked at
 //! under the lock. So leaves that were written ahead stay in memory, also where those of the container
-//! table are read on demand, and count among those after which a commit writes a snapshot.
+//! table are read on demand, and count among those after which a commit writes a snapshot. Leaves of
+//! volumes' maps are written ahead likewise.
 //!
 //! *Readers:* a portion writes to the same pages as a snapshot of this moment would. Those that
 //! readers of an epoch may look at wait for it as they do there, and all of the file where there is a
@@ -30,7 +31,7 @@ use crate::{
 /// Entries of tables without leaves that a portion writes at most: 64 bytes each, about.
 const ENTRIES_MAX: usize = 64 << 10;
 
-/// Pages of volumes' maps that a portion writes at most: 8 KiB each.
+/// Pages of volumes' maps that are written in one piece at most: 8 KiB each.
 const PAGES_MAX: usize = 1024;
 
 /// A checkpoint is worth it when the log has this share of what makes a commit write one.
@@ -54,8 +55,8 @@ pub(crate) enum Checkpointed {
 /// leaves that are held in memory until the next snapshot, are worth a checkpoint. `None` while somebody
 /// looks at the log or writes it just now.
 pub(crate) fn log_bytes_at_once(archive: &Archive) -> Option<(u64, bool)> {
-    let (bytes, held) = archive.position_at_once()?;
-    Some((bytes, is_due(archive, (bytes, held))))
+    let (bytes, tables) = archive.position_at_once()?;
+    Some((bytes, is_due(archive, bytes, &tables)))
 }
 
 /// Does a portion of a checkpoint, if the log is long enough for one.
@@ -68,7 +69,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
         return Err(reason.clone());
     }
     archive.replay_new_frames(&mut position)?;
-    if !is_due(archive, (position.end, position.tables.held_leaves())) {
+    if !is_due(archive, position.end, &position.tables) {
         return Ok(Checkpointed::Nothing);
     }
     let (changed, portion) =
@@ -78,6 +79,11 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
     let ahead = position.tables.leaves && archive.files.spread() == ONE_DIRECTORY;
     if ahead && changed > portion {
         return write_ahead(archive, &mut position, portion);
+    }
+    let pages = archive.settings.map_portion.max(1);
+    if archive.files.spread() == ONE_DIRECTORY && position.tables.volumes.unwritten_leaves() > pages
+    {
+        return write_maps_ahead(archive, &mut position, pages);
     }
     if is_long(&position.tables, changed) {
         return Ok(Checkpointed::Later);
@@ -119,20 +125,50 @@ fn write_ahead(
     }
 }
 
+/// Writes `portion` of the leaves of volumes' maps that changed ahead of the next snapshot. The commit lock is
+/// held.
+fn write_maps_ahead(
+    archive: &Archive,
+    position: &mut LogPosition,
+    portion: usize,
+) -> Result<Checkpointed> {
+    let (files, number) = (&*archive.files, position.snapshot + 1);
+    let (identity, settings) = (&archive.identity, &archive.settings);
+    let mut tables = Tables::clone(&position.tables);
+    match tables.volumes.write_maps_ahead(files, identity, number, settings, portion) {
+        Ok(()) => {
+            position.tables = tables.into();
+            Ok(Checkpointed::Some)
+        }
+        Err(error) if error.kind() == Kind::NoSpace => {
+            let mut tables = Tables::clone(&position.tables);
+            tables.volumes.forget_maps_ahead();
+            position.tables = tables.into();
+            Ok(Checkpointed::Later)
+        }
+        Err(error) => {
+            position.stopped = Some(error.clone());
+            Err(error)
+        }
+    }
+}
+
 /// True when a log of so many bytes is worth a checkpoint, or so many leaves that are in memory until
-/// then: half as many as make a commit write one.
-fn is_due(archive: &Archive, (log_bytes, held): (u64, usize)) -> bool {
+/// then, or are made anew by who opens the archive: half as many as make a commit write one.
+fn is_due(archive: &Archive, log_bytes: u64, tables: &Tables) -> bool {
     let settings = &archive.settings;
-    log_bytes > 0 && (log_bytes >= settings.log_bytes / SHARE || held > settings.changed_leaves / 2)
+    log_bytes > 0
+        && (log_bytes >= settings.log_bytes / SHARE
+            || tables.held_leaves() > settings.changed_leaves / 2
+            || tables.volumes.changed_leaves()
+                > tables.volumes.changed_leaves_allowed(settings.changed_maps) / 2)
 }
 
 /// True when what would be written in one piece takes long.
 fn is_long(tables: &Tables, changed: usize) -> bool {
-    let pages: usize =
-        tables.volumes.all().values().map(|volume| volume.block_index.changed_leaves()).sum();
     let entries = match tables.leaves {
         true => changed * 512,
         false => tables.streams.len() + tables.containers.len() + tables.snapshots.values().count(),
     };
-    pages > PAGES_MAX || entries > ENTRIES_MAX
+    tables.volumes.unwritten_leaves() > PAGES_MAX || entries > ENTRIES_MAX
 }

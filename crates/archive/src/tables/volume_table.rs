@@ -20,7 +20,7 @@ use crate::{
         record::{Pieces, Record},
     },
     memory::Drawn,
-    settings::Settings,
+    settings::{CHANGED_MAPS, Settings},
 };
 
 /// Pages of the file of maps at most: 16 TiB.
@@ -187,6 +187,54 @@ impl VolumeTable {
         let written = block_index::write(files, identity, number, &mut self.pages, maps, settings)?;
         self.set_maps(written);
         Ok(())
+    }
+
+    /// Writes some leaves of maps that changed ahead of snapshot `number`, `most` at most. Durable on return;
+    /// no snapshot names them before [`write_maps`](Self::write_maps) looked whether they are still there.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn write_maps_ahead(
+        &mut self,
+        files: &dyn Files,
+        identity: &Identity,
+        number: u64,
+        settings: &Settings,
+        most: usize,
+    ) -> Result<()> {
+        let all = self.by_number.iter();
+        let maps = all.map(|(&id, volume)| (id, volume.block_index.clone())).collect();
+        let moment = (number, most);
+        let written =
+            block_index::write_ahead(files, identity, moment, &self.pages, maps, settings)?;
+        self.set_maps(written);
+        Ok(())
+    }
+
+    /// Leaves of maps that were written ahead count as not written.
+    pub(crate) fn forget_maps_ahead(&mut self) {
+        let all = self.by_number.iter().map(|(&id, volume)| (id, volume.block_index.clone()));
+        let mut maps: Vec<_> = all.collect();
+        maps.iter_mut().for_each(|(_, map)| block_index::forget_ahead(map));
+        self.set_maps(maps);
+    }
+
+    /// Leaves of maps that changed since the last snapshot, those that were written ahead too.
+    pub(crate) fn changed_leaves(&self) -> usize {
+        self.by_number.values().map(|volume| volume.block_index.changed_leaves()).sum()
+    }
+
+    /// Leaves of maps that changed and were not written ahead.
+    pub(crate) fn unwritten_leaves(&self) -> usize {
+        self.by_number.values().map(|volume| volume.block_index.unwritten_leaves()).sum()
+    }
+
+    /// Leaves of maps that may have changed before a checkpoint: `least`, or as many as their file has
+    /// pages, in proportion to the usual `least`. Who opens the archive is allowed far more for a page than
+    /// a changed leaf takes, and so an archive that grows writes its directory of leaves seldom.
+    pub(crate) fn changed_leaves_allowed(&self, least: usize) -> usize {
+        let pages = self.pages.count as usize;
+        least.max(pages.saturating_mul(least) / CHANGED_MAPS)
     }
 
     fn set_maps(&mut self, maps: impl IntoIterator<Item = (u64, Arc<BlockIndex>)>) {

@@ -32,4 +32,5 @@ mod readers;
 mod restores;
 mod snapshots;
 mod sockets;
+mod thin;
 mod trees;

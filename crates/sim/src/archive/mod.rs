@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 123] = [
+const MARKS: [&str; 125] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -137,6 +137,7 @@ const MARKS: [&str; 123] = [
     "usage counts compared with the roots",
     "usage counts in pages compared with the roots",
     "volumes flushed",
+    "leaves of maps made a checkpoint due",
     "volumes met a full disk",
     "what was on its way into an erased domain was refused",
     "what was under an older data key was written again",

@@ -97,6 +97,8 @@ const NEWER_THAN_VOLUME_DOMAINS: &str = "# The seeds below draw volumes in domai
 
 /// The line behind the kept seeds that are older than containers of few lengths.
 const NEWER_THAN_PADDING: &str = "# The seeds below draw containers of few lengths.";
+/// The line behind the kept seeds that are older than checkpoints by leaves of volumes' maps.
+const NEWER_THAN_CHANGED_MAPS: &str = "# The seeds below draw checkpoints by leaves of maps.";
 
 /// The line behind the kept seeds that are older than sealed archives.
 const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
@@ -209,6 +211,8 @@ pub struct Params {
     pub domains: u8,
     /// Volumes are of these domains, too.
     pub volume_domains: bool,
+    /// Leaves of volumes' maps that may have changed before a checkpoint, where these are few.
+    pub changed_maps: Option<usize>,
     /// Data keys of a sealed archive change; drawn from a source of its own.
     pub data_keys: bool,
     /// They change often, and so much is written again: puts list early what they store, are killed, and what they
@@ -268,6 +272,16 @@ impl Params {
         let rng = &mut Rng::new(seed ^ 0x7472_6565_735f_2e2e);
         let trees = rng.percent(35) && !is_older(seed, NEWER_THAN_TREES);
         (trees, [0, 5, 50][rng.below(3) as usize])
+    }
+
+    /// One archive in eight has checkpoints by few changed leaves of volumes' maps; none of the kept seeds
+    /// that are older.
+    fn changed_maps(seed: u64) -> Option<usize> {
+        let rng = &mut Rng::new(seed ^ 0x6d61_7073_5f2e_2e2e);
+        let (is_drawn, most) = (rng.percent(12), rng.below(3) as usize);
+        let is_new =
+            !is_older(seed, NEWER_THAN_CHANGED_MAPS) && !found_another_bug(seed, &MAP_BUGS);
+        (is_drawn && is_new).then_some(most)
     }
 
     /// Every other archive has clones of volumes; none of the kept seeds that are older than clones.
@@ -610,6 +624,7 @@ impl Params {
             heads: false,
             domains: 0,
             volume_domains: false,
+            changed_maps: Params::changed_maps(seed),
             data_keys: false,
             data_keys_often: false,
             puts_back: false,
@@ -752,6 +767,9 @@ const DOMAIN_BUGS: [&str; 5] = [
     "volume-in-first-domain",
     "container-unpadded",
 ];
+
+/// The bug that few changed leaves of maps find.
+const MAP_BUGS: [&str; 1] = ["map-checkpoint-put-off"];
 
 /// True for a kept seed that found another planted bug than these.
 fn found_another_bug(seed: u64, these: &[&str]) -> bool {

@@ -277,6 +277,9 @@ impl Sim {
             leaf_entries: self.params.leaves.unwrap_or(512),
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
+            // Some by leaves of volumes' maps.
+            changed_maps: self.params.changed_maps.unwrap_or(4096),
+            map_portion: if self.params.changed_maps.is_some() { 1 } else { 512 },
             leaf_bytes: self.params.on_demand.unwrap_or(64 << 20),
             opener: match self.params.sealed {
                 true => self.heads.as_ref().map_or_else(|| Sealed::opener(None), Heads::opener),

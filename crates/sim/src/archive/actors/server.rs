@@ -505,10 +505,31 @@ impl Sim {
     fn flush(&mut self) -> Flow {
         let Some((name, _)) = self.pick_volume() else { return Ok(()) };
         let volume = self.export(&name)?;
+        let sequence = |sim: &Sim| sim.actors.serving.as_ref().map(|s| s.archive.tables().sequence);
+        let before = sequence(self);
         let flushed = volume.flush();
+        if flushed.is_ok() && sequence(self) > before {
+            self.look_at_changed_maps()?;
+        }
         let full = flushed.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace);
         self.flushed("flush", &name, flushed)?;
         if full && self.now.is_multiple_of(2) { self.look_at_room(&name, &*volume) } else { Ok(()) }
+    }
+
+    /// After a commit few leaves of maps have changed, unless the disk had no room for a checkpoint: who
+    /// opens the archive next makes them all anew.
+    fn look_at_changed_maps(&mut self) -> Flow {
+        let Some(serving) = &self.actors.serving else { return Ok(()) };
+        let (changed, allowed) = serving.archive.changed_maps();
+        if self.params.changed_maps.is_some() && changed == 0 {
+            self.reach.hit("leaves of maps made a checkpoint due");
+        }
+        if changed <= allowed || self.params.profile == Profile::FullDisk {
+            return Ok(());
+        }
+        let message =
+            format!("{changed} leaves of maps changed since the checkpoint, {allowed} may");
+        Err(Failure::new(Checker::RecoveryCost, message).into())
     }
 
     /// The disk had no room for a volume. Nor has it when no other volume has anything to write back.
