@@ -143,14 +143,6 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
-    /// Leaves of volumes' maps that changed since the last snapshot, and how many of them a commit leaves:
-    /// for simulations.
-    #[cfg(feature = "planted-bugs")]
-    pub fn changed_maps(&self) -> (usize, usize) {
-        let volumes = &self.tables().volumes;
-        (volumes.changed_leaves(), volumes.changed_leaves_allowed(self.settings.changed_maps))
-    }
-
     /// The number of the snapshot that counts.
     #[cfg(feature = "planted-bugs")]
     pub(super) fn position_of_snapshot(&self) -> u64 {

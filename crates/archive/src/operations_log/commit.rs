@@ -80,19 +80,14 @@ impl Archive {
             // Leaves that were written ahead stay in memory too.
             let held = position.tables.held_leaves();
             let is_long = position.end >= self.settings.log_bytes;
-            if is_long || held > self.settings.changed_leaves || self.are_maps_due(&position.tables)
+            if is_long
+                || held > self.settings.changed_leaves
+                || are_maps_due(self, &position.tables)
             {
                 NextLog::of(self, &mut position).begin(may_use_reserve)?;
             }
         }
         Ok(position.tables.clone())
-    }
-
-    /// True when so many leaves of volumes' maps changed that who opens the archive should not have to make
-    /// more of them anew from its log.
-    fn are_maps_due(&self, tables: &Tables) -> bool {
-        let allowed = tables.volumes.changed_leaves_allowed(self.settings.changed_maps);
-        tables.volumes.changed_leaves() > allowed && self.keeps(Rule::MapCheckpointDue)
     }
 
     /// Begins a new log where put keys left one that is long, or that has many of their frames: they begin none,
@@ -335,6 +330,13 @@ impl Archive {
         self.begin_anew_if_left_full(&mut position, may_use_reserve)?;
         self.append(&mut position, records, may_use_reserve)
     }
+}
+
+/// True when so many leaves of volumes' maps changed that who opens the archive should not have to make
+/// more of them anew from its log.
+fn are_maps_due(archive: &Archive, tables: &Tables) -> bool {
+    let allowed = tables.volumes.changed_leaves_allowed(archive.settings.changed_maps);
+    tables.volumes.changed_leaves() > allowed && archive.keeps(Rule::MapCheckpointDue)
 }
 
 /// A put key begins no new log.

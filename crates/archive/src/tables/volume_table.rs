@@ -220,7 +220,8 @@ impl VolumeTable {
     }
 
     /// Leaves of maps that changed since the last snapshot, those that were written ahead too.
-    pub(crate) fn changed_leaves(&self) -> usize {
+    #[must_use]
+    pub fn changed_leaves(&self) -> usize {
         self.by_number.values().map(|volume| volume.block_index.changed_leaves()).sum()
     }
 
@@ -232,7 +233,8 @@ impl VolumeTable {
     /// Leaves of maps that may have changed before a checkpoint: `least`, or as many as their file has
     /// pages, in proportion to the usual `least`. Who opens the archive is allowed far more for a page than
     /// a changed leaf takes, and so an archive that grows writes its directory of leaves seldom.
-    pub(crate) fn changed_leaves_allowed(&self, least: usize) -> usize {
+    #[must_use]
+    pub fn changed_leaves_allowed(&self, least: usize) -> usize {
         let pages = self.pages.count as usize;
         least.max(pages.saturating_mul(least) / CHANGED_MAPS)
     }

@@ -520,7 +520,9 @@ impl Sim {
     /// opens the archive next makes them all anew.
     fn look_at_changed_maps(&mut self) -> Flow {
         let Some(serving) = &self.actors.serving else { return Ok(()) };
-        let (changed, allowed) = serving.archive.changed_maps();
+        let volumes = &serving.archive.tables().volumes;
+        let changed = volumes.changed_leaves();
+        let allowed = volumes.changed_leaves_allowed(self.settings().changed_maps);
         if self.params.changed_maps.is_some() && changed == 0 {
             self.reach.hit("leaves of maps made a checkpoint due");
         }
