@@ -63,7 +63,7 @@ fn resident(pid: u32) -> u64 {
 fn rule_09_tiny_writes_all_over_a_thin_volume_keep_nobody_from_the_archive() {
     let desk = Desk::new();
     desk.ok("create archive a --compress none");
-    desk.ok(&format!("volume create a v --size {}M", LEAVES * LEAF >> 20));
+    desk.ok(&format!("volume create a v --size {}M", (LEAVES * LEAF) >> 20));
     let serving = desk.serve(&format!("a --nbd unix:{}", desk.path("s").display()));
     let before = resident(serving.pid());
     let mut client = connect(&desk.path("s"));
