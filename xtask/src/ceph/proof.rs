@@ -555,9 +555,14 @@ impl Site<'_> {
         let arguments = ["snapshot", "delete", &self.store, "small@before"];
         let mut deletion = spawn(&mut self.onefold.command(arguments))?;
         thread::sleep(Duration::from_millis(700));
-        // It was handing down what the snapshot had.
+        // It was handing down what the snapshot had, or had not come to it.
         deletion.kill();
         let killed = Instant::now();
+        let again = self.on_store(&["snapshot", "delete"], &["small@before"]);
+        if let Err(error) = again {
+            let said = format!("{error:#}");
+            ensure!(said.contains("there is no snapshot"), "the second deletion: {said}");
+        }
         let (server, socket) = self.serve("last", &[])?;
         let all = || {
             self.same(&socket, &["small", "copy"], "old")?;
