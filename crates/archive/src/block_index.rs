@@ -61,6 +61,9 @@ const FEW_MEMORY: u64 = size_of::<(u16, u64)>() as u64;
 
 pub(crate) const MAPS: &str = "maps";
 
+/// Pages of the file of maps at most: 16 TiB.
+pub(crate) const PAGES_MAX: u32 = 1 << 31;
+
 const MAGIC: &[u8; 8] = b"ONEFLEAF";
 
 const PAGE_BYTES: usize = 4096;
@@ -95,9 +98,9 @@ impl Page {
 /// Numbers of mappings.
 #[derive(Debug)]
 enum Numbers {
-    /// Those that are not 0, by their blocks in the leaf.
+    /// The numbers that are not 0, by their blocks in the leaf.
     Few(Vec<(u16, u64)>),
-    /// Those of all blocks of the leaf; 0 for zeroes.
+    /// The numbers of all blocks of the leaf; 0 for zeroes.
     All(Box<[u64]>),
 }
 
@@ -338,7 +341,7 @@ impl BlockIndex {
         self.changed
     }
 
-    /// Those of them that were not written ahead.
+    /// Changed leaves that were not written ahead.
     pub(crate) fn unwritten_leaves(&self) -> usize {
         if self.changed == 0 {
             return 0;
@@ -352,10 +355,10 @@ impl BlockIndex {
     }
 
     /// The leaves that were written ahead, and where.
-    fn ahead(&self) -> impl Iterator<Item = (u32, Page)> {
+    fn ahead(&self) -> impl Iterator<Item = (u32, &Leaf, Page)> {
         // Each of them counts as changed.
         let leaves = (self.changed > 0).then_some(&self.leaves).into_iter().flatten();
-        leaves.filter_map(|(&at, leaf)| Some((at, leaf.page.filter(|_| leaf.is_ahead)?)))
+        leaves.filter_map(|(&at, leaf)| Some((at, leaf, leaf.page.filter(|_| leaf.is_ahead)?)))
     }
 
     /// Leaves count as not written that were written ahead and are lost.
@@ -391,6 +394,9 @@ impl BlockIndex {
         for _ in 0..r.count(if clones { 24 } else { 16 }, ENTRY_MEMORY)? {
             let (leaf, number, written) = (r.u32()?, r.u32()?, r.u64()?);
             let owner = if clones { r.u64()? } else { id };
+            if number >= PAGES_MAX {
+                return Err(corrupt("a leaf of a map has a page beyond the end of the file"));
+            }
             let page = Page { number, written, owner, proof: 0 };
             let (entries, page) = (Arc::default(), Some(page));
             index.leaves.insert(leaf, Leaf { entries, used: 0, page, is_ahead: false });
@@ -465,7 +471,7 @@ fn forget_lost_ahead(files: &dyn Files, identity: &Identity, indexes: &mut Maps)
     let mut file = None;
     for (_, index) in indexes {
         let mut lost = BTreeSet::new();
-        for (at, page) in index.ahead() {
+        for (at, leaf, page) in index.ahead() {
             let open: &Arc<dyn File> = match &file {
                 Some(file) => file,
                 None => match files.open(MAPS) {
@@ -477,7 +483,12 @@ fn forget_lost_ahead(files: &dyn Files, identity: &Identity, indexes: &mut Maps)
                 },
             };
             let copies = whole_copies(&**open, identity, page.number, Some((at, page)))?;
-            if copies.iter().any(Option::is_none) {
+            // Another process may have written the leaf of the same volume there, which has changed since.
+            let written = leaf_page(at, page, &leaf.entries.all());
+            let is_it = |copy: &Option<Vec<u8>>| {
+                copy.as_ref().is_some_and(|bytes| bytes.starts_with(&written))
+            };
+            if !copies.iter().all(is_it) {
                 lost.insert(at);
             }
         }
@@ -663,6 +674,17 @@ pub(crate) fn load<'a>(
     Ok(read)
 }
 
+/// The bytes of a page without its checksum.
+fn leaf_page(leaf: u32, page: Page, entries: &[u64]) -> Vec<u8> {
+    let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
+    w.raw(MAGIC).u64(page.owner).u32(leaf).u32(page.number).u64(page.written);
+    entries.iter().for_each(|entry| {
+        w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
+    });
+    w.0.resize(PAGE_BYTES - 8, 0);
+    w.0
+}
+
 /// The bytes of a page, and what its directory keeps to prove it.
 fn encode_leaf(
     identity: &Identity,
@@ -670,14 +692,9 @@ fn encode_leaf(
     page: Page,
     entries: &[u64],
 ) -> Result<(Vec<u8>, u64)> {
-    let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
-    w.raw(MAGIC).u64(page.owner).u32(leaf).u32(page.number).u64(page.written);
-    entries.iter().for_each(|entry| {
-        w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
-    });
-    w.0.resize(PAGE_BYTES - 8, 0);
-    let proof = seal_page(identity, page.number, &mut w.0)?;
-    Ok((w.0, proof))
+    let mut bytes = leaf_page(leaf, page, entries);
+    let proof = seal_page(identity, page.number, &mut bytes)?;
+    Ok((bytes, proof))
 }
 
 /// Puts the checksum behind a page's bytes; gives what proves it.
@@ -774,6 +791,8 @@ pub(crate) fn rewrite_copy(
 
 #[cfg(test)]
 mod tests {
+    use onefold_testbed::{Rng, VirtualFiles, files::Layout};
+
     use super::*;
     use crate::{format::ContainerId, memory::Budget};
 
@@ -871,5 +890,33 @@ mod tests {
         let mut rotten = bytes;
         rotten[700] ^= 1;
         assert_eq!(decode_leaf(&identity, 8, page, &mut rotten), None);
+    }
+
+    /// Two processes write the same leaf of a volume ahead of the same snapshot, to the same page.
+    #[test]
+    fn a_page_that_another_process_wrote_for_the_leaf_as_it_was_before_is_not_named() {
+        let files = VirtualFiles::new(Layout::default(), Rng::new(1));
+        let (identity, settings) = (Identity::new([1; 16], &[2; 32]), Settings::default());
+        let map = |to: u64, pages: &mut Pages| {
+            let mut index = BlockIndex::default();
+            index.set(5, at(to), pages).unwrap();
+            index
+        };
+        let mut pages = Pages::default();
+        let indexes = vec![(7, Arc::new(map(2, &mut pages)))];
+        let ahead = |indexes, pages: &Pages| {
+            write_ahead(&files, &identity, (1, usize::MAX), pages, indexes, &settings).unwrap()
+        };
+        let mine = ahead(indexes, &pages);
+        let others = vec![(7, Arc::new(map(3, &mut pages)))];
+        ahead(others, &pages);
+        let named = write(&files, &identity, 1, &mut pages, mine, &settings).unwrap();
+        let (leaf, page) = named[0].1.pages().next().unwrap();
+        let file = files.open(MAPS).unwrap();
+        let copies = whole_copies(&*file, &identity, page.number, Some((leaf, page))).unwrap();
+        for mut copy in copies.map(Option::unwrap) {
+            copy.truncate(PAGE_BYTES - 8);
+            assert_eq!(copy, leaf_page(leaf, page, &named[0].1.leaves[&leaf].entries.all()));
+        }
     }
 }

@@ -88,7 +88,7 @@ pub enum Rule {
     /// A trim waits for a write-back when as many trimmed ranges wait as may. Otherwise a frame of the
     /// log gets too large for them, and no volume can be written back any more.
     TrimmedRangesLimited,
-    /// What a write-back lost of a volume is told to those who hold the volume. Otherwise whoever flushes
+    /// Losses of a volume are told to those who hold the volume. Otherwise whoever flushes
     /// first hears of it, and the one whose write is gone is told that it is durable.
     LossesOfTheirVolume,
     /// A volume for which the disk has no room is written back by itself. Otherwise no other volume can be

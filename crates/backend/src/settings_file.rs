@@ -12,8 +12,8 @@ use onefold_core::{Error, Kind, Result};
 /// The text of a file of at most so many bytes, which only root and this process's user may write to.
 ///
 /// # Errors
-/// They do not name the file. `Denied`: somebody else may change it. `InvalidInput`: it is no regular file, or no UTF-8, or longer. Those of
-/// the system.
+/// `Denied`: somebody else may change the file. `InvalidInput`: the file is no regular one, or no UTF-8, or longer.
+/// Errors of the system. None of them names the file.
 pub fn settings_file(path: &Path, bytes_max: u64) -> Result<String> {
     let wrong = |kind, why: &str| Error::new(kind, why);
     let failed = |e| Error::from_io("it can't be read", e);

@@ -40,7 +40,7 @@ mod tests {
         let first: Vec<usize> = (0..20).map(padme).collect();
         assert_eq!(first, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12, 12, 14, 14, 16, 16, 18, 18, 20]);
         for n in 2..70_000_usize {
-            // As the paper has it: E, S, and a mask of E - S ones.
+            // E and S of the paper, and a mask of E - S ones.
             let e = usize::BITS - 1 - n.leading_zeros();
             let s = u32::BITS - e.leading_zeros();
             let mask = (1_usize << (e - s.min(e))) - 1;

@@ -80,10 +80,7 @@ impl Archive {
             // Leaves that were written ahead stay in memory too.
             let held = position.tables.held_leaves();
             let is_long = position.end >= self.settings.log_bytes;
-            if is_long
-                || held > self.settings.changed_leaves
-                || are_maps_due(self, &position.tables)
-            {
+            if is_long || held > self.settings.changed_leaves || are_maps_due(self, &position) {
                 NextLog::of(self, &mut position).begin(may_use_reserve)?;
             }
         }
@@ -334,9 +331,12 @@ impl Archive {
 
 /// True when so many leaves of volumes' maps changed that who opens the archive should not have to make
 /// more of them anew from its log.
-fn are_maps_due(archive: &Archive, tables: &Tables) -> bool {
-    let allowed = tables.volumes.changed_leaves_allowed(archive.settings.changed_maps);
-    tables.volumes.changed_leaves() > allowed && archive.keeps(Rule::MapCheckpointDue)
+/// A snapshot that found no room is tried again when an eighth more changed.
+fn are_maps_due(archive: &Archive, position: &LogPosition) -> bool {
+    let volumes = &position.tables.volumes;
+    let allowed = volumes.changed_leaves_allowed(archive.settings.changed_maps);
+    let put_off = position.maps_put_off + position.maps_put_off / 8;
+    volumes.changed_leaves() > allowed.max(put_off) && archive.keeps(Rule::MapCheckpointDue)
 }
 
 /// A put key begins no new log.

@@ -38,7 +38,11 @@ impl<'a> NextLog<'a> {
     /// Takes the snapshot and begins the log. A full disk only puts it off. Any error stops this
     /// process: the frame before may have been appended.
     pub(super) fn begin(&mut self, may_use_reserve: bool) -> Result<()> {
+        let before = self.position.snapshot;
         let done = self.begin_or_put_off(may_use_reserve);
+        let is_put_off = self.position.snapshot == before;
+        self.position.maps_put_off =
+            if is_put_off { self.position.tables.volumes.changed_leaves() } else { 0 };
         if let Err(error) = &done {
             self.position.stopped = Some(error.clone());
         }

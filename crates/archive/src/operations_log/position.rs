@@ -48,6 +48,8 @@ pub(crate) struct LogPosition {
     /// A place of the label is damaged, or its last write did not arrive: `generation` is that of
     /// the label to be written before anything else.
     pub(super) label_lost: bool,
+    /// Leaves of volumes' maps that had changed when a snapshot was put off for lack of room; 0 after one.
+    pub(super) maps_put_off: usize,
     /// The first failed write or sync.
     pub(super) stopped: Option<Error>,
     /// Memory drawn from the budget for the tables.
@@ -237,6 +239,7 @@ impl LogPosition {
             passes: None,
             label_durable: false,
             label_lost: false,
+            maps_put_off: 0,
             stopped: None,
             drawn,
             snapshot_lost,

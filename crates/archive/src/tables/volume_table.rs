@@ -12,7 +12,7 @@ use super::{
     volumes::{Changed, VOLUME_BYTES_MAX, Volume, change},
 };
 use crate::{
-    block_index::{self, BlockIndex, LEAF_MEMORY, Named, Pages},
+    block_index::{self, BlockIndex, LEAF_MEMORY, Named, PAGES_MAX, Pages},
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
@@ -22,9 +22,6 @@ use crate::{
     memory::Drawn,
     settings::{CHANGED_MAPS, Settings},
 };
-
-/// Pages of the file of maps at most: 16 TiB.
-const PAGES_MAX: u32 = 1 << 31;
 
 /// Memory that a volume takes without its name and map.
 const VOLUME_MEMORY: usize = 320;

@@ -84,7 +84,7 @@ pub(super) struct State {
     closed: bool,
 }
 
-/// What a write-back lost of a volume.
+/// The last loss of a volume in a write-back.
 pub(super) struct Lost {
     /// Its number among all losses.
     pub(super) number: u64,
@@ -95,7 +95,7 @@ pub(super) struct Lost {
     pub(super) told: bool,
 }
 
-/// What a write-back lost of a volume: blocks that were written in part, and whose rest can't be read.
+/// A loss of a volume in a write-back: blocks that were written in part, and whose rest can't be read.
 #[derive(Clone, Debug)]
 pub struct Loss {
     /// The number of the volume.
@@ -302,7 +302,7 @@ impl Volumes {
     /// Does what is due about once a second: sees what other processes changed, lets places go that
     /// were read, writes back what lies idle, and imports.
     ///
-    /// What a write-back lost is no error: see [`take_losses`](Self::take_losses).
+    /// A loss is no error of this call: see [`take_losses`](Self::take_losses).
     ///
     /// # Errors
     /// Errors of the system, and of a write-back.
@@ -325,22 +325,20 @@ impl Volumes {
             }
             (idle, again)
         };
-        if idle {
-            self.write_back().what_finds_room()?;
-        }
+        let mut done = if idle { self.write_back().what_finds_room() } else { Ok(()) };
         if again {
-            self.write_back().what_found_none()?;
+            done = done.and(self.write_back().what_found_none());
         }
         if self.ingest.must_import() {
             self.ingest.import(true)?;
         }
-        Ok(())
+        done
     }
 
     /// Makes everything durable, and ends. Changes of volumes that somebody still holds fail from now
     /// on.
     ///
-    /// What a write-back lost is no error: see [`take_losses`](Self::take_losses).
+    /// A loss is no error of this call: see [`take_losses`](Self::take_losses).
     ///
     /// # Errors
     /// The errors of a write-back. After `NoSpace` it may be called again; all volumes for which there was
@@ -398,7 +396,7 @@ impl Volumes {
         }
     }
 
-    /// What write-backs lost since the last call, for the log of the server, each once.
+    /// The losses of write-backs since the last call, for the log of the server, each once.
     pub fn take_losses(&self) -> Vec<Loss> {
         std::mem::take(&mut self.state.lock().untaken)
     }

@@ -14,8 +14,8 @@ use crate::rules::Rule;
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.to_write(id, offset, data.len() as u64)?;
-        // A large write goes part by part, so that each part finds room.
-        let most = (self.archive.settings.dirty_bytes / 16).max(2 * BLOCK as u64) as usize;
+        // A large write goes part by part, so that each part finds room, also beside volumes that lack room.
+        let most = (self.archive.settings.dirty_bytes / 64).max(2 * BLOCK as u64) as usize;
         let (mut at, mut ticket) = (0, Ticket(0));
         while at < data.len() || ticket.0 == 0 {
             let n = (data.len() - at).min(most);

@@ -57,7 +57,7 @@ const THREADS_FROM: u64 = 4 << 20;
 /// The layers that one write-back writes, by volume.
 type Frozen = Vec<(u64, FrozenLayer)>;
 
-/// What a write-back lost, of each volume once.
+/// The losses of a write-back, one for each volume.
 type Losses = Vec<Loss>;
 
 impl Volumes {
@@ -92,7 +92,7 @@ impl Volumes {
         done.and(lost.map_or(Ok(()), Err))
     }
 
-    /// What whoever opens a volume need not hear of: somebody else was told.
+    /// The losses that whoever opens a volume now need not hear of: somebody else was told.
     pub(super) fn heard_before(&self, id: u64) -> Heard {
         let state = self.state.lock();
         let told = state.lost.get(&id).filter(|lost| lost.told).map_or(0, |lost| lost.number);
@@ -209,7 +209,7 @@ impl WriteBack<'_> {
             // Somebody else took the room.
             return Ok(());
         }
-        let why = "what other volumes hold in memory waits for room on the disk, and leaves none";
+        let why = "the disk has no room, and memory has none until there is";
         Err(Error::new(Kind::NoSpace, why))
     }
 
@@ -299,7 +299,7 @@ impl WriteBack<'_> {
         }
     }
 
-    /// What was written leaves memory; what was not is there as before, below what was written since.
+    /// Layers that were written leave memory; the others are there as before, below what was written since.
     fn settle(&self, frozen: Frozen, upto: u64, done: Result<Losses>) -> Result<()> {
         let ids: Vec<u64> = frozen.iter().map(|(id, _)| *id).collect();
         drop(frozen);

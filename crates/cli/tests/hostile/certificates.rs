@@ -157,7 +157,7 @@ fn rule_38_files_that_others_can_change_let_nobody_in() {
     assert!(serving.terminate().0.success());
 }
 
-/// They say who may do what, and which programs are started.
+/// Settings say who may do what, and which programs are started.
 #[test]
 fn rule_38_settings_that_others_can_change_are_refused() {
     let desk = Desk::new();

@@ -55,14 +55,16 @@ impl Replay {
     /// that go soon, and given up for those that stay.
     pub(super) fn run(&mut self) {
         while !self.gate.has_ended() {
-            if self.gate.is_open() {
-                if !self.portion() {
+            if !self.gate.is_open() {
+                if !self.replay.is_amid() {
                     break;
                 }
-            } else if !self.replay.is_amid() {
-                break;
-            } else if let Err(error) = self.gate.pass_within(0, self.patience) {
-                self.give_up(&error);
+                if let Err(error) = self.gate.pass_within(0, self.patience) {
+                    self.give_up(&error);
+                    break;
+                }
+            }
+            if !self.portion() {
                 break;
             }
         }
@@ -195,5 +197,19 @@ mod tests {
         goes.join().unwrap();
         assert!(!replay.replay.is_amid() && replay.replay.done.merged_files > before);
         assert_eq!(replay.told.lock().gave_way, 1);
+        // Clients that stay for longer than the longest time stop nothing for ever.
+        let (idle, longest) = (Duration::from_millis(1), Duration::from_millis(2));
+        let rule = LoadRule { idle, longest, limit: 0 };
+        let gate = Arc::new(Gate::new(activity.clone(), &rule));
+        let mut replay = Replay::new(&ingest, &archive, &gate);
+        merge_some(&mut replay);
+        let _client = activity.work();
+        let begun = Instant::now();
+        while replay.replay.done.merged_files == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            thread::sleep(Duration::from_millis(5));
+            replay.run();
+        }
+        assert!(!replay.replay.is_amid());
     }
 }
