@@ -91,6 +91,9 @@ pub enum Rule {
     /// Losses of a volume are told to those who hold the volume. Otherwise whoever flushes
     /// first hears of it, and the one whose write is gone is told that it is durable.
     LossesOfTheirVolume,
+    /// Losses of a volume are told to whoever opens it until somebody who was told asked for more. Otherwise
+    /// an answer that does not arrive is the only one, and the flush that is sent again says "durable".
+    LossesToldAgain,
     /// A volume for which the disk has no room is written back by itself. Otherwise no other volume can be
     /// flushed, though there is room for what was written to it.
     FullDiskOfItsVolume,
@@ -363,7 +366,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 100] = [
+    pub const BUGS: [(&'static str, Rule); 101] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -462,6 +465,7 @@ impl Rule {
         ("volume-in-first-domain", Rule::VolumesInTheirDomain),
         ("container-unpadded", Rule::ContainersPadded),
         ("loss-told-to-another", Rule::LossesOfTheirVolume),
+        ("loss-told-once-and-for-all", Rule::LossesToldAgain),
         ("full-disk-for-all", Rule::FullDiskOfItsVolume),
         ("map-checkpoint-put-off", Rule::MapCheckpointDue),
     ];

@@ -262,8 +262,9 @@ impl Layer {
         self.zeroed.insert(blocks);
     }
 
-    /// Takes in the layer below, which could not be written back, of a volume that may be gone.
-    pub(super) fn absorb(&mut self, below: Layer, volume: Option<&Volume>) {
+    /// Takes in the layer below, which could not be written back, of a volume that may be gone. With
+    /// `has_zeroes` its zeroes are durable.
+    pub(super) fn absorb(&mut self, below: Layer, has_zeroes: bool, volume: Option<&Volume>) {
         for (block, patch) in below.blocks {
             if self.zeroed.contains(block)
                 || volume.is_none_or(|volume| volume.was_cut(block, patch.since))
@@ -281,7 +282,9 @@ impl Layer {
             for (_, patch) in self.blocks.range_mut(zeroed.clone()) {
                 patch.fill(&Patch::new(true, 0));
             }
-            self.zeroed.insert(zeroed);
+            if !has_zeroes {
+                self.zeroed.insert(zeroed);
+            }
         }
         self.memory = self.blocks.values().map(Patch::memory).sum();
     }
@@ -329,7 +332,7 @@ mod tests {
         upper.zero(2..3);
         upper.write(&volume, 3, 0, SECTOR, &[2; SECTOR]);
         upper.write(&volume, 12, 0, 0, &[3; SECTOR]);
-        upper.absorb(below, Some(&volume));
+        upper.absorb(below, false, Some(&volume));
         assert!(
             upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2)
         );

@@ -91,8 +91,10 @@ pub(super) struct Lost {
     /// The last change that the write-back took. Whoever waits for one of these changes is told.
     pub(super) upto: u64,
     pub(super) error: Error,
-    /// A flush was told.
+    /// A flush or a wait was told.
     pub(super) told: bool,
+    /// Whoever was told asked for more since.
+    pub(super) is_over: bool,
 }
 
 /// A loss of a volume in a write-back: blocks that were written in part, and whose rest can't be read.
@@ -190,7 +192,8 @@ impl State {
     /// Notes what a write-back of the changes up to `upto` lost.
     pub(super) fn note_loss(&mut self, loss: Loss, upto: u64) {
         self.losses += 1;
-        let lost = Lost { number: self.losses, upto, error: loss.error.clone(), told: false };
+        let error = loss.error.clone();
+        let lost = Lost { number: self.losses, upto, error, told: false, is_over: false };
         self.lost.insert(loss.volume, lost);
         if self.untaken.len() == UNTAKEN_MAX {
             self.untaken.remove(0);
@@ -283,7 +286,7 @@ impl Volumes {
     ///
     /// # Errors
     /// As [`Archive::clone_volume`], and the errors of a write-back of the volume. `Corrupt`: a write-back
-    /// lost something of the volume, and no flush was told yet.
+    /// lost something of the volume, and nobody was told yet.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
         // Before anything is written back, so that what can't be cloned costs nothing.
         let tables = self.archive.refresh()?;

@@ -128,23 +128,26 @@ impl Volumes {
     }
 
     /// Writes back when there are as many trimmed ranges as there may be: all those of volumes that are
-    /// written back together go into one frame of the log.
+    /// written back together go into one frame of the log. Trimmed ranges also leave where the disk has no
+    /// room for anything else.
     fn write_back_ranges(&self, id: u64) -> Result<()> {
-        let ranges: usize = {
-            let state = self.state.lock();
-            let alone = state.volumes.get(&id).is_some_and(|layers| layers.lacks_room);
-            let together = state.volumes.iter().filter(|(of, layers)| match alone {
-                true => **of == id,
-                false => !layers.lacks_room,
-            });
-            together.map(|(_, layers)| layers.upper.zeroed.len()).sum()
-        };
-        if ranges < self.archive.settings.zeroed_ranges
-            || !self.archive.keeps(Rule::TrimmedRangesLimited)
-        {
+        let most = self.archive.settings.zeroed_ranges;
+        if self.ranges(id) < most || !self.archive.keeps(Rule::TrimmedRangesLimited) {
             return Ok(());
         }
-        self.write_back().volume(id)
+        let done = self.write_back().volume(id);
+        if self.ranges(id) < most { Ok(()) } else { done }
+    }
+
+    /// Trimmed ranges that wait in the volumes that are written back together with this one.
+    fn ranges(&self, id: u64) -> usize {
+        let state = self.state.lock();
+        let alone = state.volumes.get(&id).is_some_and(|layers| layers.lacks_room);
+        let together = state.volumes.iter().filter(|(of, layers)| match alone {
+            true => **of == id,
+            false => !layers.lacks_room,
+        });
+        together.map(|(_, layers)| layers.upper.zeroed.len()).sum()
     }
 
     /// The size of a volume.

@@ -17,15 +17,19 @@
 //! A block that was written in part, and whose rest can't be read, is lost with the write-back that
 //! needed it, and all other blocks are written back. Each who holds the volume is told once by a flush
 //! and once by a wait, and whoever waits for a change of that write-back is always told; nobody hears of
-//! another volume's loss. Whoever opens the volume after a flush was told hears nothing. The server's log
-//! gets each loss by [`Volumes::take_losses`].
+//! another volume's loss. An answer may not arrive where a connection ends. Whoever opens the volume is told
+//! therefore until somebody who was told flushed or waited again. The server's log gets each loss by
+//! [`Volumes::take_losses`].
 //!
 //! A volume's blocks are stored in its own domain. What was written to a volume whose domain was erased is
 //! dropped, as of a deleted one, and the other volumes are written back.
 
 use std::{
     ops::Range,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
@@ -60,21 +64,27 @@ type Frozen = Vec<(u64, FrozenLayer)>;
 /// The losses of a write-back, one for each volume.
 type Losses = Vec<Loss>;
 
+/// What a write-back of layers came to.
+struct Written {
+    done: Result<Losses>,
+    /// The zeroes are durable, also where the rest found no room.
+    has_zeroes: bool,
+}
+
+impl Written {
+    fn error(&self) -> Option<&Error> {
+        self.done.as_ref().err()
+    }
+}
+
 impl Volumes {
-    /// Makes all changes of a volume so far durable. Also gives the last loss of the volume that whoever
-    /// holds it had not heard of from a flush when this one began, and that no flush was told before they
-    /// opened the volume.
+    /// Makes all changes of a volume so far durable. Gives the last loss of the volume that whoever holds it
+    /// had not heard of from a flush when this one began, and that counted when they opened the volume.
     pub(super) fn flush(&self, id: u64, heard: &Heard) -> Result<()> {
         let before = heard.by_flush.load(Relaxed);
-        let done = self.write_back_so_far(id);
-        let mut state = self.state.lock();
-        let untold =
-            lost_of(self, &mut state, id).filter(|lost| lost.number > before).map(|lost| {
-                heard.by_flush.fetch_max(lost.number, Relaxed);
-                lost.told = true;
-                lost.error.clone()
-            });
-        done.and(untold.map_or(Ok(()), Err))
+        self.goes_on(id, before);
+        self.write_back_so_far(id)?;
+        self.tell(id, |lost| lost.number > before, &heard.by_flush)
     }
 
     /// Makes the changes of a volume up to a ticket durable. Gives the last loss of the volume when its
@@ -82,21 +92,35 @@ impl Volumes {
     /// heard of it. A flush is told as well.
     pub(super) fn wait(&self, id: u64, ticket: Ticket, heard: &Heard) -> Result<()> {
         let before = heard.by_wait.load(Relaxed);
-        let done = self.write_back_to(id, ticket);
-        let mut state = self.state.lock();
-        let lost = lost_of(self, &mut state, id);
-        let lost = lost.filter(|lost| lost.upto >= ticket.0 || lost.number > before).map(|lost| {
-            heard.by_wait.fetch_max(lost.number, Relaxed);
-            lost.error.clone()
-        });
-        done.and(lost.map_or(Ok(()), Err))
+        self.goes_on(id, before);
+        self.write_back_to(id, ticket)?;
+        self.tell(id, |lost| lost.upto >= ticket.0 || lost.number > before, &heard.by_wait)
     }
 
-    /// The losses that whoever opens a volume now need not hear of: somebody else was told.
+    /// The last loss of a volume, if it is one to be told.
+    fn tell(&self, id: u64, is_due: impl Fn(&Lost) -> bool, told: &AtomicU64) -> Result<()> {
+        let mut state = self.state.lock();
+        let Some(lost) = lost_of(self, &mut state, id).filter(|lost| is_due(lost)) else {
+            return Ok(());
+        };
+        told.fetch_max(lost.number, Relaxed);
+        lost.told = true;
+        lost.is_over |= !self.archive.keeps(Rule::LossesToldAgain);
+        Err(lost.error.clone())
+    }
+
+    /// Whoever was told of losses up to a number asks for more: the answer arrived.
+    fn goes_on(&self, id: u64, told: u64) {
+        if let Some(lost) = self.state.lock().lost.get_mut(&id) {
+            lost.is_over |= lost.number <= told;
+        }
+    }
+
+    /// The losses that whoever opens a volume now need not hear of.
     pub(super) fn heard_before(&self, id: u64) -> Heard {
         let state = self.state.lock();
-        let told = state.lost.get(&id).filter(|lost| lost.told).map_or(0, |lost| lost.number);
-        Heard { by_flush: told.into(), by_wait: told.into() }
+        let over = state.lost.get(&id).filter(|lost| lost.is_over).map_or(0, |lost| lost.number);
+        Heard { by_flush: over.into(), by_wait: over.into() }
     }
 
     /// Makes all changes of a volume so far durable.
@@ -223,21 +247,24 @@ impl WriteBack<'_> {
         }
         let is_asked = |id: u64| of.is_none_or(|of| of == id);
         let done = self.try_to_write(&frozen);
-        let apart = done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace)
+        let apart = done.error().is_some_and(|error| error.kind() == Kind::NoSpace)
             && frozen.len() > 1
             && self.volumes.archive.keeps(Rule::FullDiskOfItsVolume);
         if !apart {
             let asked = frozen.iter().any(|(id, _)| is_asked(*id));
-            let stopping = done.as_ref().is_err_and(|error| error.kind() != Kind::NoSpace);
+            let stopping = done.error().is_some_and(|error| error.kind() != Kind::NoSpace);
             let done = self.settle(frozen, upto, done);
             let all = !self.volumes.archive.keeps(Rule::FullDiskOfItsVolume);
             return if asked || stopping || all { done } else { Ok(()) };
         }
         frozen.sort_by_key(|(id, _)| !is_asked(*id));
-        let (mut told, mut stopped) = (Ok(()), None);
+        let (mut told, mut stopped) = (Ok(()), None::<Error>);
         for (id, layer) in frozen {
             let one = vec![(id, layer)];
-            let done = stopped.clone().map_or_else(|| self.try_to_write(&one), Err);
+            let done = match &stopped {
+                Some(error) => Written { done: Err(error.clone()), has_zeroes: false },
+                None => self.try_to_write(&one),
+            };
             let done = self.settle(one, upto, done);
             stopped = stopped.or(done.clone().err().filter(|error| error.kind() != Kind::NoSpace));
             if is_asked(id) {
@@ -279,7 +306,7 @@ impl WriteBack<'_> {
     }
 
     /// Writes layers, all of them or none but for zeroes.
-    fn try_to_write(&self, frozen: &Frozen) -> Result<Losses> {
+    fn try_to_write(&self, frozen: &Frozen) -> Written {
         let done = match self.write_back_living(frozen) {
             // A node that fails now does not count any more; there may be others.
             Err(error)
@@ -293,14 +320,16 @@ impl WriteBack<'_> {
         match done {
             // Zeroes need no room, and perhaps make some.
             Err(error) if error.kind() == Kind::NoSpace => {
-                self.write_back_zeroes(frozen).and(Err(error))
+                let zeroes = self.write_back_zeroes(frozen);
+                Written { has_zeroes: zeroes.is_ok(), done: zeroes.and(Err(error)) }
             }
-            done => done,
+            done => Written { has_zeroes: done.is_ok(), done },
         }
     }
 
     /// Layers that were written leave memory; the others are there as before, below what was written since.
-    fn settle(&self, frozen: Frozen, upto: u64, done: Result<Losses>) -> Result<()> {
+    fn settle(&self, frozen: Frozen, upto: u64, written: Written) -> Result<()> {
+        let Written { done, has_zeroes } = written;
         let ids: Vec<u64> = frozen.iter().map(|(id, _)| *id).collect();
         drop(frozen);
         let mut state = self.volumes.state.lock();
@@ -313,7 +342,7 @@ impl WriteBack<'_> {
             let below = layers.writing_back.take();
             if let Some(below) = below.filter(|_| done.is_err()) {
                 let below = Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
-                layers.upper.absorb(below, readable(&tables, id).ok());
+                layers.upper.absorb(below, has_zeroes, readable(&tables, id).ok());
                 layers.since = layers.writing_back_since;
             }
         }

@@ -38,7 +38,7 @@ pub(crate) struct Serving {
     /// Volumes with a trimmed range that waits for sure, after so many write-backs.
     trimmed: BTreeSet<String>,
     write_backs: u64,
-    /// Volumes of which something was lost that no flush has told.
+    /// Volumes of which something was lost, until somebody who was told flushed again.
     untold: BTreeSet<u64>,
 }
 
@@ -511,9 +511,25 @@ impl Sim {
         if flushed.is_ok() && sequence(self) > before {
             self.look_at_changed_maps()?;
         }
-        let full = flushed.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace);
+        let is = |kind| flushed.as_ref().is_err_and(|error| error.kind() == kind);
+        let (full, told) = (is(Kind::NoSpace), is(Kind::Corrupt));
         self.flushed("flush", &name, flushed)?;
+        if told && self.now.is_multiple_of(2) {
+            return self.goes_on(&name, &*volume);
+        }
         if full && self.now.is_multiple_of(2) { self.look_at_room(&name, &*volume) } else { Ok(()) }
+    }
+
+    /// A client that was told what its volume lost flushes again; nobody else has to hear of that loss.
+    fn goes_on(&mut self, name: &str, volume: &dyn Volume) -> Flow {
+        if let Some(serving) = &mut self.actors.serving {
+            let tables = serving.archive.tables();
+            let id = tables.volumes.named(name).map_or(0, |(id, _)| id);
+            serving.untold.remove(&id);
+        }
+        self.reach.hit("a client that was told of a loss went on");
+        let again = volume.flush();
+        self.flushed("flush", name, again)
     }
 
     /// After a commit few leaves of maps have changed, unless the disk had no room for a checkpoint: who
@@ -569,13 +585,9 @@ impl Sim {
     /// Records the result of a flush, or of a wait for a volume's last change.
     fn flushed(&mut self, what: &str, name: &str, flushed: Result<(), Error>) -> Flow {
         let lost = self.take_losses();
-        let untold = self.actors.serving.as_mut().is_some_and(|serving| {
+        let untold = self.actors.serving.as_ref().is_some_and(|serving| {
             let tables = serving.archive.tables();
-            let id = tables.volumes.named(name).map(|(id, _)| id);
-            match what {
-                "flush" => id.is_ok_and(|id| serving.untold.remove(&id)),
-                _ => id.is_ok_and(|id| serving.untold.contains(&id)),
-            }
+            tables.volumes.named(name).is_ok_and(|(id, _)| serving.untold.contains(&id))
         });
         match flushed {
             Ok(()) if untold => {
