@@ -445,6 +445,23 @@ impl Rights for Only {
     }
 }
 
+/// One client that reads a snapshot kept all snapshots of its volume from being deleted.
+#[test]
+fn rule_12_a_client_has_open_what_it_opened_and_nothing_that_shares_its_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["disk", "disk@mon", "disk@tue"];
+    let volumes = names.map(|name| (name.to_owned(), MemoryVolume::new(1 << 20)));
+    let exports = MemoryExports::of(volumes);
+    let mut server = Server::new(exports, Limits::default());
+    let socket = dir.path().join("nbd.sock");
+    server.add_unix(&socket).unwrap();
+    server.start().unwrap();
+    let mut raw = Raw::go_to(&socket, Mode::Simple, "disk@mon");
+    raw.read(0, 0, 4096).unwrap();
+    assert_eq!(names.map(|name| server.clients_of(name)), [0, 1, 0]);
+    server.stop(Duration::from_secs(1)).unwrap();
+}
+
 /// It counted by the name with which it was opened, for as long as its clients stayed.
 #[test]
 fn rule_13_a_volume_that_was_renamed_counts_by_the_name_that_it_has() {

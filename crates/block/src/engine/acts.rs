@@ -225,10 +225,12 @@ pub(crate) fn receive_cursor(
     now_ms: u64,
 ) -> Result<Asked> {
     let kernel = asking.kernel;
-    let mut state = kernel.state.lock();
-    let receive = check_receiving(&state, id)?;
     let lost = if kernel.keeps(Rule::LostWithCursor) { lost } else { &[] };
+    let receive = check_receiving(&kernel.state.lock(), id)?;
+    // Many blocks take long: nobody waits for it.
     let changes = losses(&receive, id, lost)?;
+    let mut state = kernel.state.lock();
+    check_receiving(&state, id)?;
     admit_changes(asking, &mut state, &[], 0, &changes)?;
     let acts = lose(id, lost).into_iter().chain([Act::Cursor { id, cursor, now_ms }]).collect();
     Ok(ask_changes(asking, &mut state, acts, &[], &changes))
@@ -274,6 +276,10 @@ pub(crate) fn received(
 ) -> Result<(VolumeId, Asked)> {
     let Times { now_ms, made_ms } = times;
     let kernel = asking.kernel;
+    let lost = if kernel.keeps(Rule::LostWithEnd) { lost } else { &[] };
+    let receive = check_receiving(&kernel.state.lock(), id)?;
+    // Many blocks take long: nobody waits for it.
+    let changes = losses(&receive, id, lost)?;
     let mut state = kernel.state.lock();
     let receive = check_receiving(&state, id)?;
     let (volume, name) = receive.received_name();
@@ -293,8 +299,6 @@ pub(crate) fn received(
         }
     }
     let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
-    let lost = if kernel.keeps(Rule::LostWithEnd) { lost } else { &[] };
-    let changes = losses(&receive, id, lost)?;
     admit_changes(asking, &mut state, &origins, 2, &changes)?;
     let other = state.volumes.give_number();
     let mut acts: Vec<Act> = lose(id, lost).into_iter().collect();

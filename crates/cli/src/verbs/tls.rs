@@ -10,18 +10,25 @@ use std::{
     io::{ErrorKind, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use clap::{Args, Subcommand};
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::tls::{Authority, CA, CA_LIST, CLIENT, Holder, SERVER_CERTIFICATE, SERVER_KEY};
-use rustix::fs::OFlags;
+use rustix::{
+    fs::{FlockOperation, OFlags, flock},
+    io::Errno,
+};
 use serde_json::json;
 
 use onefold_console::{failure::Failure, output::Answer};
 
 /// The key of the authority; no server needs it.
 const CA_KEY: &str = "ca-key.pem";
+
+/// How long another process may take to change the list of certificates that were taken back.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that are read of a file at most.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -164,6 +171,8 @@ fn revoke(directory: &Path, name: &str, answer: &Answer) -> std::result::Result<
     let below = directory.join(name).join(CLIENT_CERTIFICATE);
     let path = if below.exists() { below } else { PathBuf::from(name) };
     let certificate = read(&path)?;
+    // Each change begins with the list as the one before left it.
+    let _alone = alone(directory)?;
     let list = directory.join(CA_LIST);
     let before = match read(&list) {
         Err(error) if error.kind() == Kind::NotFound => None,
@@ -190,6 +199,27 @@ fn revoke(directory: &Path, name: &str, answer: &Answer) -> std::result::Result<
             path.display()
         ),
     )
+}
+
+/// Locks the list of an authority until the file is dropped: by its key, which nobody else may open.
+///
+/// # Errors
+/// `Busy` after half a minute.
+fn alone(directory: &Path) -> Result<File> {
+    let path = directory.join(CA_KEY);
+    let key = File::open(&path).map_err(|error| Error::from_io(path.display(), error))?;
+    let begun = Instant::now();
+    while let Err(error) = flock(&key, FlockOperation::NonBlockingLockExclusive) {
+        if error != Errno::AGAIN && error != Errno::INTR {
+            return Err(Error::from_io(path.display(), error.into()));
+        }
+        if begun.elapsed() >= PATIENCE {
+            let message = format!("another process changes the list in {}", directory.display());
+            return Err(Error::new(Kind::Busy, message));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(key)
 }
 
 /// The authority in a directory, and its certificate.

@@ -6,6 +6,7 @@ use std::{
     net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::Path,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -63,6 +64,28 @@ fn rule_38_an_authoritys_key_that_others_can_read_issues_nothing() {
     fs::remove_file(list).unwrap();
     desk.ok("tls issue ca vm");
     desk.ok("tls revoke ca own");
+}
+
+/// Each wrote the list as it had read it, and took away what another had added.
+#[test]
+fn rule_38_certificates_that_are_revoked_at_one_time_are_all_revoked() {
+    let desk = Desk::new();
+    desk.ok("tls init ca");
+    let names: Vec<String> = (0..8).map(|n| format!("vm{n}")).collect();
+    names.iter().for_each(|name| drop(desk.ok(&format!("tls issue ca {name}"))));
+    let revoking = names.iter().map(|name| {
+        let mut revoke = desk.command(&format!("tls revoke ca {name}"));
+        revoke.stdout(Stdio::null()).spawn().unwrap()
+    });
+    let revoking: Vec<_> = revoking.collect();
+    for mut one in revoking {
+        assert!(one.wait().unwrap().success());
+    }
+    // Whoever is on the list already adds nothing to it. Signatures differ by a few bytes.
+    let length = || fs::read(desk.path("ca/ca-crl.pem")).unwrap().len();
+    let before = length();
+    names.iter().for_each(|name| drop(desk.ok(&format!("tls revoke ca {name}"))));
+    assert!(length() < before + 20, "{before} bytes, and {} with all", length());
 }
 
 #[test]

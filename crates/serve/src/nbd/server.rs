@@ -312,17 +312,12 @@ impl Server {
         sum
     }
 
-    /// How many connections have the volume open that has this name now.
+    /// How many connections have the volume open that has this name now. A snapshot counts by itself.
     #[must_use]
     pub fn clients_of(&self, volume: &str) -> usize {
-        let shared = self.hall.exports.shared_name(volume);
         let guests = self.hall.guests.lock();
-        guests
-            .present
-            .values()
-            .filter_map(|guest| self.hall.shared_name(guest))
-            .filter(|name| *name == shared)
-            .count()
+        let opened = guests.present.values().filter_map(|guest| guest.opened.as_ref());
+        opened.filter(|opened| opened.name() == volume).count()
     }
 
     /// Asks the volumes that clients have open for their names and limits again, which may have
