@@ -105,11 +105,15 @@ impl Judge {
         let is_old = |(_, since): &(&Attempt, &Duration)| now.saturating_sub(**since) >= AGE;
         let old: Vec<&Attempt> =
             self.seen.iter().filter(is_old).map(|(attempt, _)| attempt).take(JUDGED_MAX).collect();
-        LeftBehind::of(session).end_attempts(&old)?;
-        if old.len() == JUDGED_MAX {
+        let judged: Vec<Attempt> = old.into_iter().cloned().collect();
+        LeftBehind::of(session).end_attempts(&judged.iter().collect::<Vec<_>>())?;
+        if judged.len() == JUDGED_MAX {
             self.looked = None;
         }
-        Ok(u64::from(session.kernel().format().shards) + 4 * old.len() as u64)
+        let operations = u64::from(session.kernel().format().shards) + 4 * judged.len() as u64;
+        // Those that are not over wait anew, so that however many there are the others have their turn.
+        self.seen.extend(judged.into_iter().map(|attempt| (attempt, now)));
+        Ok(operations)
     }
 }
 
@@ -241,5 +245,54 @@ impl<'a> LeftBehind<'a> {
             without.extend((!has).then_some(*attempt));
         }
         Ok(without)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
+
+    use super::*;
+    use crate::{Format, Settings, chunk_map::stamp_value, create, format::Stamp};
+
+    #[test]
+    fn attempts_that_stay_open_keep_no_others_from_being_judged() {
+        let store = Arc::new(MemoryObjects::new(PoolKind::Replicated));
+        create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session = Session::open(store.clone(), Settings::default()).unwrap();
+        let (kernel, pool) = (session.kernel(), session.chunk_pool());
+        let data = vec![7; 4096];
+        let id = pool.chunk_id(&data);
+        let reference = |volume, index| Reference {
+            object: ObjectId { volume, index },
+            offset: 0,
+            stamp: Stamp(5),
+        };
+        // Copies from a layer that were cut off, and that nobody goes on with.
+        let open: Vec<Reference> =
+            (0..JUDGED_MAX as u64).map(|index| reference(1, index)).collect();
+        for reference in &open {
+            let pair = (key::COPYING.to_vec(), stamp_value(reference.stamp));
+            let op = Write {
+                object: reference.object.name(),
+                guards: Vec::new(),
+                changes: vec![Change::SetOmap(vec![pair])],
+            };
+            kernel.write_one(&op).unwrap();
+        }
+        let stale = reference(2, 0);
+        let wanted: Vec<_> =
+            open.iter().chain([&stale]).map(|of| (id, data.as_slice(), *of)).collect();
+        let chunks = pool.add_references(&wanted).unwrap();
+        let mut judge = Judge::default();
+        for second in [0, 30, 40, 60] {
+            store.set_time(Duration::from_secs(1000 + second));
+            judge.step(&session, false).unwrap();
+        }
+        assert!(!pool.has_reference(&chunks[JUDGED_MAX], &stale).unwrap());
+        assert!(pool.has_reference(&chunks[0], &open[0]).unwrap());
     }
 }

@@ -51,6 +51,11 @@ impl ChunkMap {
         self.pending.is_empty() && !recuts && self.entries.values().all(|entry| !entry.dirty)
     }
 
+    /// True for an object of a layer that may be read: its copy is over, and it is not being erased.
+    pub(crate) fn holds_content(&self) -> bool {
+        self.copying.is_none() && !self.erasing
+    }
+
     /// The map of an object, in one read; `None` when there is no such object.
     pub(crate) fn read(kernel: &Kernel, object: ObjectId) -> Result<Option<ChunkMap>, Refusal> {
         ChunkMap::from_answer(object, kernel.read_one(&object.name(), map_parts()))

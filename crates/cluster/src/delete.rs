@@ -22,7 +22,7 @@ use crate::{
     kernel::{Fate, Operation, Outcome},
     layers::{
         below::{BORN, CHILD, ERASING, PARENT},
-        erasure::{Handed, hand_down},
+        erasure::{Handed, Leaving},
     },
     names::{FILL, Names, Record, valid_size},
     replies::failed,
@@ -31,6 +31,7 @@ use crate::{
     volume::{
         Mode, Volume,
         header::{self, Bits, LOCK, OWNER},
+        kept_in_layers::give_back,
     },
 };
 
@@ -44,6 +45,9 @@ const MISSING_MAX: u64 = 1 << 16;
 
 /// Most decisions about one step of deleting an object.
 const ERASURE_DECISIONS: u32 = 1000;
+
+/// Layers that one step looks at for chunks that are kept there.
+const COOLED_A_STEP: usize = 16;
 
 /// Names of a page of the pool's listing.
 const NAMES_A_PAGE: usize = 1000;
@@ -75,7 +79,7 @@ impl<'s> Deletion<'s> {
         let names = Names::of(self.session.kernel());
         let unfinished = names.unfinished()?;
         let mut any = names.finish_renames(&unfinished)?;
-        let mut stuck = None;
+        let (mut stuck, mut looked) = (None, 0);
         for (shard, record) in unfinished.records {
             let failed = |refusal| {
                 failed(
@@ -83,14 +87,18 @@ impl<'s> Deletion<'s> {
                     refusal,
                 )
             };
-            match self.delete_record(&shard, &record).map_err(failed) {
+            let step = match record.is_kept() {
+                true => self.cool(record.named.id, &mut looked),
+                false => self.delete_record(&shard, &record),
+            };
+            match step.map_err(failed) {
                 Ok(done) => any |= done,
-                // Damage in one keeps no other one from going, nor does a layer that finds no room to hand its
-                // objects down: the others may make room.
-                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NoSpace) => {
-                    stuck = stuck.or(Some(error));
+                // Nothing goes for this session any more, or it may not shut out an owner.
+                Err(error) if matches!(error.kind(), Kind::Stopped | Kind::Denied) => {
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
+                // One that fails keeps no other one from going: those may make the room that it lacks.
+                Err(error) => stuck = stuck.or(Some(error)),
             }
         }
         match stuck {
@@ -99,10 +107,21 @@ impl<'s> Deletion<'s> {
         }
     }
 
-    fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
-        if record.is_kept() {
+    /// Gives back some of what is kept in a layer that stays, unless this step looked at many; false when there was
+    /// nothing.
+    fn cool(&self, id: u64, looked: &mut usize) -> Result<bool, Refusal> {
+        if *looked == COOLED_A_STEP || self.session.cooled().lock().contains(&id) {
             return Ok(false);
         }
+        *looked += 1;
+        let any = give_back(self.session, id)?;
+        if !any {
+            self.session.cooled().lock().insert(id);
+        }
+        Ok(any)
+    }
+
+    fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
         let (id, header) = (record.named.id, header::name(record.named.id));
         let cookie = self.session.kernel().cookie();
         // A session that fills the object holds the lock, and so does another one that deletes it.
@@ -137,15 +156,12 @@ impl<'s> Deletion<'s> {
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
         if still.is_some() {
-            let has_layers = self.fence_owner(id)?;
-            let inherited = match has_layers {
-                true => hand_down(self.session, id)?,
-                false => Handed::Down(false),
-            };
-            let Handed::Down(marks) = inherited else {
+            let marks = self.fence_owner(id)?;
+            let erase = |object| self.erase(object);
+            if marks && Leaving::of(self.session, id, &erase).hand_down()? == Handed::Waits {
                 Names::of(self.session.kernel()).unlock_filled(id);
                 return Ok(false);
-            };
+            }
             match record.named.what {
                 What::Put => self.erase_pieces(id, record.named.pieces)?,
                 What::Volume => {

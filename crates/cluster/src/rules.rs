@@ -113,6 +113,9 @@ pub enum Rule {
     /// A layer hands its objects down before it goes. Otherwise snapshots and clones over it read
     /// zeroes.
     LayerHandedDown,
+    /// A layer that goes gives the parents of its children that read another layer a new stamp. Otherwise an
+    /// operation on its way lets one of them read the layer when that is gone.
+    OtherParentsStamped,
     /// The flip of a re-cut compares all entries that it replaces. Otherwise it overwrites a
     /// foreground write.
     RecutEntriesCompared,
@@ -213,7 +216,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 69] = [
+    pub const BUGS: [(&'static str, Rule); 70] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -244,6 +247,7 @@ impl Rule {
         ("write-changes-snapshot", Rule::SnapshotByOwner),
         ("clone-sees-later-writes", Rule::ClonedVolumeLeft),
         ("layer-goes-with-its-objects", Rule::LayerHandedDown),
+        ("other-parents-without-new-stamp", Rule::OtherParentsStamped),
         ("recut-entries-not-compared", Rule::RecutEntriesCompared),
         ("recut-key-not-compared", Rule::RecutKeyCompared),
         ("pending-drop-not-in-flip", Rule::PendingDropInFlip),

@@ -36,6 +36,10 @@ pub struct Session {
     proof: OnceLock<Proof>,
     /// Sessions that it shut out when it took over.
     shut_out: Mutex<BTreeSet<String>>,
+    /// Volumes whose names may still be given to other numbers, by operations of this session that had no answer.
+    may_be_left: Mutex<BTreeSet<u64>>,
+    /// Layers in which no chunk is kept because it is read often: none ever is from then on.
+    cooled: Mutex<BTreeSet<u64>>,
     /// When its volumes were last tended, in nanoseconds of the monotonic clock.
     tended: AtomicU64,
 }
@@ -74,6 +78,8 @@ impl Session {
             looks_only,
             proof: OnceLock::new(),
             shut_out: Mutex::default(),
+            may_be_left: Mutex::default(),
+            cooled: Mutex::default(),
             tended: AtomicU64::new(0),
         }
     }
@@ -98,6 +104,16 @@ impl Session {
     /// The sessions that it shut out when it took over.
     pub(crate) fn shut_out(&self) -> &Mutex<BTreeSet<String>> {
         &self.shut_out
+    }
+
+    /// Volumes whose names may still be given to other numbers: what is written to them would be lost.
+    pub(crate) fn may_be_left(&self) -> &Mutex<BTreeSet<u64>> {
+        &self.may_be_left
+    }
+
+    /// Layers in which no chunk is kept because it is read often.
+    pub(crate) fn cooled(&self) -> &Mutex<BTreeSet<u64>> {
+        &self.cooled
     }
 
     /// Its volumes are looked after at this moment.

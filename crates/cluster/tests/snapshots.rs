@@ -360,3 +360,47 @@ fn a_chunk_of_a_snapshot_that_is_lost_damages_what_names_it_and_nothing_else() {
         assert!(names(&store, Pool::Chunks, "c.").is_empty());
     }
 }
+
+/// True when the header of a volume records chunks that are kept in its objects.
+fn keeps_chunks(store: &MemoryObjects, id: u64) -> bool {
+    let read = Read {
+        object: ObjectName::metadata(format!("v.{id:010x}")),
+        parts: vec![ReadPart::Page(vec![b'C'], 1)],
+    };
+    let answer = store.read(&[read]).remove(0).unwrap();
+    answer.pairs(0).0.iter().any(|(key, _)| key[0] == b'C')
+}
+
+/// The blocks that stand in the objects of a volume.
+fn blocks(store: &MemoryObjects, id: u64) -> Vec<u8> {
+    let read = |name: String| Read {
+        object: ObjectName::metadata(name),
+        parts: vec![ReadPart::Data(0, OBJECT)],
+    };
+    let objects = names(store, Pool::Metadata, &format!("o.{id:010x}."));
+    let answers = store.read(&objects.into_iter().map(read).collect::<Vec<_>>());
+    answers.into_iter().flat_map(|answer| answer.unwrap().data(0).to_vec()).collect()
+}
+
+#[test]
+fn what_was_kept_in_objects_because_it_was_read_often_does_not_stay_in_a_snapshot() {
+    let store = new_store(PoolKind::Replicated, Cut::Static);
+    let session = open(&store, "one", Dedup::PostProcessing);
+    session.create_volume("v", BYTES).unwrap();
+    write(&session, "v", 0, 1, BYTES as usize);
+    clean(&session);
+    let settings = Settings { hit_count: 1, ..Settings::default() };
+    let server = Arc::new(Session::open(Arc::new(store.session("two")), settings).unwrap());
+    let volume = Volume::attach(&server, "v", Mode::Own).unwrap();
+    let first = read(&volume);
+    let id = volume.id();
+    assert!(volume.cached_bytes() > 0);
+    volume.detach().unwrap();
+    assert!(keeps_chunks(&store, id) && blocks(&store, id).contains(&1));
+    Snapshots::of(&server).take("v@a").unwrap();
+    while server.delete_step().unwrap() {}
+    assert!(!keeps_chunks(&store, id));
+    assert!(blocks(&store, id).iter().all(|byte| *byte == 0));
+    assert_eq!(snapshot(&server, "v@a"), first);
+    assert_eq!(content(&server, "v"), first);
+}

@@ -26,8 +26,14 @@ const RENAMES: u64 = 2;
 /// where a volume inherits.
 const LAYERS: u64 = 8;
 
+/// The feature of stamps in the parents of volumes: an older version would take such a parent for damage.
+const STAMPED_PARENTS: u64 = 16;
+
 /// The feature of stores that are sealed at rest.
 const SEALED: u64 = 4;
+
+/// The features that this version knows.
+const KNOWN: u64 = VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS | STAMPED_PARENTS;
 
 /// Most chunks of an object that is cut by its content. Runs that end at places never written, and
 /// places not cut yet, can add a third more; a map holds 256.
@@ -42,7 +48,7 @@ pub enum Cut {
     Content,
 }
 
-/// The format of a store, fixed when the store is made, but for `renames` and `layers`.
+/// The format of a store, fixed when the store is made, but for `renames`, `layers` and `stamped_parents`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The store's id.
@@ -65,6 +71,8 @@ pub struct Format {
     pub renames: bool,
     /// Volumes had snapshots or clones, for the first time or later.
     pub layers: bool,
+    /// The parents of volumes have stamps, or some of them.
+    pub stamped_parents: bool,
     /// The store is sealed at rest; its secret is zero.
     pub sealed: bool,
     /// The kind of the chunk pool.
@@ -86,6 +94,7 @@ impl Format {
             compress: true,
             renames: false,
             layers: false,
+            stamped_parents: false,
             sealed: false,
             chunks,
         }
@@ -126,7 +135,8 @@ impl Format {
         let renames = if self.renames { RENAMES } else { 0 };
         let sealed = if self.sealed { SEALED } else { 0 };
         let layers = if self.layers { LAYERS } else { 0 };
-        value.extend((by_content | renames | sealed | layers).to_le_bytes());
+        let stamped = if self.stamped_parents { STAMPED_PARENTS } else { 0 };
+        value.extend((by_content | renames | sealed | layers | stamped).to_le_bytes());
         // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
@@ -153,7 +163,7 @@ impl Format {
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
         let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
         if version != VERSION
-            || features & !(VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS) != 0
+            || features & !KNOWN != 0
             || array(18, 8)?.iter().any(|byte| *byte != 0)
         {
             return Err(Error::new(
@@ -176,6 +186,7 @@ impl Format {
             compress: flag(85)?,
             renames: features & RENAMES != 0,
             layers: features & LAYERS != 0,
+            stamped_parents: features & STAMPED_PARENTS != 0,
             sealed: features & SEALED != 0,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };

@@ -6,11 +6,15 @@
 //! A layer that goes hands its objects down first, and its children then get its own parent. So a
 //! chain that was read may be out of date, and only a look at an object tells: what is missing in a
 //! layer, or is being erased there, stands in the child by then.
+//!
+//! *Invariant:* no value of a parent comes a second time, since each has a stamp. An operation that
+//! changes a parent compares the value before, and so does nothing once that was rewritten.
 
 use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 
 use crate::{
-    format::{ObjectId, corrupt, key},
+    chunk_map::stamp_value,
+    format::{ObjectId, Stamp, corrupt, key},
     kernel::Kernel,
     volume::header::{self, Bits},
 };
@@ -27,8 +31,9 @@ pub(crate) const ERASING: &[u8] = b"x";
 /// There once the parent and the table of snapshots are set: a late copy of that operation does nothing.
 pub(crate) const BORN: &[u8] = b"b";
 
-/// Bytes of the value of a parent.
-const PARENT_BYTES: usize = 16;
+/// Bytes of the value of a parent, and of one without a stamp, as older versions wrote it.
+const PARENT_BYTES: usize = 24;
+const WITHOUT_STAMP: usize = 16;
 
 /// Most layers below a volume.
 pub(crate) const LAYERS_MAX: usize = 1024;
@@ -36,7 +41,7 @@ pub(crate) const LAYERS_MAX: usize = 1024;
 /// Readings of a chain; each after the first follows a layer that went meanwhile.
 const READINGS: u32 = 100;
 
-/// Most children of a layer.
+/// Most children of a layer that gets another one by a clone, a snapshot or a rollback.
 const CHILDREN_MAX: usize = 1024;
 
 /// What a volume inherits.
@@ -46,22 +51,39 @@ pub(crate) struct Parent {
     pub(crate) id: u64,
     /// Objects from this one on are not inherited.
     pub(crate) objects: u64,
+    /// The stamp of this value; zero in one that an older version wrote.
+    pub(crate) stamp: Stamp,
 }
 
 impl Parent {
     pub(crate) fn encode(self) -> Vec<u8> {
-        [self.id.to_le_bytes(), self.objects.to_le_bytes()].concat()
+        let mut value = [self.id.to_le_bytes(), self.objects.to_le_bytes()].concat();
+        if self.stamp != Stamp(0) {
+            value.extend(stamp_value(self.stamp));
+        }
+        value
     }
 
-    fn decode(volume: u64, value: &[u8]) -> Result<Parent, Refusal> {
+    /// The same parent, as a value that never was.
+    pub(crate) fn stamped(self, kernel: &Kernel) -> Parent {
+        Parent { stamp: kernel.stamp(), ..self }
+    }
+
+    pub(super) fn decode(volume: u64, value: &[u8]) -> Result<Parent, Refusal> {
         let bad =
             || Refusal::Failed(corrupt(format_args!("the parent of volume {volume:x} is damaged")));
-        if value.len() != PARENT_BYTES {
-            return Err(bad());
-        }
-        let number = |at: usize| value[at..at + 8].try_into().map(u64::from_le_bytes);
-        let parent =
-            Parent { id: number(0).map_err(|_| bad())?, objects: number(8).map_err(|_| bad())? };
+        let number = |at: usize| {
+            let bytes = value.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(u64::from_le_bytes).ok_or_else(bad)
+        };
+        let stamp = match value.len() {
+            WITHOUT_STAMP => 0,
+            PARENT_BYTES => {
+                Some(number(WITHOUT_STAMP)?).filter(|stamp| *stamp > 0).ok_or_else(bad)?
+            }
+            _ => return Err(bad()),
+        };
+        let parent = Parent { id: number(0)?, objects: number(8)?, stamp: Stamp(stamp) };
         (parent.id < volume).then_some(parent).ok_or_else(bad)
     }
 
@@ -72,15 +94,26 @@ impl Parent {
     }
 }
 
-/// Records in a layer that a volume may read it. `Mismatch` when the layer goes.
-pub(crate) fn link(kernel: &Kernel, layer: u64, child: u64) -> Result<(), Refusal> {
-    if children(kernel, layer)?.len() >= CHILDREN_MAX {
-        let what = format!("{CHILDREN_MAX} volumes share one snapshot, and no more may");
-        return Err(Refusal::Failed(onefold_core::Error::new(
-            onefold_core::Kind::Unsupported,
-            what,
-        )));
+/// Records in the format that values of parents have stamps.
+pub(crate) fn record_stamps(kernel: &Kernel) -> Result<(), Refusal> {
+    if kernel.format().stamped_parents {
+        return Ok(());
     }
+    kernel.record_feature(|format| std::mem::replace(&mut format.stamped_parents, true))
+}
+
+/// Refuses one volume more over a layer that has as many as it may have.
+pub(crate) fn may_have_more(kernel: &Kernel, layer: u64) -> Result<(), Refusal> {
+    if children(kernel, layer)?.len() < CHILDREN_MAX {
+        return Ok(());
+    }
+    let what = format!("{CHILDREN_MAX} volumes share one snapshot, and no more may");
+    Err(Refusal::Failed(onefold_core::Error::new(onefold_core::Kind::Unsupported, what)))
+}
+
+/// Records in a layer that a volume may read it. `Mismatch` when the layer goes. There is no limit here: who
+/// goes must be able to pass on all volumes over it.
+pub(crate) fn link(kernel: &Kernel, layer: u64, child: u64) -> Result<(), Refusal> {
     let op = Write {
         object: header::name(layer),
         guards: vec![Guard::Exists, Guard::Omap(ERASING.to_vec(), Vec::new())],
@@ -113,6 +146,11 @@ pub(crate) fn children(kernel: &Kernel, layer: u64) -> Result<Vec<u64>, Refusal>
             _ => return Ok(all),
         }
     }
+}
+
+/// The refusal for an object that a layer should have.
+pub(crate) fn missing(object: ObjectId) -> Refusal {
+    Refusal::Failed(corrupt(format_args!("object {object} of a snapshot is missing")))
 }
 
 /// One layer below a volume.
@@ -172,8 +210,8 @@ impl Below {
         self.0.len()
     }
 
-    /// Where an object of the volume comes from, the nearest layer first. An object of a layer whose
-    /// copy is under way counts for nothing, and the next one does.
+    /// The layers that have an object of the volume, the nearest first, which alone counts. A layer gets the bit of
+    /// an object after its copy is over: one that is under way has none.
     pub(crate) fn sources(&self, index: u64) -> impl Iterator<Item = ObjectId> + '_ {
         self.0
             .iter()
@@ -208,12 +246,17 @@ mod tests {
 
     #[test]
     fn rule_09_a_parent_that_would_make_a_ring_is_damage() {
-        let parent = Parent { id: 4, objects: 7 };
-        assert_eq!(Parent::decode(5, &parent.encode()).unwrap(), parent);
-        assert!(Parent::decode(4, &parent.encode()).is_err());
-        assert!(Parent::decode(3, &parent.encode()).is_err());
-        assert!(Parent::decode(5, &parent.encode()[1..]).is_err());
-        assert!(Parent::decode(5, &[parent.encode(), vec![0]].concat()).is_err());
+        for stamp in [0, 9] {
+            let parent = Parent { id: 4, objects: 7, stamp: Stamp(stamp) };
+            assert_eq!(Parent::decode(5, &parent.encode()).unwrap(), parent);
+            assert!(Parent::decode(4, &parent.encode()).is_err());
+            assert!(Parent::decode(3, &parent.encode()).is_err());
+            assert!(Parent::decode(5, &parent.encode()[1..]).is_err());
+            assert!(Parent::decode(5, &[parent.encode(), vec![0]].concat()).is_err());
+        }
+        // A stamp that no session gives.
+        let without = Parent { id: 4, objects: 7, stamp: Stamp(0) }.encode();
+        assert!(Parent::decode(5, &[without, vec![0; 8]].concat()).is_err());
     }
 
     #[test]
@@ -223,7 +266,7 @@ mod tests {
         let session = Session::open(store.clone(), Settings::default()).unwrap();
         let last = LAYERS_MAX as u64 + 1;
         for id in 1..=last {
-            let parent = Parent { id: id - 1, objects: 1 };
+            let parent = Parent { id: id - 1, objects: 1, stamp: Stamp(0) };
             let op = Write {
                 object: header::name(id),
                 guards: Vec::new(),

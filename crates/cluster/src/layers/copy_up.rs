@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::object::{Change, Guard, Read, ReadPart, Refusal, Write};
 
-use super::below::Below;
+use super::below::{Below, missing};
 use crate::{
     chunk_map::{ChunkMap, map_parts, stamp_value},
     dirty_list::DirtyList,
@@ -29,7 +29,6 @@ use crate::{
     kernel::Kernel,
     rules::Rule,
     session::Session,
-    volume::header::Bits,
 };
 
 /// Most decisions about one object; each after the first follows another session's change, or a lost
@@ -40,6 +39,15 @@ const TURNS: u32 = 100;
 struct Source {
     entries: BTreeMap<u32, Entry>,
     standing: BTreeMap<u32, Vec<u8>>,
+}
+
+/// What a look for the object in the layers below found.
+enum Look {
+    Found(Source),
+    /// It changed between two reads: it is looked at again.
+    Changed,
+    /// A layer that should have it has it not, or not any more.
+    Gone(ObjectId),
 }
 
 /// A copy of one object.
@@ -59,38 +67,46 @@ impl<'a> CopyUp<'a> {
         self.session.kernel()
     }
 
-    /// Makes the object the volume's own, and completes what others must find of it: its bit and its
-    /// place on the dirty list.
+    /// Makes the object the volume's own, and puts it on the dirty list. The caller sets its bit then: a set bit
+    /// tells the owner that the object is on the list.
     ///
     /// # Errors
-    /// The store's; the copy may be under way then, and anybody goes on with it.
-    pub(crate) fn carry_out(mut self, below: &Below, bits: &mut Bits) -> Result<(), Refusal> {
+    /// The store's; the copy may be under way then, and anybody goes on with it. `Corrupt` when a layer should
+    /// have the object, and has not.
+    pub(crate) fn carry_out(mut self, below: &Below) -> Result<(), Refusal> {
         let copied = self.copy(below);
         let settled = self.settle();
         copied.and(settled)?;
-        let ObjectId { volume, index } = self.object;
-        // A set bit tells the owner that the object is on the list.
         if let Some(map) = ChunkMap::read(self.kernel(), self.object)? {
             DirtyList::of(self.kernel()).list_again(self.object, &map)?;
         }
-        bits.change(self.kernel(), volume, index, true)
+        Ok(())
     }
 
     fn copy(&mut self, below: &Below) -> Result<(), Refusal> {
-        let (mut again, mut lacked) = (None, None);
+        let (mut again, mut lacked, mut lost, mut begun) = (None, None, None, false);
         for _ in 0..TURNS {
             let stamp = match ChunkMap::read(self.kernel(), self.object)? {
+                // Whoever deletes the volume removed it: made again, it would belong to nothing.
+                None if begun => return Err(Refusal::Missing),
                 None => {
-                    self.begin()?;
+                    begun = self.begin()?;
                     continue;
                 }
                 Some(ChunkMap { copying: Some(stamp), .. }) => stamp,
                 Some(_) => return Ok(()),
             };
-            let Some(source) = self.source(again.as_ref().unwrap_or(below))? else {
+            let source = match self.source(again.as_ref().unwrap_or(below))? {
+                Look::Found(source) => source,
+                Look::Changed => continue,
+                // The layers were read since it was missing first, and one of them should have it.
+                Look::Gone(object) if lost == Some(object) => return Err(missing(object)),
                 // The layer handed it down, to this volume or to one below.
-                again = Some(Below::read(self.kernel(), self.object.volume)?);
-                continue;
+                Look::Gone(object) => {
+                    lost = Some(object);
+                    again = Some(Below::read(self.kernel(), self.object.volume)?);
+                    continue;
+                }
             };
             let is_lost = lacked.as_ref() == Some(&source.entries);
             let op = self.end(stamp, &source, is_lost)?;
@@ -108,8 +124,8 @@ impl<'a> CopyUp<'a> {
         Err(Refusal::Mismatch)
     }
 
-    /// Makes the object, with nothing in it.
-    fn begin(&self) -> Result<(), Refusal> {
+    /// Makes the object, with nothing in it; false without an answer.
+    fn begin(&self) -> Result<bool, Refusal> {
         let stamp = self.kernel().stamp();
         let mut pairs = vec![(key::COPYING.to_vec(), stamp_value(stamp))];
         if self.kernel().format().volume_cut == Cut::Content {
@@ -121,28 +137,26 @@ impl<'a> CopyUp<'a> {
             changes: vec![Change::SetOmap(pairs)],
         };
         match self.kernel().write_one(&op) {
-            Ok(_) | Err(Refusal::Exists | Refusal::Mismatch | Refusal::Unknown) => Ok(()),
+            Ok(_) | Err(Refusal::Exists | Refusal::Mismatch) => Ok(true),
+            Err(Refusal::Unknown) => Ok(false),
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// What the nearest layer has; nothing in it when none does. `None` when a layer went meanwhile.
-    fn source(&self, below: &Below) -> Result<Option<Source>, Refusal> {
-        for source in below.sources(self.object.index) {
-            let Some(map) = ChunkMap::read(self.kernel(), source)? else { return Ok(None) };
-            if map.erasing {
-                return Ok(None);
-            }
-            if map.copying.is_some() {
-                continue;
-            }
-            return self.standing(source, map);
+    /// What the nearest layer has; nothing in it when none does. An object of a layer that has a bit and is being
+    /// copied is none: a late operation began it again, after it was erased.
+    fn source(&self, below: &Below) -> Result<Look, Refusal> {
+        let Some(source) = below.sources(self.object.index).next() else {
+            return Ok(Look::Found(Source { entries: BTreeMap::new(), standing: BTreeMap::new() }));
+        };
+        match ChunkMap::read(self.kernel(), source)? {
+            Some(map) if map.holds_content() => self.standing(source, map),
+            _ => Ok(Look::Gone(source)),
         }
-        Ok(Some(Source { entries: BTreeMap::new(), standing: BTreeMap::new() }))
     }
 
     /// Reads the bytes of dirty entries together with the map.
-    fn standing(&self, source: ObjectId, map: ChunkMap) -> Result<Option<Source>, Refusal> {
+    fn standing(&self, source: ObjectId, map: ChunkMap) -> Result<Look, Refusal> {
         let dirty: Vec<(u32, u32)> = map
             .entries
             .iter()
@@ -150,13 +164,14 @@ impl<'a> CopyUp<'a> {
             .map(|(offset, entry)| (*offset, entry.length))
             .collect();
         if dirty.is_empty() {
-            return Ok(Some(Source { entries: map.entries, standing: BTreeMap::new() }));
+            let source = Source { entries: map.entries, standing: BTreeMap::new() };
+            return Ok(Look::Found(source));
         }
         let data = dirty.iter().map(|(at, bytes)| ReadPart::Data((*at).into(), (*bytes).into()));
         let parts = map_parts().into_iter().chain(data).collect();
         let answer = match self.kernel().read_all(&[Read { object: source.name(), parts }]).pop() {
             Some(Ok(answer)) => answer,
-            Some(Err(Refusal::Missing)) | None => return Ok(None),
+            Some(Err(Refusal::Missing)) | None => return Ok(Look::Gone(source)),
             Some(Err(refusal)) => return Err(refusal),
         };
         let data = |(n, (at, bytes)): (usize, &(u32, u32))| {
@@ -165,10 +180,14 @@ impl<'a> CopyUp<'a> {
             (*at, content)
         };
         let standing = dirty.iter().enumerate().map(data).collect();
-        let now = ChunkMap::from_answer(source, Ok(answer))?;
-        // A worker was there meanwhile.
-        let same = now.filter(|now| !now.erasing && now.entries == map.entries);
-        Ok(same.map(|now| Source { entries: now.entries, standing }))
+        Ok(match ChunkMap::from_answer(source, Ok(answer))? {
+            Some(now) if now.holds_content() && now.entries == map.entries => {
+                Look::Found(Source { entries: now.entries, standing })
+            }
+            // A worker was there meanwhile.
+            Some(now) if now.holds_content() => Look::Changed,
+            _ => Look::Gone(source),
+        })
     }
 
     /// The operation that ends the copy, after its references were added; `None` when a chunk is gone that

@@ -21,7 +21,7 @@ use onefold_core::{
 };
 
 use super::{
-    below::{BORN, Below, LAYERS_MAX, PARENT, Parent, link},
+    below::{BORN, Below, LAYERS_MAX, PARENT, Parent, link, may_have_more, record_stamps},
     table::{SNAPSHOTS_MAX, Snapshot, kept_layers, snapshots_of, snapshots_of_one},
 };
 use crate::{
@@ -53,12 +53,16 @@ pub struct Snapshots<'s> {
     session: &'s Arc<Session>,
 }
 
-/// Records in the format that volumes have layers.
+/// Records in the format that volumes have layers, and that their parents have stamps.
 fn record_layers(kernel: &Kernel) -> Result<(), Refusal> {
     if kernel.format().layers {
-        return Ok(());
+        return record_stamps(kernel);
     }
-    kernel.record_feature(|format| std::mem::replace(&mut format.layers, true))
+    kernel.record_feature(|format| {
+        let both = format.layers && format.stamped_parents;
+        (format.layers, format.stamped_parents) = (true, true);
+        both
+    })
 }
 
 impl<'s> Snapshots<'s> {
@@ -298,17 +302,19 @@ impl<'s> Snapshots<'s> {
     fn prepare(&self, name: &str, of: &Named, table: &[Snapshot]) -> Result<Named> {
         let kernel = self.kernel();
         let below = Below::read(kernel, of.id).map_err(|why| failed("the layers below", why))?;
-        if below.layers() + 1 >= LAYERS_MAX {
+        if below.layers() >= LAYERS_MAX {
             let name = name.escape_debug();
             let what = format!(
-                "volume '{name}' would have {LAYERS_MAX} snapshots below it: delete some of them first"
+                "volume '{name}' would have more than {LAYERS_MAX} layers below it: delete some of its snapshots first"
             );
             return Err(Error::new(Kind::Unsupported, what));
         }
+        may_have_more(kernel, of.id).map_err(|why| failed("the volumes over a layer", why))?;
         let record = Names::of(kernel).begin(name, What::Volume)?;
         let id = record.named.id;
         let object_bytes = u64::from(kernel.format().object_bytes);
-        let parent = Parent { id: of.id, objects: of.bytes.div_ceil(object_bytes) };
+        let objects = of.bytes.div_ceil(object_bytes);
+        let parent = Parent { id: of.id, objects, stamp: kernel.stamp() };
         let mut pairs = vec![(PARENT.to_vec(), parent.encode()), (BORN.to_vec(), vec![1])];
         pairs.extend(table.iter().map(Snapshot::pair));
         let op = Write {
@@ -339,7 +345,11 @@ impl<'s> Snapshots<'s> {
         let given = names.change_with(name, old, Some(new));
         match given {
             Ok(()) => names.unlock_filled(new.id),
-            Err(_) => names.give_up(name, new),
+            Err(_) => {
+                let refused = names.give_up(name, new);
+                let old = old.filter(|_| !refused).map(|(old, _)| old.id);
+                self.session.may_be_left().lock().extend(old);
+            }
         }
         given.map_err(|refusal| match refusal {
             Refusal::Mismatch if old.is_none() => {

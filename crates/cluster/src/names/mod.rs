@@ -816,13 +816,14 @@ impl<'k> Names<'k> {
 
     /// Deletes what this session was filling and did not give a name to. A session that goes on must do so:
     /// whoever finds the record otherwise shuts the session out. A name that may still be given is refused
-    /// from then on.
-    pub(crate) fn give_up(&self, name: &str, named: &Named) {
+    /// from then on; false without an answer: then it may come at any time.
+    pub(crate) fn give_up(&self, name: &str, named: &Named) -> bool {
         let named = Named { bytes: 0, pieces: 0, ..*named };
         let record = Record { named, filler: self.kernel.store().identity() };
         // Without an answer it is as after a crash.
-        let _ = self.abandon(&shard_of(self.kernel, name), &record);
+        let answered = self.abandon(&shard_of(self.kernel, name), &record);
         self.unlock_filled(named.id);
+        answered.is_ok()
     }
 
     pub(crate) fn unlock_filled(&self, id: u64) {

@@ -52,6 +52,9 @@ const MISSING_TOLD: usize = 100;
 /// Most sentences about damage; one more says that there may be more.
 const DAMAGE_TOLD: usize = 1000;
 
+/// In place of the name of a volume: a layer, which has none.
+const LAYER: &str = "";
+
 /// Times that all names are read again for one object of which they did not tell. Whoever wrote the
 /// store, a scrub does not read them for each of its objects.
 const READ_FOR_ONE: u32 = 64;
@@ -555,7 +558,39 @@ impl Scrub {
         }
         self.done = page.next.is_none();
         self.place.after = page.next;
+        if self.done { self.kept_layers() } else { Ok(()) }
+    }
+
+    /// Objects of snapshots that should be there and are not.
+    fn kept_layers(&mut self) -> Result<(), Refusal> {
+        let kernel = self.session.kernel();
+        let object_bytes = u64::from(kernel.format().object_bytes);
+        let mut kept = Vec::new();
+        Names::of(kernel)
+            .each_record(&mut |record| kept.extend(record.is_kept().then_some(record.named)))
+            .map_err(Refusal::Failed)?;
+        for named in kept {
+            let objects = named.bytes.div_ceil(object_bytes);
+            let bits = Bits::read(self.session.kernel(), named.id)?;
+            let objects = bits.all().take_while(|index| *index < objects);
+            // No volume has the name of a layer.
+            let missing = self.missing_of(named.id, LAYER, objects)?;
+            // It may have been deleted meanwhile.
+            if !missing.is_empty() && self.stays(named.id)? {
+                let told = |sentence| format!("{sentence}; a snapshot needs it");
+                missing.into_iter().map(told).for_each(|sentence| self.report.tell(sentence));
+            }
+        }
         Ok(())
+    }
+
+    /// True while a layer is to stay.
+    fn stays(&self, id: u64) -> Result<bool, Refusal> {
+        let mut stays = false;
+        Names::of(self.session.kernel())
+            .each_record(&mut |record| stays |= record.named.id == id && record.is_kept())
+            .map_err(Refusal::Failed)?;
+        Ok(stays)
     }
 
     /// A sentence for each of these objects that is missing. After many it ends: a number of
@@ -593,10 +628,17 @@ impl Scrub {
         for ((volume, name, index), answer) in some.iter().zip(answers) {
             match answer {
                 Ok(_) => {}
-                Err(Refusal::Missing) if self.is_gone(*volume, name, *index)? => {}
+                Err(Refusal::Missing)
+                    if *name != LAYER && self.is_gone(*volume, name, *index)? => {}
+                // A layer that goes may have handed it down meanwhile: only who misses it twice is right.
                 Err(Refusal::Missing) => {
                     let object = ObjectId { volume: *volume, index: *index };
-                    missing.push(format!("object {object} is missing"));
+                    match self.session.kernel().read_one(&object.name(), vec![ReadPart::Stat]) {
+                        Err(Refusal::Missing) => {
+                            missing.push(format!("object {object} is missing"))
+                        }
+                        other => drop(other?),
+                    }
                 }
                 Err(refusal) => return Err(refusal),
             }

@@ -30,7 +30,7 @@ use crate::{
         ObjectId,
         catalogue::{Cut, Named, What},
     },
-    layers::below::{Below, PARENT},
+    layers::below::Below,
     replies::failed,
     session::Session,
     settings::Dedup,
@@ -83,7 +83,14 @@ impl Volume {
             ));
         }
         if mode == Mode::Read {
-            return Volume::load(session, name, named, None, None);
+            return Volume::load(session, name, named, true, None);
+        }
+        if session.may_be_left().lock().contains(&named.id) {
+            let what = format!(
+                "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
+                name.escape_debug()
+            );
+            return Err(Error::new(Kind::Busy, what));
         }
         let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
         let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
@@ -96,10 +103,21 @@ impl Volume {
                 failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal)
             }
         })?;
-        let volume = Volume::load(session, name, named, Some(ownership), inline)?;
-        // The size may have changed until the lock was ours.
-        let again = session.find(name)?.filter(|again| again.id == named.id);
-        volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
+        // The size may have changed until the lock was ours, and the name may stand for another number: this one
+        // may be a layer by now, and who deletes it is not to shut this session out.
+        let load = || -> Result<Volume> {
+            let volume = Volume::load(session, name, named, false, inline)?;
+            let again = session.find(name)?.filter(|again| again.id == named.id);
+            volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
+            Ok(volume)
+        };
+        let volume = match load() {
+            Ok(volume) => Volume { ownership: Some(ownership), ..volume },
+            Err(error) => {
+                ownership.give_back();
+                return Err(error);
+            }
+        };
         if !clean {
             volume.rescan()?;
         }
@@ -141,7 +159,7 @@ impl Volume {
         session: &Arc<Session>,
         name: &str,
         named: &Named,
-        ownership: Option<Ownership>,
+        read_only: bool,
         inline: Option<Arc<Inline>>,
     ) -> Result<Volume> {
         let failed = |refusal| {
@@ -150,16 +168,15 @@ impl Volume {
                 refusal,
             )
         };
-        let (id, read_only) = (named.id, ownership.is_none());
+        let id = named.id;
+        // What a layer hands down until its bits are read is seen in them, and what it hands down later is missing
+        // in the layer, so that it is looked for again.
+        let below = Below::read(session.kernel(), id).map_err(failed)?;
         let header = header::keys(session.kernel(), id).map_err(failed)?;
         let bits = Bits::load(&header).map_err(failed)?;
         let discards = LongDiscards::load(session.clone(), id, &header).map_err(failed)?;
         let cache = CacheManager::load(session.clone(), &header);
         let discards = Arc::new(discards);
-        let below = match header.iter().any(|(key, _)| key == PARENT) {
-            true => Below::read(session.kernel(), id).map_err(failed)?,
-            false => Below::default(),
-        };
         let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, (bits, below)));
         let inline =
             inline.map(|inline| InlineWrites::new(objects.clone(), discards.clone(), inline));
@@ -169,7 +186,7 @@ impl Volume {
             id,
             name: name.to_owned(),
             size: AtomicU64::new(named.bytes),
-            ownership,
+            ownership: None,
             group_commit: GroupCommit::new(objects.clone(), writes.clone()),
             reads: Reads::new(objects.clone(), discards.clone(), promotion.clone()),
             trims: Trims::new(objects.clone(), discards, writes),

@@ -10,6 +10,7 @@
 //! | `C` and a number | a stamp: an object and a chunk of it that is kept though it is clean |
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 //! | `R` and a number | which chunks were read in one of the last 60 seconds |
+//! | `p`, `b`, `s`, `k`, `x` | those of [layers](crate::layers) |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,7 +96,8 @@ impl Bits {
         Ok(bits)
     }
 
-    /// Sets or clears the bit of an object; only the owner of the volume does.
+    /// Sets or clears the bit of an object. The owner of the volume does, who deletes it, and who hands an object of a
+    /// layer down to it.
     pub(crate) fn change(
         &mut self,
         kernel: &Kernel,
@@ -195,6 +197,48 @@ impl Bits {
         }
         self.0.insert(group, value.to_vec());
         Ok(true)
+    }
+}
+
+/// What a reader sees of a header when it finds no object.
+pub(super) struct Seen {
+    /// The object should be there.
+    pub(super) has_bit: bool,
+    /// The header has keys that stay as long as the volume: one of the bitmap, that of the owner, or that it was
+    /// born.
+    pub(super) lives: bool,
+    /// The volume goes.
+    pub(super) goes: bool,
+}
+
+impl Seen {
+    /// Looks by one read; `None` without a header. The keys are that of a volume which goes, and that of one
+    /// which was born over a layer.
+    pub(super) fn read(
+        kernel: &Kernel,
+        volume: u64,
+        index: u64,
+        (goes, born): (&[u8], &[u8]),
+    ) -> Result<Option<Seen>, Refusal> {
+        let group = key::numbered(BITS, index / GROUP);
+        let keys = vec![group, goes.to_vec(), born.to_vec(), OWNER.to_vec()];
+        let parts = vec![ReadPart::Keys(keys), ReadPart::Page(vec![BITS], 1)];
+        let answer = match kernel.read_one(&name(volume), parts) {
+            Err(Refusal::Missing) => return Ok(None),
+            other => other?,
+        };
+        let found = answer.pairs(0).0;
+        let mut bits = Bits::default();
+        for (key, value) in found {
+            bits.learn(key, value)?;
+        }
+        let has = |wanted: &[u8]| found.iter().any(|(key, _)| key == wanted);
+        let any = answer.pairs(1).0.iter().any(|(key, _)| key.first() == Some(&BITS));
+        Ok(Some(Seen {
+            has_bit: bits.has(index),
+            lives: any || has(born) || has(OWNER),
+            goes: has(goes),
+        }))
     }
 }
 

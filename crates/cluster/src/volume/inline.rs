@@ -111,9 +111,9 @@ impl InlineWrites {
         discarded: Option<Stamp>,
     ) -> Vec<Result<(), Refusal>> {
         let mut results: Vec<Option<Result<(), Refusal>>> = jobs.iter().map(|_| None).collect();
-        let mut gone = BTreeSet::new();
+        let (mut gone, mut lacked) = (BTreeSet::new(), BTreeSet::new());
         for _ in 0..TURNS {
-            let mut drafts = self.drafts(jobs, &mut results, &mut gone);
+            let mut drafts = self.drafts(jobs, &mut results, &mut gone, &mut lacked);
             if drafts.is_empty() && results.iter().all(Option::is_some) {
                 break;
             }
@@ -183,6 +183,7 @@ impl InlineWrites {
         jobs: &[Job<'_, '_>],
         results: &mut [Option<Result<(), Refusal>>],
         gone: &mut BTreeSet<(usize, Chunk)>,
+        lacked: &mut BTreeSet<usize>,
     ) -> Vec<Draft> {
         let open: Vec<usize> = (0..jobs.len()).filter(|job| results[*job].is_none()).collect();
         let places: Vec<BTreeMap<u32, bool>> =
@@ -214,7 +215,15 @@ impl InlineWrites {
                         results[*job] = Some(Err(refusal));
                     }
                 }
-                Ok(draft) => drafts.push(draft),
+                Ok(draft) => {
+                    match self.objects.is_as_expected(draft.id.index, draft.map.as_ref()) {
+                        Ok(true) => drafts.push(draft),
+                        // It is read again in the next turn, once.
+                        Ok(false) if lacked.insert(*job) => {}
+                        Ok(false) => results[*job] = Some(Err(self.objects.lost(draft.id.index))),
+                        Err(refusal) => results[*job] = Some(Err(refusal)),
+                    }
+                }
                 Err(refusal) => results[*job] = Some(Err(refusal)),
             }
         }
@@ -251,7 +260,6 @@ impl InlineWrites {
             );
         }
         let map = ChunkMap::from_answer(id, answer)?;
-        self.objects.check_presence(index, map.as_ref())?;
         let part = |offset: &u32| Part {
             offset: *offset,
             old: map.as_ref().and_then(|map| map.entries.get(offset).cloned()),

@@ -11,6 +11,7 @@
 //! | [`discard`] | trims: at once, or as long discards that are applied later and honoured at once |
 //! | [`hit_set`] | which chunks were read in which of the last seconds |
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
+//! | [`kept_in_layers`] | those that are kept in layers are given back |
 //! | [`read`] | foreground reads |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
 //! | [`owners`] | who owns which volume |
@@ -27,6 +28,7 @@ mod group_commit;
 pub(crate) mod header;
 mod hit_set;
 mod inline;
+pub(crate) mod kept_in_layers;
 mod long_discards;
 mod objects;
 pub(crate) mod owners;

@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use onefold_core::{
@@ -13,14 +16,14 @@ use onefold_core::{
 };
 use parking_lot::Mutex;
 
-use super::header::{Bits, keys, name};
+use super::header::{Bits, Seen, name};
 use crate::{
     chunk_map::{ChunkMap, covering, map_parts},
     dirty_list::DirtyList,
     format::{ObjectId, Stamp, corrupt, entry::Entry, recut::Recut},
     kernel::Kernel,
     layers::{
-        below::{Below, ERASING, PARENT, Parent},
+        below::{BORN, Below, ERASING, PARENT, Parent, record_stamps},
         copy_up::CopyUp,
     },
     replies::failed,
@@ -177,6 +180,8 @@ pub(super) struct Objects {
     name: String,
     /// Nobody writes through them.
     read_only: bool,
+    /// A reader saw keys in the header that stay as long as the volume.
+    lived: AtomicBool,
     remembered: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
     bits: Mutex<Bits>,
     /// What the volume reads where it has no object of its own.
@@ -196,6 +201,7 @@ impl Objects {
             volume,
             name: name.to_owned(),
             read_only,
+            lived: AtomicBool::new(false),
             remembered: Mutex::default(),
             bits: Mutex::new(bits),
             below: Mutex::new(Arc::new(below)),
@@ -282,40 +288,46 @@ impl Objects {
         &self,
         index: u64,
         object: &mut Object,
-        map: Option<ChunkMap>,
+        mut map: Option<ChunkMap>,
     ) -> Result<(), Refusal> {
-        self.check_presence(index, map.as_ref())?;
+        if !self.is_as_expected(index, map.as_ref())? {
+            map = ChunkMap::read(self.kernel(), self.id(index))?;
+            if !self.is_as_expected(index, map.as_ref())? {
+                return Err(self.lost(index));
+            }
+        }
         object.learn(Known::of(map));
         Ok(())
     }
 
-    /// Refuses when there is no map of an object whose bit is set.
-    pub(super) fn check_presence(&self, index: u64, map: Option<&ChunkMap>) -> Result<(), Refusal> {
-        if map.is_none()
-            && self.bits.lock().has(index)
-            && self.kernel().keeps(Rule::MissingObjectFails)
-        {
-            return Err(self.lost(index));
+    /// False when there is no map of an object whose bit is set. A layer may have handed the object down between
+    /// the two looks: the caller reads the map again then, and another such answer is damage. A session that
+    /// does not own the volume reads the header before it believes that an object is absent.
+    pub(super) fn is_as_expected(
+        &self,
+        index: u64,
+        map: Option<&ChunkMap>,
+    ) -> Result<bool, Refusal> {
+        if self.read_only && map.is_some_and(|map| map.erasing) {
+            return Err(self.was_deleted());
         }
-        Ok(())
+        let lacks = map.is_none() && self.has_bit(index)?;
+        Ok(!lacks || !self.kernel().keeps(Rule::MissingObjectFails))
     }
 
     /// Returns what `see` makes of the map in an answer to a read that began when the memory had
-    /// this revision. The owner remembers the map, unless its memory has changed since. A session
-    /// that does not own the volume reads the header before it believes that an object is absent.
+    /// this revision; `None` when the object [is not as expected](Self::is_as_expected). The owner remembers
+    /// the map, unless its memory has changed since.
     pub(super) fn learn_answer<T>(
         &self,
         index: u64,
         revision: u64,
         answer: Result<ReadResult, Refusal>,
         see: impl FnOnce(&Known) -> T,
-    ) -> Result<T, Refusal> {
+    ) -> Result<Option<T>, Refusal> {
         let map = ChunkMap::from_answer(self.id(index), answer)?;
-        if self.read_only && map.as_ref().is_some_and(|map| map.erasing) {
-            return Err(self.was_deleted());
-        }
-        if map.is_none() && self.has_bit(index)? && self.kernel().keeps(Rule::MissingObjectFails) {
-            return Err(self.lost(index));
+        if !self.is_as_expected(index, map.as_ref())? {
+            return Ok(None);
         }
         let known = Known::of(map);
         let seen = see(&known);
@@ -324,7 +336,7 @@ impl Objects {
         if object.revision == revision && !self.read_only {
             object.learn(known);
         }
-        Ok(seen)
+        Ok(Some(seen))
     }
 
     /// True when the object should exist. A session that does not own the volume reads the header.
@@ -332,11 +344,12 @@ impl Objects {
         if !self.read_only {
             return Ok(self.bits.lock().has(index));
         }
-        let header = keys(self.kernel(), self.volume)?;
-        if header.iter().any(|(key, _)| key == ERASING) {
-            return Err(self.was_deleted());
-        }
-        Bits::load(&header).map(|bits| bits.has(index))
+        let seen = Seen::read(self.kernel(), self.volume, index, (ERASING, BORN))?;
+        // A lock makes a header anew that is gone, without any key.
+        let gone = |seen: &Seen| seen.goes || !seen.lives && self.lived.load(Relaxed);
+        let seen = seen.filter(|seen| !gone(seen)).ok_or_else(|| self.was_deleted())?;
+        self.lived.fetch_or(seen.lives, Relaxed);
+        Ok(seen.has_bit)
     }
 
     fn was_deleted(&self) -> Refusal {
@@ -409,7 +422,8 @@ impl Objects {
                 return Err(Refusal::Busy);
             }
             if parent.objects > objects {
-                let less = Parent { objects, ..parent };
+                record_stamps(self.kernel())?;
+                let less = Parent { objects, ..parent }.stamped(self.kernel());
                 let op = Write {
                     object: self.header(),
                     guards: vec![Guard::Exists, Guard::Omap(PARENT.to_vec(), parent.encode())],
@@ -428,9 +442,8 @@ impl Objects {
 
     /// Copies what a layer below has of an object, or goes on with such a copy.
     pub(super) fn copy_up(&self, index: u64) -> Result<(), Refusal> {
-        let below = self.below();
-        let mut bits = self.bits.lock();
-        CopyUp::of(&self.session, self.id(index)).carry_out(&below, &mut bits)
+        CopyUp::of(&self.session, self.id(index)).carry_out(&self.below())?;
+        self.bits.lock().change(self.kernel(), self.volume, index, true)
     }
 
     /// The first object of a range that may be there: the others need not be looked at. One whose

@@ -7,7 +7,7 @@
 use std::{
     ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -48,6 +48,8 @@ pub(super) struct Ownership {
     /// The right to make references before their entries, where writes are deduplicated as they
     /// come.
     inline: Option<Arc<Inline>>,
+    /// The value of the owner before.
+    replaced: OnceLock<Vec<u8>>,
     /// When the last request for the lock was sent that the store confirmed, in nanoseconds of the monotonic
     /// clock.
     locked: AtomicU64,
@@ -60,7 +62,8 @@ impl Ownership {
         name: &str,
         inline: Option<Arc<Inline>>,
     ) -> Ownership {
-        Ownership { session, volume, name: name.to_owned(), inline, locked: AtomicU64::new(0) }
+        let (name, replaced) = (name.to_owned(), OnceLock::new());
+        Ownership { session, volume, name, inline, replaced, locked: AtomicU64::new(0) }
     }
 
     fn kernel(&self) -> &Kernel {
@@ -164,6 +167,24 @@ impl Ownership {
         }
     }
 
+    /// Gives the ownership back before anything was written: the header names the owner before again, which was
+    /// shut out. If the store does not answer, the lock ends with its lease.
+    pub(super) fn give_back(self) {
+        let (kernel, header) = (self.kernel(), name(self.volume));
+        let before = self.replaced.get().cloned().unwrap_or_default();
+        let mut changes = vec![Change::DropOmap(vec![INLINE.to_vec()])];
+        changes.push(match before.is_empty() {
+            true => Change::DropOmap(vec![OWNER.to_vec()]),
+            false => Change::SetOmap(vec![(OWNER.to_vec(), before)]),
+        });
+        let _ = kernel.until_answered(&Write {
+            object: header.clone(),
+            guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
+            changes,
+        });
+        let _ = kernel.store().unlock(&header, LOCK, &kernel.cookie());
+    }
+
     /// Gives the ownership up. The header tells so where the header and the dirty list lack nothing
     /// about any object: then the next owner need not rescan the objects, and finds the `hits`, which are keys
     /// of the header with their values.
@@ -230,6 +251,8 @@ impl Operation<Vec<u8>> for Succession<'_> {
             self.ownership.fence(&identity)?;
         }
         self.before.clone_from(before);
+        // After a lost reply it is our own.
+        let _ = self.ownership.replaced.set(before.clone());
         let changes = match &self.ownership.inline {
             Some(inline) => vec![Change::SetOmap(vec![
                 (OWNER.to_vec(), me),

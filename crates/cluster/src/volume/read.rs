@@ -26,7 +26,7 @@ use super::{
 use crate::{
     chunk_map::{ChunkMap, assemble, covering, map_parts},
     format::{BLOCK, Chunk, ObjectId, corrupt, entry::Entry},
-    layers::below::Below,
+    layers::below::{Below, missing},
 };
 
 /// Times that an entry is read again because its chunk was gone.
@@ -51,7 +51,7 @@ struct Job<'a> {
     into: &'a mut [u8],
     /// The chunk that was missing in the last round.
     gone: Option<(u32, Chunk)>,
-    /// The object of a layer that was missing in the last round.
+    /// The object, perhaps of a layer, that was missing in the last round.
     lost: Option<ObjectId>,
     over: bool,
 }
@@ -62,7 +62,8 @@ enum Look {
     Parts(Option<Vec<Part>>),
     /// The volume has no object of its own there.
     Inherited,
-    /// A layer has not this object any more: everything is looked at again.
+    /// This object should be there and is not, or not any more where it is one of a layer: everything is looked at
+    /// again.
     Again(ObjectId),
 }
 
@@ -158,10 +159,11 @@ impl Reads {
         for (job, look) in jobs.iter_mut().zip(looks) {
             let parts = match look {
                 Ok(Look::Parts(parts)) => parts.unwrap_or_default(),
-                // The layers were read again meanwhile, and it should still be there.
+                // What was known of it was read again meanwhile, and it should still be there.
                 Ok(Look::Again(object)) if job.lost == Some(object) => {
-                    let text = format_args!("object {object} of a snapshot is missing");
-                    failed.push((job.read, job.index, Refusal::Failed(corrupt(text))));
+                    let own = self.objects.id(job.index) == object;
+                    let lost = if own { self.objects.lost(job.index) } else { missing(object) };
+                    failed.push((job.read, job.index, lost));
                     job.over = true;
                     continue;
                 }
@@ -287,27 +289,22 @@ impl Reads {
         if !looks.iter().any(inherited) {
             return;
         }
-        for depth in 0.. {
-            let mut asked = Vec::new();
-            for (n, (job, look)) in jobs.iter().zip(&mut *looks).enumerate() {
-                match below.sources(job.index).nth(depth) {
-                    _ if !inherited(look) => {}
-                    Some(object) => asked.push((n, object)),
-                    None => *look = Ok(Look::Parts(None)),
-                }
+        let mut asked = Vec::new();
+        for (n, (job, look)) in jobs.iter().zip(&mut *looks).enumerate() {
+            match below.sources(job.index).next() {
+                _ if !inherited(look) => {}
+                Some(object) => asked.push((n, object)),
+                None => *look = Ok(Look::Parts(None)),
             }
-            if asked.is_empty() {
-                return;
-            }
-            let read = |(n, object): &(usize, ObjectId)| {
-                let (start, end) = whole_range(jobs[*n].at, jobs[*n].into.len() as u32);
-                let data = ReadPart::Data(start.into(), (end - start).into());
-                Read { object: object.name(), parts: [map_parts(), vec![data]].concat() }
-            };
-            let answers = self.read_objects(&asked.iter().map(read).collect::<Vec<_>>());
-            for ((n, object), answer) in asked.into_iter().zip(answers) {
-                looks[n] = self.learn_below(jobs[n], object, answer);
-            }
+        }
+        let read = |(n, object): &(usize, ObjectId)| {
+            let (start, end) = whole_range(jobs[*n].at, jobs[*n].into.len() as u32);
+            let data = ReadPart::Data(start.into(), (end - start).into());
+            Read { object: object.name(), parts: [map_parts(), vec![data]].concat() }
+        };
+        let answers = self.read_objects(&asked.iter().map(read).collect::<Vec<_>>());
+        for ((n, object), answer) in asked.into_iter().zip(answers) {
+            looks[n] = self.learn_below(jobs[n], object, answer);
         }
     }
 
@@ -320,13 +317,11 @@ impl Reads {
     ) -> Result<Look, Refusal> {
         let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
         let map = ChunkMap::from_answer(object, answer)?;
-        let Some(map) = map.filter(|map| !map.erasing) else {
+        // A copy that is under way where a bit is set was begun by a late operation, after the object was erased.
+        let Some(map) = map.filter(ChunkMap::holds_content) else {
             self.objects.look_below_again()?;
             return Ok(Look::Again(object));
         };
-        if map.copying.is_some() {
-            return Ok(Look::Inherited);
-        }
         let bytes = job.into.len() as u32;
         let mut parts = in_range(&Known::of(Some(map)), job.at, bytes);
         let (start, _) = whole_range(job.at, bytes);
@@ -378,7 +373,7 @@ impl Reads {
         answer: Result<ReadResult, Refusal>,
     ) -> Result<Look, Refusal> {
         let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
-        self.objects.learn_answer(index, revision, answer, |known| {
+        let look = self.objects.learn_answer(index, revision, answer, |known| {
             let mut parts = in_range(known, at, bytes);
             for part in &mut parts {
                 part.cached = vec![0; part.entry.length as usize];
@@ -391,7 +386,8 @@ impl Reads {
                 return Look::Inherited;
             }
             Look::Parts(Some(parts))
-        })
+        })?;
+        Ok(look.unwrap_or(Look::Again(self.objects.id(index))))
     }
 
     /// Whether the byte at `at` has data, and for how many bytes at least that holds. `looked` is

@@ -21,6 +21,9 @@ use crate::{
 /// costs no read, only time.
 const STRETCHES: usize = 64 << 10;
 
+/// Looks for a volume that is opened; each after the first follows a snapshot that was taken meanwhile.
+const LOOKS: u32 = 16;
+
 /// Objects of these that it asks the store about.
 const ASKED: usize = 256;
 
@@ -341,15 +344,28 @@ impl ClusterExports {
         self.open.lock().get(&id).cloned()
     }
 
-    /// Attaches a volume that `name` stood for. Who asks for the same one meanwhile waits for it.
-    fn attach(&self, name: &str, named: &Named, mode: Mode) -> Result<Arc<Volume>> {
-        self.alone(named.id, || match self.attached(named.id) {
-            Some(volume) => Ok(volume),
-            None => Volume::attach_named(&self.session, name, named, mode).map(|volume| {
-                let volume = Arc::new(volume);
-                self.open.lock().insert(named.id, volume.clone());
-                volume
-            }),
+    /// Attaches the volume that `name` stands for, if it still has this number; `None` when it has not. Who asks
+    /// for the same one meanwhile waits for it.
+    fn attach(&self, name: &str, id: u64) -> Result<Option<Arc<Volume>>> {
+        self.alone(id, || {
+            if let Some(volume) = self.attached(id) {
+                return Ok(Some(volume));
+            }
+            // While others were at work with it, the name may have got another number.
+            let (named, mode) = self.find(name)?;
+            if named.id != id {
+                return Ok(None);
+            }
+            let attached = Volume::attach_named(&self.session, name, &named, mode);
+            match attached {
+                Ok(volume) => {
+                    let volume = Arc::new(volume);
+                    self.open.lock().insert(id, volume.clone());
+                    Ok(Some(volume))
+                }
+                Err(error) if error.kind() == Kind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
         })
     }
 }
@@ -381,12 +397,18 @@ impl Exports for ClusterExports {
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
         let open = || {
-            let (named, mode) = self.find(name)?;
-            if let Some(volume) = self.attached(named.id) {
-                return Ok(volume);
+            for _ in 0..LOOKS {
+                let id = self.find(name)?.0.id;
+                if let Some(volume) = self.attached(id) {
+                    return Ok(volume);
+                }
+                let _attaching = self.closing.read();
+                if let Some(volume) = self.attach(name, id)? {
+                    return Ok(volume);
+                }
             }
-            let _attaching = self.closing.read();
-            self.attach(name, &named, mode)
+            let what = format!("volume '{}' gets snapshots all the time", name.escape_debug());
+            Err(Error::new(Kind::Busy, what))
         };
         for_client(&self.session, open()).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }

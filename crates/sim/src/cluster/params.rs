@@ -17,6 +17,9 @@ const NEWER_THAN_LIMITS: &str = "# The seeds below draw limits of drops and of b
 /// The line behind the kept seeds that are older than snapshots.
 const NEWER_THAN_SNAPSHOTS: &str = "# The seeds below take snapshots.";
 
+/// The line behind the kept seeds that are older than layers that go together.
+const NEWER_THAN_STACKS: &str = "# The seeds below delete snapshots together.";
+
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -112,6 +115,8 @@ pub struct Params {
     pub gateways: bool,
     /// An actor takes snapshots and clones.
     pub snapshots: bool,
+    /// It deletes several snapshots of a volume at one time, and several workers delete what they held.
+    pub stacks: bool,
     /// Events at which the clock of a server is set, in thousandths.
     pub sets: u64,
     /// The planted bug, by its index.
@@ -130,6 +135,7 @@ impl Params {
         let params = if is_kept(seed) { params } else { params.limited() };
         let params = if has_gateways(seed) { params.standing_by() } else { params };
         let params = if has_snapshots(seed) { params.with_snapshots() } else { params };
+        let params = if has_stacks(seed) { params.with_stacks() } else { params };
         Params { sealed: is_sealed(seed), ..params }
     }
 
@@ -184,6 +190,30 @@ impl Params {
             calls: of(&[20, 60]),
             events: of(&[4000, 8000]),
             kills: of(&[0, 1, 3]),
+            ..self
+        }
+    }
+
+    /// Draws the parameters of seeds in which layers over each other go together, from a source of their own.
+    fn with_stacks(self) -> Params {
+        if !self.snapshots {
+            return self;
+        }
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6409);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        Params {
+            stacks: true,
+            volumes: 1,
+            volume_bytes: u64::from(self.object_bytes) * of(&[8, 16]),
+            calls: of(&[4, 12]),
+            workers: of(&[2, 3]) as usize,
+            events: of(&[6000, 12_000]),
+            scrubs: false,
+            puts: false,
+            kills: of(&[0, 1]),
+            stops: of(&[0, 2]),
+            jumps: of(&[0, 3]),
+            unknown: of(&[0, 10]),
             ..self
         }
     }
@@ -382,6 +412,7 @@ impl Params {
             sealed: false,
             gateways: false,
             snapshots: false,
+            stacks: false,
             sets: 0,
             bug: None,
         }
@@ -494,17 +525,23 @@ fn has_gateways(seed: u64) -> bool {
 /// True for seeds in which an actor takes snapshots: one of six, without the first 300, and without
 /// those that were kept before.
 fn has_snapshots(seed: u64) -> bool {
-    seed >= 300 && seed % 6 == 4 && !is_kept_before_snapshots(seed)
+    seed >= 300 && seed % 6 == 4 && !is_kept_before(seed, NEWER_THAN_SNAPSHOTS)
 }
 
-/// True for seeds that had been kept, each with a planted bug or a fault, when snapshots came.
-fn is_kept_before_snapshots(seed: u64) -> bool {
+/// True for seeds that had been kept, each with a planted bug or a fault, when this line came.
+fn is_kept_before(seed: u64, line: &str) -> bool {
     let found = include_str!("../../seeds/cluster-bugs.txt").lines();
-    let found = found.take_while(|line| *line != NEWER_THAN_SNAPSHOTS);
+    let found = found.take_while(|found| *found != line);
     let kept = include_str!("../../seeds/cluster.txt").lines();
-    let kept = kept.take_while(|line| *line != NEWER_THAN_SNAPSHOTS);
+    let kept = kept.take_while(|found| *found != line);
     let kept = kept.filter_map(|line| line.split('#').next());
     found.chain(kept).flat_map(str::split_whitespace).any(|word| word.parse() == Ok(seed))
+}
+
+/// True for seeds in which layers over each other go together: one of four in which an actor takes snapshots,
+/// without those that were kept before.
+fn has_stacks(seed: u64) -> bool {
+    has_snapshots(seed) && seed / 6 % 4 == 1 && !is_kept_before(seed, NEWER_THAN_STACKS)
 }
 
 /// Seeds of that kind that had been kept, each with a planted bug or a fault, when servers began to stand by.

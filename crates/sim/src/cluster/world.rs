@@ -67,6 +67,8 @@ struct Flight {
     op: Op,
     /// Applied; its reply is on the way.
     reply: Option<Result<Reply, Refusal>>,
+    /// It is not applied before.
+    held: Duration,
 }
 
 /// An operation that may still be applied, and nobody waits for it.
@@ -330,14 +332,11 @@ impl World {
             });
             let notes: Vec<Reference> = notes.flatten().collect();
             inner.sent_notes.extend(notes);
-            let flights = ops.into_iter().enumerate().map(|(slot, op)| Flight {
-                actor,
-                slot,
-                identity: identity.into(),
-                op,
-                reply: None,
-            });
-            inner.flights.extend(flights);
+            for (slot, op) in ops.into_iter().enumerate() {
+                let held = inner.held(&op);
+                let identity = identity.into();
+                inner.flights.push(Flight { actor, slot, identity, op, reply: None, held });
+            }
             inner.running = None;
             self.back.notify_one();
         }

@@ -83,6 +83,10 @@ fn draw_dedup(world: &Arc<World>) -> Dedup {
 pub(crate) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usize) {
     let dedup = draw_dedup(world);
     let Some(session) = open_with(world, store, dedup) else { return };
+    // Who takes snapshots one after the other needs the volume for some time.
+    if world.inner().params.stacks {
+        snapper::wait(world, &session, 200);
+    }
     let mode = if chance(world, 40) { Mode::TakeOver } else { Mode::Own };
     let volume = match attach(world, &session, at, mode) {
         Ok(volume) => volume,
@@ -407,7 +411,8 @@ pub(crate) fn worker(world: &Arc<World>, store: SimStore, _actor: usize) {
         if world.inner().stopping {
             return;
         }
-        let deletes = chance(world, 10);
+        let stacks = world.inner().params.stacks;
+        let deletes = chance(world, if stacks { 60 } else { 10 });
         let looks = chance(world, 5);
         let done = if deletes {
             session.delete_step().map(|_| ())

@@ -42,7 +42,47 @@ pub(crate) fn snapper(world: &Arc<World>, store: SimStore, actor: usize) {
     }
 }
 
+/// Takes two snapshots, one after the other, and deletes both, in any order.
+fn stack(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), Error> {
+    let all = ["v0@s0", "v0@s1"];
+    for name in all {
+        if own(world, session, actor, 0)? {
+            match Snapshots::of(session).take(name) {
+                Err(error) if error.kind() == Kind::Exists => {}
+                taken => taken?,
+            }
+        }
+        wait(world, session, 10);
+    }
+    let first = world.inner().rng.below(2) as usize;
+    for name in [all[first], all[1 - first]] {
+        match Snapshots::of(session).delete(name) {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            deleted => deleted?,
+        }
+        // Somebody may begin to delete what the first one held.
+        wait(world, session, 40);
+    }
+    world.inner().reach.hit("snapshots are deleted together");
+    Ok(())
+}
+
+/// Lets time pass.
+pub(crate) fn wait(world: &Arc<World>, session: &Arc<Session>, most: u64) {
+    let pause = world.inner().rng.within(1, most);
+    for _ in 0..pause {
+        if world.inner().stopping {
+            return;
+        }
+        // Any operation will do.
+        let _ = session.find("v0");
+    }
+}
+
 fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), Error> {
+    if world.inner().params.stacks && chance(world, 50) {
+        return stack(world, session, actor);
+    }
     let (what, at, name, clone) = {
         let mut inner = world.inner();
         let volumes = inner.params.volumes;

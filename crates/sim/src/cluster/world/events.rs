@@ -246,7 +246,8 @@ impl Inner {
         let ready: Vec<usize> = (0..self.actors.len())
             .filter(|id| self.actors[*id].state == State::Ready && !self.actors[*id].stopped)
             .collect();
-        let answers = |at: &usize| self.is_first(*at) && !self.is_slow_fence(*at);
+        let answers =
+            |at: &usize| self.is_first(*at) && !self.is_slow_fence(*at) && !self.is_held(*at);
         let open: Vec<usize> = (0..self.flights.len()).filter(answers).collect();
         let choice = self.rng.below((ready.len() + open.len()) as u64) as usize;
         if choice < ready.len() {
@@ -260,6 +261,25 @@ impl Inner {
             }
         }
         Next::Nothing
+    }
+
+    /// Until when an operation is on its way at least. One that changes what a volume inherits from takes long,
+    /// where layers go together.
+    pub(super) fn held(&mut self, op: &Op) -> Duration {
+        let changes = |guard: &Guard| matches!(guard, Guard::Omap(key, value) if key == b"p" && !value.is_empty());
+        let slow = self.params.stacks
+            && matches!(op, Op::Write(op) if op.guards.iter().any(changes))
+            && self.rng.percent(50);
+        match slow {
+            true => self.now + Duration::from_millis(self.rng.within(5, 2000)),
+            false => Duration::ZERO,
+        }
+    }
+
+    /// An operation is on its way for longer.
+    fn is_held(&self, at: usize) -> bool {
+        let flight = &self.flights[at];
+        !self.calm && flight.reply.is_none() && self.now < flight.held
     }
 
     /// A fence is applied, and who sent it does not know yet.
