@@ -79,7 +79,7 @@ impl<'s> Deletion<'s> {
         let names = Names::of(self.session.kernel());
         let unfinished = names.unfinished()?;
         let mut any = names.finish_renames(&unfinished)?;
-        let (mut stuck, mut looked) = (None, 0);
+        let (mut stuck, mut looked, mut uncooled) = (None, 0, Vec::new());
         for (shard, record) in unfinished.records {
             let failed = |refusal| {
                 failed(
@@ -87,7 +87,8 @@ impl<'s> Deletion<'s> {
                     refusal,
                 )
             };
-            let step = match record.is_kept() {
+            let kept = record.is_kept();
+            let step = match kept {
                 true => self.cool(record.named.id, &mut looked),
                 false => self.delete_record(&shard, &record),
             };
@@ -98,11 +99,18 @@ impl<'s> Deletion<'s> {
                     return Err(error);
                 }
                 // One that fails keeps no other one from going: those may make the room that it lacks.
-                Err(error) => stuck = stuck.or(Some(error)),
+                Err(error) => {
+                    uncooled.extend(kept.then_some(record.named.id));
+                    stuck = stuck.or(Some(error));
+                }
             }
         }
         match stuck {
-            Some(error) if !any => Err(error),
+            Some(error) if !any => {
+                // What is kept there only takes room: it is told once, and another session tries again.
+                self.session.cooled().lock().extend(uncooled);
+                Err(error)
+            }
             _ => Ok(any),
         }
     }

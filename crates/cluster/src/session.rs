@@ -111,7 +111,7 @@ impl Session {
         &self.may_be_left
     }
 
-    /// Layers in which no chunk is kept because it is read often.
+    /// Layers in which no chunk is kept because it is read often, or where this session can't give it back.
     pub(crate) fn cooled(&self) -> &Mutex<BTreeSet<u64>> {
         &self.cooled
     }

@@ -10,11 +10,11 @@ use std::{
 };
 
 use onefold_cluster::{
-    ClusterExports, Format, Mode, Scrub, Session, Settings, Snapshots, Volume, What, create,
-    format::ObjectId,
+    ClusterExports, Format, Found, Mode, Scrub, Session, Settings, Snapshots, Standby, Volume,
+    What, create, format::ObjectId,
 };
 use onefold_core::{
-    Exports, Kind,
+    Block, BlockRead, Error, Exports, Kind, Lba,
     object::{
         Change, Guard, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult,
         Refusal, Space, Version, Write,
@@ -32,7 +32,8 @@ enum Sent<'a> {
     Lock(&'a ObjectName, &'static str),
 }
 
-/// A session's store: before each operation `before` is told of it. A write is lost where it gives a refusal.
+/// A session's store: before each operation `before` is told of it. A write or read is lost where it gives a
+/// refusal.
 struct Watched {
     store: MemoryObjects,
     before: Box<dyn Fn(Sent<'_>) -> Option<Refusal> + Send + Sync>,
@@ -52,9 +53,9 @@ impl ObjectStore for Watched {
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
-        let one = |op: &Read| {
-            (self.before)(Sent::Read(op));
-            self.store.read(std::slice::from_ref(op)).remove(0)
+        let one = |op: &Read| match (self.before)(Sent::Read(op)) {
+            Some(refusal) => Err(refusal),
+            None => self.store.read(std::slice::from_ref(op)).remove(0),
         };
         batch.iter().map(one).collect()
     }
@@ -322,6 +323,7 @@ fn a_deletion_that_fails_keeps_no_other_one_from_going() {
 
 /// Deletes a snapshot that a reader has, and gives what the reader gets of its first object.
 fn read_of_a_deleted_one(
+    reads_before: bool,
     then: impl Fn(&MemoryObjects, ObjectName),
 ) -> onefold_core::Result<Vec<u8>> {
     let store = new_store();
@@ -329,7 +331,9 @@ fn read_of_a_deleted_one(
     write(&one, "v", 0, 4);
     Snapshots::of(&one).take("v@c").unwrap();
     let reader = Snapshots::of(&open(&store, "reader")).attach("v@c").unwrap();
-    assert_eq!(bytes_of(&reader).unwrap(), [4, 2, 3, 0]);
+    if reads_before {
+        assert_eq!(bytes_of(&reader).unwrap(), [4, 2, 3, 0]);
+    }
     Snapshots::of(&one).delete("v@c").unwrap();
     delete_all(&one);
     then(&store, header_of(reader.id()));
@@ -340,12 +344,14 @@ fn read_of_a_deleted_one(
 
 #[test]
 fn who_reads_a_snapshot_that_is_gone_gets_no_older_bytes() {
-    let read = read_of_a_deleted_one(|_, _| {});
-    assert_eq!(read.unwrap_err().kind(), Kind::Stopped);
-    let read = read_of_a_deleted_one(|store, header| {
-        store.session("late").lock(&header, "fill", "late", None).unwrap();
-    });
-    assert_eq!(read.unwrap_err().kind(), Kind::Stopped);
+    for reads_before in [true, false] {
+        let read = read_of_a_deleted_one(reads_before, |_, _| {});
+        assert_eq!(read.unwrap_err().kind(), Kind::NotFound);
+        let read = read_of_a_deleted_one(reads_before, |store, header| {
+            store.session("late").lock(&header, "fill", "late", None).unwrap();
+        });
+        assert_eq!(read.unwrap_err().kind(), Kind::NotFound);
+    }
 }
 
 #[test]
@@ -370,7 +376,7 @@ fn who_reads_a_snapshot_that_goes_and_that_nobody_inherits_from_gets_no_zeroes()
         move || *seen.lock().unwrap() = Some(bytes_of(&reader).map_err(|error| error.kind())),
     );
     delete_all(&slow);
-    assert_eq!(read.lock().unwrap().take().unwrap(), Err(Kind::Stopped));
+    assert_eq!(read.lock().unwrap().take().unwrap(), Err(Kind::NotFound));
 }
 
 #[test]
@@ -563,6 +569,275 @@ fn a_volume_whose_snapshot_may_still_come_is_not_written_by_its_session() {
     assert_eq!(Volume::attach(&one, "v", Mode::Own).err().unwrap().kind(), Kind::Busy);
     // Another one shuts it out first.
     write(&open(&store, "three"), "v", 0, 4);
+}
+
+#[test]
+fn a_server_lives_on_when_a_client_reads_a_snapshot_that_was_deleted() {
+    let store = new_store();
+    stacked(&store);
+    let server = open(&store, "server");
+    let Found::Mine(gateway) = Standby::new(server.clone()).look().unwrap() else {
+        panic!("it does not serve");
+    };
+    gateway.settle();
+    let exports = ClusterExports::new(server, Mode::Own);
+    let (volume, snapshot) = (exports.open("v").unwrap(), exports.open("v@b").unwrap());
+    // The server shut the session out that wrote before.
+    let other = open(&store, "other");
+    Snapshots::of(&other).delete("v@b").unwrap();
+    delete_all(&other);
+    let mut blocks = Block::zeroed_vec(1);
+    let mut read = [BlockRead { first: Lba(OBJECT / 4096), into: &mut blocks, result: Ok(()) }];
+    snapshot.read(&mut read);
+    let [BlockRead { result, .. }] = read;
+    assert_eq!(result.unwrap_err().kind(), Kind::NotFound);
+    gateway.beat().unwrap();
+    let ticket = volume.write(0, &[5; 4096]).unwrap();
+    volume.wait(ticket).unwrap();
+}
+
+#[test]
+fn a_clone_records_that_parents_have_stamps() {
+    let store = new_store();
+    stacked(&store);
+    // As a version left it whose parents had none.
+    let catalogue = ObjectName::metadata("catalogue");
+    let format = Format::decode(&value_of(&store, &catalogue, b"format").unwrap()).unwrap();
+    assert!(format.layers && format.stamped_parents);
+    let older = Format { stamped_parents: false, ..format }.encode();
+    change(&store, catalogue, vec![Change::SetOmap(vec![(b"format".to_vec(), older)])]);
+    Snapshots::of(&open(&store, "two")).clone_volume("v@a", "c").unwrap();
+    assert!(open(&store, "three").format().stamped_parents);
+}
+
+#[test]
+fn an_object_that_a_volume_lost_is_not_replaced_by_that_of_a_snapshot_that_goes() {
+    let store = new_store();
+    let one = stacked(&store);
+    write(&one, "v", 0, 5);
+    let lost = ObjectId { volume: one.find("v").unwrap().unwrap().id, index: 0 };
+    change(&store, lost.name(), vec![Change::Remove]);
+    Snapshots::of(&one).delete("v@b").unwrap();
+    Snapshots::of(&one).delete("v@a").unwrap();
+    delete_all(&one);
+    let volume = Volume::attach(&one, "v", Mode::Read).unwrap();
+    assert_eq!(bytes_of(&volume).unwrap_err().kind(), Kind::Corrupt);
+}
+
+#[test]
+fn a_volume_shrinks_while_a_snapshot_waits_for_the_one_below() {
+    let store = new_store();
+    let one = stacked(&store);
+    let lower = Snapshots::of(&one).attach("v@a").unwrap().id();
+    // The lower one can't go.
+    change(&store, ObjectId { volume: lower, index: 0 }.name(), vec![Change::Remove]);
+    Snapshots::of(&one).delete("v@a").unwrap();
+    assert_eq!(delete_what_goes(&one), Some(Kind::Corrupt));
+    Snapshots::of(&one).delete("v@b").unwrap();
+    assert_eq!(delete_what_goes(&one), Some(Kind::Corrupt));
+    one.resize_volume("v", 3 * OBJECT).unwrap();
+}
+
+#[test]
+fn chunks_of_snapshots_that_can_not_be_given_back_are_told_once() {
+    let store = new_store();
+    let one = stacked(&store);
+    let lower = Snapshots::of(&one).attach("v@a").unwrap().id();
+    let key = onefold_cluster::format::key::numbered(b'C', 0);
+    change(&store, header_of(lower), vec![Change::SetOmap(vec![(key, vec![1; 8])])]);
+    let object = ObjectId { volume: lower, index: 0 }.name();
+    change(&store, object, vec![Change::SetOmap(vec![(b"U".to_vec(), vec![1])])]);
+    assert_eq!(delete_what_goes(&one), Some(Kind::Corrupt));
+    assert_eq!(delete_what_goes(&one), None);
+    // Other deletions go on.
+    let two = open(&store, "two");
+    two.create_volume("w", BYTES).unwrap();
+    write(&two, "w", 0, 1);
+    let gone = two.find("w").unwrap().unwrap().id;
+    two.delete("w", What::Volume).unwrap();
+    assert_eq!(delete_what_goes(&two), Some(Kind::Corrupt));
+    assert!(objects(&store).iter().all(|object| object.volume != gone));
+    assert_eq!(delete_what_goes(&two), None);
+}
+
+#[test]
+fn what_was_cut_off_stays_off_when_two_sessions_delete_one_snapshot() {
+    let store = new_store();
+    let one = open(&store, "one");
+    one.create_volume("v", BYTES).unwrap();
+    write(&one, "v", 0, 1);
+    write(&one, "v", 1, 2);
+    Snapshots::of(&one).take("v@a").unwrap();
+    let lower = Snapshots::of(&one).attach("v@a").unwrap().id();
+    let (id, header) = (one.find("v").unwrap().unwrap().id, header(&one, "v"));
+    Snapshots::of(&one).delete("v@a").unwrap();
+    let cut = ObjectId { volume: id, index: 1 };
+    // It hands all down, and can't go on then.
+    let other = watched(&store, "other", move |sent| match sent {
+        Sent::Write(op) if op.object == ObjectId { volume: lower, index: 0 }.name() => {
+            Some(Refusal::Full)
+        }
+        _ => None,
+    });
+    let (raw, owner, turn) = (store.session("raw"), one.clone(), AtomicU64::new(0));
+    let slow = watched(&store, "slow", move |sent| {
+        let Sent::Write(op) = sent else { return None };
+        let begins = op.object == cut.name() && sets(op, b"U");
+        let group = onefold_cluster::format::key::numbered(b'B', 0);
+        let ends = op.object == header && sets(op, &group) && turn.load(Relaxed) == 1;
+        if begins && turn.fetch_max(1, Relaxed) == 0 {
+            raw.set_time(raw.time() + Duration::from_secs(3600));
+            assert_eq!(delete_what_goes(&other), Some(Kind::NoSpace));
+            owner.resize_volume("v", OBJECT).unwrap();
+        } else if ends {
+            turn.store(2, Relaxed);
+            owner.resize_volume("v", BYTES).unwrap();
+        }
+        None
+    });
+    let _ = delete_what_goes(&slow);
+    assert!(!objects(&store).contains(&cut));
+    one.resize_volume("v", BYTES).unwrap();
+    assert_eq!(content(&one, "v"), [1, 0, 0, 0]);
+}
+
+#[test]
+fn a_scrub_that_fails_in_the_snapshots_looks_at_them_again() {
+    for n in 0.. {
+        let store = new_store();
+        let one = stacked(&store);
+        let lower = Snapshots::of(&one).attach("v@a").unwrap().id();
+        change(&store, ObjectId { volume: lower, index: 0 }.name(), vec![Change::Remove]);
+        let count = AtomicU64::new(0);
+        let failing = watched(&store, "failing", move |sent| match sent {
+            Sent::Read(read)
+                if read.object == header_of(lower) && count.fetch_add(1, Relaxed) == n =>
+            {
+                Some(Refusal::Failed(Error::new(Kind::Io, "a read failed")))
+            }
+            _ => None,
+        });
+        let (mut scrub, mut failed) = (Scrub::new(failing, false).unwrap(), false);
+        loop {
+            match scrub.step() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => failed = true,
+            }
+        }
+        let damage = &scrub.report().damage;
+        assert!(matches!(&damage[..], [told] if told.contains("missing")), "{n}: {damage:?}");
+        if !failed {
+            assert!(n > 0);
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_lost_header_of_a_snapshot_is_damage() {
+    let store = new_store();
+    let one = stacked(&store);
+    for name in ["v@b", "v@a"] {
+        let lower = Snapshots::of(&one).attach(name).unwrap().id();
+        change(&store, header_of(lower), vec![Change::Remove]);
+        for mode in [Mode::Read, Mode::Own] {
+            let refused = Volume::attach(&one, "v", mode).err().unwrap();
+            assert_eq!(refused.kind(), Kind::Corrupt, "{refused}");
+        }
+    }
+}
+
+/// A header that no server opens, and one that each opens.
+fn damage(store: &MemoryObjects, header: &ObjectName, there: bool) {
+    let key = onefold_cluster::format::key::numbered(b'B', 9);
+    let pairs = Change::SetOmap(vec![(key.clone(), vec![1])]);
+    let changes = if there { pairs } else { Change::DropOmap(vec![key]) };
+    change(store, header.clone(), vec![changes]);
+}
+
+/// A value of the header.
+fn value_of(store: &MemoryObjects, header: &ObjectName, key: &[u8]) -> Option<Vec<u8>> {
+    let part = onefold_core::object::ReadPart::Keys(vec![key.to_vec()]);
+    let answer = store.read(&[Read { object: header.clone(), parts: vec![part] }]).remove(0);
+    answer.unwrap().pairs(0).0.first().map(|(_, value)| value.clone())
+}
+
+/// A session which finds the header of a volume damaged when it attaches that volume. The first copy that it sends of an
+/// operation which `when` is true for is late.
+fn late_when_attached(
+    store: &MemoryObjects,
+    when: impl Fn(&Write) -> bool + Send + Sync + 'static,
+) -> (Arc<Session>, ObjectName, Write) {
+    let one = open(store, "one");
+    one.create_volume("v", BYTES).unwrap();
+    write(&one, "v", 0, 1);
+    let volume = header(&one, "v");
+    let late = Arc::new(Mutex::new(None));
+    let (seen, concerned) = (late.clone(), volume.clone());
+    let two = watched(store, "two", move |sent| match sent {
+        Sent::Write(op) if op.object == concerned && when(op) => {
+            let mut seen = seen.lock().unwrap();
+            let first = seen.is_none();
+            seen.get_or_insert_with(|| op.clone());
+            first.then_some(Refusal::Unknown)
+        }
+        _ => None,
+    });
+    damage(store, &volume, true);
+    assert_eq!(Volume::attach(&two, "v", Mode::Own).err().unwrap().kind(), Kind::Corrupt);
+    damage(store, &volume, false);
+    assert_eq!(value_of(store, &volume, b"o"), Some(b"=one".to_vec()));
+    let late = late.lock().unwrap().take().unwrap();
+    (two, volume, late)
+}
+
+fn sets_owner(op: &Write, owner: &[u8]) -> bool {
+    let pair = (b"o".to_vec(), owner.to_vec());
+    op.changes
+        .iter()
+        .any(|change| matches!(change, Change::SetOmap(pairs) if pairs.contains(&pair)))
+}
+
+#[test]
+fn a_late_copy_of_what_gave_a_volume_back_leaves_its_owner_the_owner() {
+    let store = new_store();
+    let (two, header, late) = late_when_attached(&store, |op| sets_owner(op, b"=one"));
+    let volume = Volume::attach(&two, "v", Mode::Own).unwrap();
+    drop(store.write(&[late]));
+    assert_eq!(value_of(&store, &header, b"o"), Some(b"!two".to_vec()));
+    volume.detach().unwrap();
+    assert_eq!(value_of(&store, &header, b"o"), Some(b"=two".to_vec()));
+}
+
+#[test]
+fn a_late_copy_of_an_attachment_that_was_given_back_makes_nobody_the_owner() {
+    let store = new_store();
+    let (_, header, late) = late_when_attached(&store, |op| sets_owner(op, b"!two"));
+    drop(store.write(&[late]));
+    assert_eq!(value_of(&store, &header, b"o"), Some(b"=one".to_vec()));
+}
+
+#[test]
+fn who_gives_a_volume_back_names_the_owner_that_came_between() {
+    let store = new_store();
+    let one = open(&store, "one");
+    one.create_volume("v", BYTES).unwrap();
+    write(&one, "v", 0, 1);
+    let (volume, other, raw) = (header(&one, "v"), open(&store, "three"), store.session("raw"));
+    let concerned = volume.clone();
+    let two = interrupted(
+        &store,
+        "two",
+        move |sent| matches!(sent, Sent::Write(op) if sets_owner(op, b"!two")),
+        move || {
+            raw.set_time(raw.time() + Duration::from_secs(3600));
+            write(&other, "v", 0, 2);
+            damage(&raw, &concerned, true);
+        },
+    );
+    assert_eq!(Volume::attach(&two, "v", Mode::Own).err().unwrap().kind(), Kind::Corrupt);
+    assert_eq!(value_of(&store, &volume, b"o"), Some(b"=three".to_vec()));
 }
 
 /// A number as keys have it.

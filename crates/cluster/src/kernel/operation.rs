@@ -17,7 +17,7 @@
 //! | arrival at a new name | both names, and how many steps of renames the shard saw | the name has our arrival, or the value that follows it | no step was counted, and both names are as they were | it is decided anew, 100 times, while the old name has its value |
 //! | record of a name | how many records there were | never: the next decision sees the record | never | it is decided anew, 1,000 times |
 //! | number of the catalogue | the next number | never: a number whose reply is lost is skipped | never | it is decided anew, 1,000 times |
-//! | owner of a volume | the owner before, who is fenced first | never: to write it once more costs only time | never | it is decided anew, as often as anything is tried |
+//! | owner of a volume | the owner before, who is fenced first, and its attachment | never: to write it once more costs only time | never | it is decided anew, as often as anything is tried |
 //! | step of an object that goes | its map at one version | never: the next decision sees what is left | never | it is decided anew, 1,000 times |
 //!
 //! A refused copy is followed by a look as well, because an earlier copy may have been applied. If

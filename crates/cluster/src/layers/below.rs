@@ -183,8 +183,19 @@ impl Below {
             Err(Refusal::Missing) => Ok(None),
             other => other.map(Some),
         };
+        let mut over = volume;
         loop {
-            let Some(parent) = parent_of(at)? else { return Ok(None) };
+            let Some(parent) = parent_of(at)? else {
+                // A header goes after the volumes over it got another parent: one that is named still was lost.
+                return match Parent::read(kernel, over) {
+                    Ok(Some(parent)) if parent.id == at => {
+                        let what = format_args!("the header of layer {at:x} is missing");
+                        Err(Refusal::Failed(corrupt(what)))
+                    }
+                    Ok(_) | Err(Refusal::Missing) => Ok(None),
+                    Err(refusal) => Err(refusal),
+                };
+            };
             let Some(parent) = parent else { break };
             if layers.len() == LAYERS_MAX {
                 let what = format_args!("volume {volume:x} has too many layers below");
@@ -192,7 +203,7 @@ impl Below {
             }
             objects = objects.min(parent.objects);
             let bits = Bits::read(kernel, parent.id)?;
-            at = parent.id;
+            (over, at) = (at, parent.id);
             layers.push(Layer { parent: Parent { objects, ..parent }, bits });
         }
         let mut at = volume;

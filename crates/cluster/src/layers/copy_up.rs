@@ -3,6 +3,7 @@
 //! | step | after a crash |
 //! |---|---|
 //! | the object is made, with nothing but the key `U` and a stamp | who reads still reads the layer below; who copies goes on with the same stamp |
+//! | who deletes the layer: the volume has the same parent still | likewise |
 //! | references of the new entries are noted, and added with that stamp | they count as used while the object has `U` with it |
 //! | one operation that compares `U` takes it away, and sets the entries and the blocks that stand in the object | the volume has an object of its own; who writes to it next puts it on the dirty list, since it has no bit |
 //! | the object is put on the dirty list | likewise |
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::object::{Change, Guard, Read, ReadPart, Refusal, Write};
 
-use super::below::{Below, missing};
+use super::below::{Below, Parent, missing};
 use crate::{
     chunk_map::{ChunkMap, map_parts, stamp_value},
     dirty_list::DirtyList,
@@ -54,13 +55,20 @@ enum Look {
 pub(crate) struct CopyUp<'a> {
     session: &'a Session,
     object: ObjectId,
+    /// The parent that the volume has while it is copied to: another session copies to it that is not the owner.
+    inherits: Option<Parent>,
     /// References that were added, in all turns.
     added: Vec<(Chunk, Reference)>,
 }
 
 impl<'a> CopyUp<'a> {
     pub(crate) fn of(session: &'a Session, object: ObjectId) -> CopyUp<'a> {
-        CopyUp { session, object, added: Vec::new() }
+        CopyUp { session, object, inherits: None, added: Vec::new() }
+    }
+
+    /// A copy by who deletes the layer, for a volume that inherits from the layer.
+    pub(crate) fn of_child(self, inherits: Parent) -> CopyUp<'a> {
+        CopyUp { inherits: Some(inherits), ..self }
     }
 
     fn kernel(&self) -> &'a Kernel {
@@ -96,6 +104,9 @@ impl<'a> CopyUp<'a> {
                 Some(ChunkMap { copying: Some(stamp), .. }) => stamp,
                 Some(_) => return Ok(()),
             };
+            if !self.still_inherits(stamp)? {
+                return Err(Refusal::Mismatch);
+            }
             let source = match self.source(again.as_ref().unwrap_or(below))? {
                 Look::Found(source) => source,
                 Look::Changed => continue,
@@ -122,6 +133,30 @@ impl<'a> CopyUp<'a> {
             }
         }
         Err(Refusal::Mismatch)
+    }
+
+    /// True while the volume has the parent that the copy began with. Another session may have handed all down
+    /// before, and the owner may have cut the object off since: it would come back when the volume grows. Who
+    /// cuts it off after this look removes the object with its `U`, or is refused while the layer goes.
+    fn still_inherits(&self, stamp: Stamp) -> Result<bool, Refusal> {
+        let Some(inherits) = self.inherits else { return Ok(true) };
+        let now = match Parent::read(self.kernel(), self.object.volume) {
+            Ok(now) if now == Some(inherits) => return Ok(true),
+            Err(Refusal::Missing) => return Ok(false),
+            now => now?,
+        };
+        if now.is_none_or(|parent| self.object.index >= parent.objects) {
+            // Nobody goes on with it.
+            match self.kernel().until_answered(&Write {
+                object: self.object.name(),
+                guards: vec![Guard::Omap(key::COPYING.to_vec(), stamp_value(stamp))],
+                changes: vec![Change::Remove],
+            }) {
+                Ok(_) | Err(Refusal::Mismatch | Refusal::Missing) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(false)
     }
 
     /// Makes the object, with nothing in it; false without an answer.

@@ -2,7 +2,9 @@
 //!
 //! | step | after a crash |
 //! |---|---|
+//! | where others inherit from it, its parent does not go | |
 //! | its header says that it goes | it gets no child any more |
+//! | likewise, read anew | |
 //! | each child gets the objects that it lacks, see [`copy_up`](super::copy_up) | the rest is copied again |
 //! | the parent of the volume knows the child | it may know of one that reads another layer: that is nothing |
 //! | the volume still names that parent: read anew | likewise |
@@ -74,16 +76,19 @@ impl<'a> Leaving<'a> {
             Err(Refusal::Missing) => return Ok(Handed::Down),
             other => other?,
         };
+        // While it waits it does not say that it goes: volumes over it are still cut off.
+        if let Some(parent) = parent
+            && goes(kernel, parent.id)?
+            && !children(kernel, id)?.is_empty()
+        {
+            return Ok(Handed::Waits);
+        }
         set(kernel, id, (ERASING, vec![1]))?;
         let children = children(kernel, id)?;
-        if let Some(parent) = parent.filter(|_| !children.is_empty()) {
-            match kernel.read_value(&header::name(parent.id), ERASING) {
-                Ok(erasing) if erasing.is_empty() => {}
-                Ok(_) => return Ok(Handed::Waits),
-                // It went before it knew this volume, which then never got a name, nor a child.
-                Err(Refusal::Missing) => {}
-                Err(refusal) => return Err(refusal),
-            }
+        if let Some(parent) = parent.filter(|_| !children.is_empty())
+            && goes(kernel, parent.id)?
+        {
+            return Ok(Handed::Waits);
         }
         for child in children {
             if kernel.keeps(Rule::LayerHandedDown) && self.hand_to(parent, child)? == Handed::Waits
@@ -140,15 +145,17 @@ impl<'a> Leaving<'a> {
     }
 
     /// Makes all objects that a child inherits from the volume its own; false when the child has another parent
-    /// meanwhile, was cut shorter, or went.
+    /// meanwhile, was cut shorter, or went. An object that the child lost is not replaced by the older one.
     fn copy_to(&self, child: u64, inherits: Parent) -> Result<bool, Refusal> {
         let (kernel, id) = (self.kernel(), self.id);
         let objects = Bits::read(kernel, id)?;
         let mut bits = Bits::read(kernel, child)?;
         let below = Below::read(kernel, child)?;
-        for (n, index) in objects.all().take_while(|index| *index < inherits.objects).enumerate() {
+        let inherited = objects.all().take_while(|index| *index < inherits.objects);
+        let lacked: Vec<u64> = inherited.filter(|index| !bits.has(*index)).collect();
+        for (n, index) in lacked.into_iter().enumerate() {
             let object = ObjectId { volume: child, index };
-            let copied = CopyUp::of(self.session, object).carry_out(&below);
+            let copied = CopyUp::of(self.session, object).of_child(inherits).carry_out(&below);
             let copied = copied.and_then(|()| bits.change(kernel, child, index, true));
             // Who deleted the child may have looked for this object before it came, also where the copy failed.
             let now = Child::read(kernel, child)?;
@@ -165,6 +172,16 @@ impl<'a> Leaving<'a> {
             }
         }
         Ok(true)
+    }
+}
+
+/// True when a layer says that it goes.
+fn goes(kernel: &Kernel, layer: u64) -> Result<bool, Refusal> {
+    match kernel.read_value(&header::name(layer), ERASING) {
+        Ok(erasing) => Ok(!erasing.is_empty()),
+        // It went before it knew the volume over it, which then never got a name, nor a child.
+        Err(Refusal::Missing) => Ok(false),
+        Err(refusal) => Err(refusal),
     }
 }
 

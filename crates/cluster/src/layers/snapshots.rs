@@ -267,7 +267,8 @@ impl<'s> Snapshots<'s> {
         Ok(())
     }
 
-    /// Nobody owned a layer last: who deletes it shuts nobody out.
+    /// Nobody owned a layer last: who deletes it shuts nobody out. Nobody attaches a layer for writing any more, so
+    /// that a late copy does nothing else. The attachment stays, so that none of an older one makes an owner again.
     fn leave_ownerless(&self, id: u64) -> Result<(), Refusal> {
         let op = Write {
             object: header::name(id),
@@ -310,6 +311,8 @@ impl<'s> Snapshots<'s> {
             return Err(Error::new(Kind::Unsupported, what));
         }
         may_have_more(kernel, of.id).map_err(|why| failed("the volumes over a layer", why))?;
+        // A store may have snapshots of a version that gave parents no stamps.
+        record_layers(kernel).map_err(|why| failed("the catalogue can't be changed", why))?;
         let record = Names::of(kernel).begin(name, What::Volume)?;
         let id = record.named.id;
         let object_bytes = u64::from(kernel.format().object_bytes);

@@ -528,8 +528,8 @@ impl Scrub {
         let after = self.place.after.as_deref().unwrap_or_default();
         let page = self.session.names_after(None, after).map_err(Refusal::Failed)?;
         let object_bytes = u64::from(self.session.kernel().format().object_bytes);
-        // Those of small objects together.
-        let mut some = Vec::new();
+        // Those of small objects together. A page that fails is looked at again: until then it tells nothing.
+        let (mut some, mut told) = (Vec::new(), Vec::new());
         for (name, named) in &page.names {
             let missing = match named.what {
                 What::Put if named.pieces <= SLICE as u64 => {
@@ -547,25 +547,29 @@ impl Scrub {
                     self.missing_of(named.id, name, objects)?
                 }
             };
-            missing.into_iter().for_each(|sentence| self.report.tell(sentence));
-            if self.report.damage.len() > DAMAGE_TOLD {
+            told.extend(missing);
+            if self.report.damage.len() + told.len() > DAMAGE_TOLD {
+                told.into_iter().for_each(|sentence| self.report.tell(sentence));
                 self.done = true;
                 return Ok(());
             }
         }
-        for sentence in self.told_missing(&some)? {
-            self.report.tell(sentence);
+        told.extend(self.told_missing(&some)?);
+        let done = page.next.is_none();
+        if done {
+            told.extend(self.kept_layers()?);
         }
-        self.done = page.next.is_none();
+        told.into_iter().for_each(|sentence| self.report.tell(sentence));
+        self.done = done;
         self.place.after = page.next;
-        if self.done { self.kept_layers() } else { Ok(()) }
+        Ok(())
     }
 
-    /// Objects of snapshots that should be there and are not.
-    fn kept_layers(&mut self) -> Result<(), Refusal> {
+    /// A sentence for each object of a snapshot that should be there and is not.
+    fn kept_layers(&self) -> Result<Vec<String>, Refusal> {
         let kernel = self.session.kernel();
         let object_bytes = u64::from(kernel.format().object_bytes);
-        let mut kept = Vec::new();
+        let (mut kept, mut told) = (Vec::new(), Vec::new());
         Names::of(kernel)
             .each_record(&mut |record| kept.extend(record.is_kept().then_some(record.named)))
             .map_err(Refusal::Failed)?;
@@ -577,11 +581,10 @@ impl Scrub {
             let missing = self.missing_of(named.id, LAYER, objects)?;
             // It may have been deleted meanwhile.
             if !missing.is_empty() && self.stays(named.id)? {
-                let told = |sentence| format!("{sentence}; a snapshot needs it");
-                missing.into_iter().map(told).for_each(|sentence| self.report.tell(sentence));
+                told.extend(missing.iter().map(|what| format!("{what}; a snapshot needs it")));
             }
         }
-        Ok(())
+        Ok(told)
     }
 
     /// True while a layer is to stay.

@@ -30,7 +30,7 @@ use crate::{
         ObjectId,
         catalogue::{Cut, Named, What},
     },
-    layers::below::Below,
+    layers::below::{BORN, Below},
     replies::failed,
     session::Session,
     settings::Dedup,
@@ -177,7 +177,9 @@ impl Volume {
         let discards = LongDiscards::load(session.clone(), id, &header).map_err(failed)?;
         let cache = CacheManager::load(session.clone(), &header);
         let discards = Arc::new(discards);
-        let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, (bits, below)));
+        let lived = header::lives(&header, BORN);
+        let found = (bits, below);
+        let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, found, lived));
         let inline =
             inline.map(|inline| InlineWrites::new(objects.clone(), discards.clone(), inline));
         let writes = Arc::new(Writes::new(objects.clone(), discards.clone(), inline));

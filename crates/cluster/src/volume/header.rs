@@ -3,6 +3,7 @@
 //! | key | value |
 //! |---|---|
 //! | `o` | the owner: its identity for fencing, and whether it closed in order |
+//! | `a` | the attachment: a stamp that each change of `o` by a server sets anew, and compares |
 //! | `B` and a number | 512 bits: the objects that are there |
 //! | `D` and a number | a long discard: first object, last object and one, cursor |
 //! | `d` | the number of the last long discard, compared by the next |
@@ -27,6 +28,7 @@ use crate::{
 
 pub(crate) const OWNER: &[u8] = b"o";
 pub(crate) const INLINE: &[u8] = b"i";
+pub(crate) const ATTACHMENT: &[u8] = b"a";
 pub(super) const LAST_DISCARD: &[u8] = b"d";
 pub(super) const BITS: u8 = b'B';
 pub(super) const DISCARD: u8 = b'D';
@@ -200,12 +202,17 @@ impl Bits {
     }
 }
 
+/// True when a header has keys that stay as long as the volume: one of the bitmap, that of the owner, or that the volume
+/// was born over a layer.
+pub(super) fn lives(header: &[(Vec<u8>, Vec<u8>)], born: &[u8]) -> bool {
+    header.iter().any(|(key, _)| key == born || key == OWNER || key.first() == Some(&BITS))
+}
+
 /// What a reader sees of a header when it finds no object.
 pub(super) struct Seen {
     /// The object should be there.
     pub(super) has_bit: bool,
-    /// The header has keys that stay as long as the volume: one of the bitmap, that of the owner, or that it was
-    /// born.
+    /// The header has keys that stay as long as the volume.
     pub(super) lives: bool,
     /// The volume goes.
     pub(super) goes: bool,
@@ -233,10 +240,9 @@ impl Seen {
             bits.learn(key, value)?;
         }
         let has = |wanted: &[u8]| found.iter().any(|(key, _)| key == wanted);
-        let any = answer.pairs(1).0.iter().any(|(key, _)| key.first() == Some(&BITS));
         Ok(Some(Seen {
             has_bit: bits.has(index),
-            lives: any || has(born) || has(OWNER),
+            lives: lives(found, born) || lives(answer.pairs(1).0, born),
             goes: has(goes),
         }))
     }

@@ -180,7 +180,7 @@ pub(super) struct Objects {
     name: String,
     /// Nobody writes through them.
     read_only: bool,
-    /// A reader saw keys in the header that stay as long as the volume.
+    /// The header had keys that stay as long as the volume, when it was attached or later.
     lived: AtomicBool,
     remembered: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
     bits: Mutex<Bits>,
@@ -195,13 +195,14 @@ impl Objects {
         name: &str,
         read_only: bool,
         (bits, below): (Bits, Below),
+        lived: bool,
     ) -> Objects {
         Objects {
             session,
             volume,
             name: name.to_owned(),
             read_only,
-            lived: AtomicBool::new(false),
+            lived: AtomicBool::new(lived),
             remembered: Mutex::default(),
             bits: Mutex::new(bits),
             below: Mutex::new(Arc::new(below)),
@@ -354,7 +355,8 @@ impl Objects {
 
     fn was_deleted(&self) -> Refusal {
         let what = format!("'{}' was deleted", self.name.escape_debug());
-        Refusal::Failed(Error::new(onefold_core::Kind::Stopped, what))
+        // Only this volume has gone: who serves goes on with the others.
+        Refusal::Failed(Error::new(onefold_core::Kind::NotFound, what))
     }
 
     /// True when it is known without a look that an object is not there, here and in the layers below.

@@ -3,23 +3,31 @@
 //! The lock only informs a second server that another one is writing. The fence is what keeps away
 //! a server that was stopped and wakes up again. Once our session owns the volume, the store
 //! applies nothing more of the previous owner, whether its lock has expired or not.
+//!
+//! A session may attach a volume more than once, and the header names it by the same value each time. So the header
+//! also has an *attachment*, a stamp.
+//!
+//! *Invariant:* no pair of owner and attachment comes a second time but by an operation that compares this very
+//! pair. Each operation that changes the owner compares both, so that a late copy of one does nothing.
 
 use std::{
     ops::ControlFlow::{Break, Continue},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, ObjectName, Refusal, Write},
+    object::{Change, Guard, ObjectName, ReadPart, Refusal, Write},
 };
+use parking_lot::Mutex;
 
-use super::header::{INLINE, Inline, LOCK, OWNER, name};
+use super::header::{ATTACHMENT, INLINE, Inline, LOCK, OWNER, name};
 use crate::{
     chunk_map::stamp_value,
+    format::Stamp,
     kernel::{Fate, Kernel, Operation},
     proof::nanoseconds,
     replies::failed,
@@ -48,8 +56,10 @@ pub(super) struct Ownership {
     /// The right to make references before their entries, where writes are deduplicated as they
     /// come.
     inline: Option<Arc<Inline>>,
+    /// The attachment of this owner.
+    stamp: Stamp,
     /// The value of the owner before.
-    replaced: OnceLock<Vec<u8>>,
+    replaced: Mutex<Vec<u8>>,
     /// When the last request for the lock was sent that the store confirmed, in nanoseconds of the monotonic
     /// clock.
     locked: AtomicU64,
@@ -62,8 +72,9 @@ impl Ownership {
         name: &str,
         inline: Option<Arc<Inline>>,
     ) -> Ownership {
-        let (name, replaced) = (name.to_owned(), OnceLock::new());
-        Ownership { session, volume, name, inline, replaced, locked: AtomicU64::new(0) }
+        let (name, stamp) = (name.to_owned(), session.kernel().stamp());
+        let (replaced, locked) = (Mutex::default(), AtomicU64::new(0));
+        Ownership { session, volume, name, inline, stamp, replaced, locked }
     }
 
     fn kernel(&self) -> &Kernel {
@@ -72,6 +83,11 @@ impl Ownership {
 
     fn me(&self) -> Vec<u8> {
         owner(true, &self.kernel().store().identity())
+    }
+
+    /// What an operation compares while this attachment is the owner.
+    fn guards(&self) -> Vec<Guard> {
+        Owned { owner: self.me(), attachment: stamp_value(self.stamp) }.guards()
     }
 
     /// Acquires the lock and becomes the owner; true when the previous owner closed in order.
@@ -168,19 +184,21 @@ impl Ownership {
     }
 
     /// Gives the ownership back before anything was written: the header names the owner before again, which was
-    /// shut out. If the store does not answer, the lock ends with its lease.
+    /// shut out, with an attachment that never was. If the store does not answer, the lock ends with its lease.
     pub(super) fn give_back(self) {
         let (kernel, header) = (self.kernel(), name(self.volume));
-        let before = self.replaced.get().cloned().unwrap_or_default();
-        let mut changes = vec![Change::DropOmap(vec![INLINE.to_vec()])];
-        changes.push(match before.is_empty() {
-            true => Change::DropOmap(vec![OWNER.to_vec()]),
-            false => Change::SetOmap(vec![(OWNER.to_vec(), before)]),
-        });
+        let before = self.replaced.lock().clone();
+        let mut drops = vec![INLINE.to_vec()];
+        let mut pairs = vec![(ATTACHMENT.to_vec(), stamp_value(kernel.stamp()))];
+        if before.is_empty() {
+            drops.push(OWNER.to_vec());
+        } else {
+            pairs.push((OWNER.to_vec(), before));
+        }
         let _ = kernel.until_answered(&Write {
             object: header.clone(),
-            guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
-            changes,
+            guards: self.guards(),
+            changes: vec![Change::DropOmap(drops), Change::SetOmap(pairs)],
         });
         let _ = kernel.store().unlock(&header, LOCK, &kernel.cookie());
     }
@@ -196,7 +214,7 @@ impl Ownership {
         if all_recorded {
             let mut op = Write {
                 object: header.clone(),
-                guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
+                guards: self.guards(),
                 changes: vec![Change::SetOmap(vec![(
                     OWNER.to_vec(),
                     owner(false, &kernel.store().identity()),
@@ -224,6 +242,20 @@ impl Ownership {
     }
 }
 
+/// What the header says of the owner.
+struct Owned {
+    owner: Vec<u8>,
+    /// Empty in a header that only older versions attached.
+    attachment: Vec<u8>,
+}
+
+impl Owned {
+    fn guards(&self) -> Vec<Guard> {
+        let guard = |key: &[u8], value: &Vec<u8>| Guard::Omap(key.to_vec(), value.clone());
+        vec![Guard::Exists, guard(OWNER, &self.owner), guard(ATTACHMENT, &self.attachment)]
+    }
+}
+
 /// The change of a volume's owner.
 struct Succession<'a> {
     ownership: &'a Ownership,
@@ -232,45 +264,52 @@ struct Succession<'a> {
     before: Vec<u8>,
 }
 
-impl Operation<Vec<u8>> for Succession<'_> {
+impl Operation<Owned> for Succession<'_> {
     fn decisions(&self) -> u32 {
         self.ownership.kernel().settings().tries
     }
 
-    fn look(&mut self) -> Result<Vec<u8>, Refusal> {
-        self.ownership.kernel().read_value(self.header, OWNER)
+    fn look(&mut self) -> Result<Owned, Refusal> {
+        let keys = vec![OWNER.to_vec(), ATTACHMENT.to_vec()];
+        let answer = self.ownership.kernel().read_one(self.header, vec![ReadPart::Keys(keys)])?;
+        let value = |key: &[u8]| {
+            let found = answer.pairs(0).0.iter().find(|(name, _)| name == key);
+            found.map(|(_, value)| value.clone()).unwrap_or_default()
+        };
+        Ok(Owned { owner: value(OWNER), attachment: value(ATTACHMENT) })
     }
 
     /// Shuts out the owner before, also one that closed: a copy of its last operations may still
     /// come.
-    fn decide(&mut self, before: &Vec<u8>) -> Result<Option<Write>, Refusal> {
+    fn decide(&mut self, before: &Owned) -> Result<Option<Write>, Refusal> {
         let me = self.ownership.me();
-        if let Some((_, identity)) = parse_owner(before)
-            && *before != me
+        let attachment = stamp_value(self.ownership.stamp);
+        if let Some((_, identity)) = parse_owner(&before.owner)
+            && before.owner != me
         {
             self.ownership.fence(&identity)?;
         }
-        self.before.clone_from(before);
-        // After a lost reply it is our own.
-        let _ = self.ownership.replaced.set(before.clone());
+        self.before.clone_from(&before.owner);
+        // After a lost reply it is our own. Another one may have come and gone since the last decision, and left
+        // its value: the next owner is to shut that one out.
+        if before.owner != me || before.attachment != attachment {
+            self.ownership.replaced.lock().clone_from(&before.owner);
+        }
+        let mut pairs = vec![(OWNER.to_vec(), me), (ATTACHMENT.to_vec(), attachment)];
         let changes = match &self.ownership.inline {
-            Some(inline) => vec![Change::SetOmap(vec![
-                (OWNER.to_vec(), me),
-                (INLINE.to_vec(), stamp_value(inline.stamp())),
-            ])],
+            Some(inline) => {
+                pairs.push((INLINE.to_vec(), stamp_value(inline.stamp())));
+                vec![Change::SetOmap(pairs)]
+            }
             // The previous owner, which may have added references before their entries, is fenced.
-            None => vec![
-                Change::SetOmap(vec![(OWNER.to_vec(), me)]),
-                Change::DropOmap(vec![INLINE.to_vec()]),
-            ],
+            None => vec![Change::SetOmap(pairs), Change::DropOmap(vec![INLINE.to_vec()])],
         };
-        let guards = vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before.clone())];
-        Ok(Some(Write { object: self.header.clone(), guards, changes }))
+        Ok(Some(Write { object: self.header.clone(), guards: before.guards(), changes }))
     }
 
     /// After a lost reply the owner is written once more. Our own entry then looks like that of an
     /// owner that did not close, so attaching rescans all objects, which only costs time.
-    fn resolve(&self, _: &Vec<u8>) -> Fate {
+    fn resolve(&self, _: &Owned) -> Fate {
         Fate::Overtaken
     }
 
