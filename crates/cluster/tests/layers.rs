@@ -380,6 +380,39 @@ fn who_reads_a_snapshot_that_goes_and_that_nobody_inherits_from_gets_no_zeroes()
 }
 
 #[test]
+fn a_snapshot_that_goes_after_the_one_below_is_no_damage() {
+    let store = new_store();
+    let one = stacked(&store);
+    Snapshots::of(&one).take("v@c").unwrap();
+    let id = Snapshots::of(&one).attach("v@c").unwrap().id();
+    Snapshots::of(&one).roll_back("v@a").unwrap();
+    delete_all(&one);
+    // The snapshot says that it goes, and names the one below still.
+    let stuck = watched(&store, "stuck", move |sent| match sent {
+        Sent::Write(op)
+            if op.object == header_of(id)
+                && op.changes == [Change::DropOmap(vec![b"p".to_vec()])] =>
+        {
+            Some(Refusal::Full)
+        }
+        _ => None,
+    });
+    let reader = interrupted(
+        &store,
+        "reader",
+        move |sent| matches!(sent, Sent::Read(read) if read.object == header_of(id)),
+        move || {
+            Snapshots::of(&one).delete("v@c").unwrap();
+            assert_eq!(delete_what_goes(&stuck), Some(Kind::NoSpace));
+            Snapshots::of(&one).delete("v@b").unwrap();
+            delete_all(&one);
+        },
+    );
+    let refused = Snapshots::of(&reader).attach("v@c").err().unwrap();
+    assert_eq!(refused.kind(), Kind::Busy, "{refused}");
+}
+
+#[test]
 fn what_a_layer_hands_down_while_a_volume_is_attached_is_read() {
     for mode in [Mode::Own, Mode::Read] {
         for n in 0..10 {

@@ -153,6 +153,22 @@ pub(crate) fn missing(object: ObjectId) -> Refusal {
     Refusal::Failed(corrupt(format_args!("object {object} of a snapshot is missing")))
 }
 
+/// True when the header of a layer, which was missing, was lost. It goes only after each volume over it got another
+/// parent, or went itself without one that inherits from it.
+fn is_lost(kernel: &Kernel, over: u64, layer: u64) -> Result<bool, Refusal> {
+    let keys = vec![PARENT.to_vec(), ERASING.to_vec()];
+    let answer = match kernel.read_one(&header::name(over), vec![ReadPart::Keys(keys)]) {
+        Err(Refusal::Missing) => return Ok(false),
+        other => other?,
+    };
+    match answer.pairs(0).0 {
+        [(key, value)] if key == PARENT => {
+            Parent::decode(over, value).map(|parent| parent.id == layer)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// One layer below a volume.
 struct Layer {
     parent: Parent,
@@ -186,14 +202,12 @@ impl Below {
         let mut over = volume;
         loop {
             let Some(parent) = parent_of(at)? else {
-                // A header goes after the volumes over it got another parent: one that is named still was lost.
-                return match Parent::read(kernel, over) {
-                    Ok(Some(parent)) if parent.id == at => {
+                return match is_lost(kernel, over, at)? {
+                    true => {
                         let what = format_args!("the header of layer {at:x} is missing");
                         Err(Refusal::Failed(corrupt(what)))
                     }
-                    Ok(_) | Err(Refusal::Missing) => Ok(None),
-                    Err(refusal) => Err(refusal),
+                    false => Ok(None),
                 };
             };
             let Some(parent) = parent else { break };
