@@ -94,8 +94,12 @@ pub struct Report {
     pub used_blocks: u64,
     /// Table pages.
     pub pages: u64,
-    /// Carriers that live mappings name.
+    /// Carriers that live mappings name, and packs.
     pub carriers: u64,
+    /// Packs among them.
+    pub packs: u64,
+    /// Logical blocks that are in packs.
+    pub fragments: u64,
     /// Blocks in use that nothing names.
     pub leaked_blocks: u64,
     /// Blocks whose count is saturated; a repair restores them.

@@ -16,7 +16,7 @@ use crate::{
         catalogue::CatalogueChange,
         geometry::SUPERBLOCKS,
         leftover,
-        page::header,
+        page::{Form, header},
         record::{Change, Record},
         stored::{self, Stored},
     },
@@ -71,7 +71,7 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
         show_carrier(view, pba, &block, out);
     } else {
         let found = view.fingerprint(pba).ok().filter(|_| sealing.is_some()).and_then(|wanted| {
-            let stored = Stored { pba, carried: false, prefix: wanted.prefix() };
+            let stored = Stored { pba, form: Form::Raw, prefix: wanted.prefix() };
             stored::found(view.identity, stored, &block, |found| found.agrees(&wanted))
         });
         match found {
@@ -165,7 +165,7 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
             let fingerprinter = view.identity.fingerprinter_of(domain);
             let newest = fingerprinter.map(|one| one.one(&content)).unwrap_or_default();
             let is_it = |of: &Fingerprint| prefix.is_some_and(|prefix| of.has_prefix(prefix));
-            let place = Stored { pba, carried: true, prefix: prefix.unwrap_or(0) };
+            let place = Stored { pba, form: Form::Carried, prefix: prefix.unwrap_or(0) };
             let older = match is_it(&newest) {
                 true => None,
                 false => stored::by_older(view.identity, domain, place, &mut content, is_it)

@@ -16,6 +16,7 @@ mod emptying;
 mod handing;
 mod looking;
 mod neighbours;
+mod packing;
 mod resealing;
 mod sharers;
 
@@ -34,7 +35,7 @@ use self::{
 use crate::{
     counters::add,
     coverage::Mark,
-    format::page::{MapEntry, Table},
+    format::page::{Form, MapEntry, Table},
     idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
     moving::{Most, Moves, Why},
@@ -100,6 +101,10 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         if matches!(found, Look::Nothing) {
             found = resealing::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
+        if matches!(found, Look::Nothing) && !mover.beside_requests && mover.reseals_alone.is_none()
+        {
+            found = packing::look(kernel, &tables, (&mut *mover, orphans), moves);
+        }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
@@ -119,7 +124,7 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     };
     let mut fits = has_room_for(some);
     // Neighbours come together or not at all.
-    while !fits && some > 1 && mover.plan.why == Why::Resealing {
+    while !fits && some > 1 && matches!(mover.plan.why, Why::Resealing | Why::Packing) {
         some /= 2;
         fits = has_room_for(some);
     }
@@ -161,6 +166,13 @@ fn copy_some(
     next.reverse();
     let asked = next.len();
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    if plan.why == Why::Packing {
+        if !packing::pack(kernel, tables, plan, &copied, moves)? {
+            want_checkpoint(kernel, mover.beside_requests, moves);
+            plan.blocks.clear();
+        }
+        return Ok(true);
+    }
     let before = moves.len();
     let mut again = Vec::new();
     if plan.why == Why::Resealing {
@@ -201,7 +213,7 @@ fn copy_some(
             // No hole is left: reading what else lives in the zones would be in vain.
             Why::Emptying if moves.is_empty() => emptying::give_up(kernel, mover),
             Why::Resealing => resealing::lacks_room(tables, mover, moves),
-            Why::Emptying | Why::Neighbours => {}
+            Why::Emptying | Why::Neighbours | Why::Packing => {}
         }
     }
     mover.resealing.worked |= has_worked;
@@ -209,13 +221,13 @@ fn copy_some(
 }
 
 /// Finds places for copies, of which about `run` belong together. Returns whether all of them got one.
-fn place(
+fn place<T>(
     kernel: &Kernel,
     tables: &Tables,
     (why, run): (Why, u64),
-    copied: Vec<Copied>,
-) -> Result<(Placed, bool)> {
-    let mut placed = Placed::new();
+    copied: Vec<T>,
+) -> Result<(Vec<(Extent, Vec<T>)>, bool)> {
+    let mut placed = Vec::new();
     let mut left = copied.into_iter().peekable();
     while left.peek().is_some() {
         let wanted = left.len() as u64;
@@ -228,7 +240,7 @@ fn place(
             let extent = match why {
                 Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
                 Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
-                Why::Resealing => {
+                Why::Resealing | Why::Packing => {
                     let together = state.allocator.place_copies(wanted, wanted, &zones);
                     match together {
                         Ok(None) => state.allocator.place_in_holes(wanted, &zones),
@@ -307,6 +319,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
         Why::Neighbours => &kernel.counters.neighbour_blocks,
         Why::Emptying => &kernel.counters.emptied_blocks,
         Why::Resealing => &kernel.counters.resealed_blocks,
+        Why::Packing => &kernel.counters.packed_blocks,
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
@@ -320,7 +333,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
             && let MapEntry::Block { pba, .. } = copy.from
         {
             let prefix = copy.fingerprint.prefix();
-            moves.note_resealed(pba, MapEntry::Block { pba: to.0, carried: false, prefix });
+            moves.note_resealed(pba, MapEntry::Block { pba: to.0, form: Form::Raw, prefix });
         }
         match &plan.shared {
             Some(shared) => {
