@@ -3,7 +3,11 @@
 use onefold_core::{Pba, Result, VolumeId};
 
 use crate::{
-    format::{page::{Form, Table}, record::WindowNumber, superblock::Root},
+    format::{
+        page::{Form, Table},
+        record::WindowNumber,
+        superblock::Root,
+    },
     kernel::Kernel,
     overlay::Tables,
     scheme::shadow::DomainCounts,

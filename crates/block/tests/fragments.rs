@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use damage::{copy, flip, forge, forge_table, get, pages, persevere, put, root, superblock};
+use damage::{copy, flip, forge, forge_superblock, get, pages, persevere, put, root, superblock};
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Acts, Engine, Format, Idleness, Settings, Tidying,
@@ -105,7 +105,8 @@ impl World {
     }
 
     fn act(&mut self, of: VolumeId, make: impl Fn(&Acts<'_>) -> Result<VolumeId>) -> VolumeId {
-        let made = persevere_with(&self.engine, || make(&Acts::of(&self.engine)).map(|id| (id, ())));
+        let made =
+            persevere_with(&self.engine, || make(&Acts::of(&self.engine)).map(|id| (id, ())));
         self.settle();
         self.settle();
         let cells = self.maps[&of].clone();
@@ -143,7 +144,10 @@ impl World {
         for (&map, cells) in &self.maps {
             for (lba, &number) in (0..).zip(cells) {
                 let wanted = if number == 0 { [0; 4096] } else { content(number) };
-                assert!(read(&self.engine, map, lba).unwrap() == wanted, "map {map:?}, block {lba}");
+                assert!(
+                    read(&self.engine, map, lba).unwrap() == wanted,
+                    "map {map:?}, block {lba}"
+                );
             }
             // And together, as who reads in order does.
             let mut blocks = Block::zeroed_vec(cells.len());
@@ -168,7 +172,10 @@ impl World {
     }
 }
 
-fn persevere_with<T>(engine: &Engine, mut change: impl FnMut() -> Result<(VolumeId, T)>) -> (VolumeId, ()) {
+fn persevere_with<T>(
+    engine: &Engine,
+    mut change: impl FnMut() -> Result<(VolumeId, T)>,
+) -> (VolumeId, ()) {
     let mut made = None;
     persevere(engine, || {
         made = Some(change()?.0);
@@ -292,15 +299,14 @@ fn rule_17_a_pack_is_free_when_its_last_fragment_goes_and_not_before() {
 
 #[test]
 fn rule_18_the_last_fragment_of_a_pack_is_packed_again() {
-    let (mut world, volume) = World::filled(settings());
+    let (world, volume) = World::filled(settings());
     world.idle();
-    let world = world.reopen(settings());
+    let mut world = world.reopen(settings());
     let alone: BTreeSet<u64> = {
         let mut seen = BTreeSet::new();
         let all = fragments(&world.disk, volume.0);
         all.into_iter().filter(|(_, pack, _)| seen.insert(*pack)).map(|(lba, ..)| lba).collect()
     };
-    let mut world = world;
     world.write(volume, (0..BLOCKS).filter(|lba| !alone.contains(lba)));
     world.settle();
     world.settle();
@@ -324,17 +330,21 @@ fn rule_21_maps_that_share_a_leaf_share_its_packs() {
     let packed = world.idle();
     let after = world.engine.status();
     assert!(packed > BLOCKS / 2, "{packed} packed");
-    assert_eq!(before.live_blocks - after.live_blocks, packed - after.packs, "nothing is stored twice");
+    assert_eq!(
+        before.live_blocks - after.live_blocks,
+        packed - after.packs,
+        "nothing is stored twice"
+    );
     world.verify();
     let mut world = world.reopen(settings());
     world.write(volume, (0..BLOCKS).step_by(2));
     world.settle();
     world.verify();
-    world.delete(volume);
+    world.delete(monday);
     world.verify();
     let mut world = world.reopen(settings());
     world.idle();
-    world.delete(monday);
+    world.delete(volume);
     world.verify();
     let mut world = world.reopen(settings());
     world.delete(clone);
@@ -348,7 +358,7 @@ fn what_a_client_writes_while_packs_are_made_stays() {
     let (mut world, volume) = World::filled(settings());
     for round in 0..4 {
         // A few steps, and no checkpoint.
-        (0..3).for_each(|_| drop(world.engine.idle_step(Idleness::Pause).unwrap()));
+        (0..3).for_each(|_| _ = world.engine.idle_step(Idleness::Pause).unwrap());
         world.write(volume, (round..BLOCKS).step_by(11));
         world.trim(volume, round * 7..round * 7 + 5);
         world.settle();
@@ -426,7 +436,8 @@ fn damage_of_a_pack_is_found_with_everybody_who_loses_it_and_one_bit_is_restored
         let report = scrubbed(&bad);
         assert_eq!((report.bad_found, report.bad[0].pba), (1, pack), "bit {bit}");
         let told: BTreeSet<u64> = report.bad[0].names.iter().map(|(_, lba)| lba.0).collect();
-        assert_eq!((told, report.bad[0].whole), (lost.clone(), lost.is_empty()), "bit {bit}");
+        assert_eq!(told, lost, "bit {bit}");
+        assert!(!report.bad[0].whole || lost.is_empty(), "bit {bit}");
         assert_eq!(checked(&bad).problems_found, 1, "bit {bit}");
         let outcome = repaired(&bad);
         assert!(outcome.after.is_well() && outcome.lost_addresses == 0, "{outcome:#?}");
@@ -450,7 +461,8 @@ fn mappings_of_a_stranger_are_errors_and_become_lost() {
     engine.close().unwrap();
     let carrier = {
         let page = pages(&disk, Table::References, 0, &root(&disk, Table::References, 0));
-        let packs: BTreeSet<Pba> = fragments(&disk, volume.0).iter().map(|(_, at, _)| *at).collect();
+        let packs: BTreeSet<Pba> =
+            fragments(&disk, volume.0).iter().map(|(_, at, _)| *at).collect();
         let leaves = page.into_iter().filter(|(id, _)| id.level == 0);
         let raw = leaves.flat_map(|(id, pointer)| {
             let page = get(&disk, pointer.address);
@@ -490,10 +502,11 @@ fn mappings_of_a_stranger_are_errors_and_become_lost() {
     });
     let catalogue = pages(&disk, Table::Catalogue, 0, &root(&disk, Table::Catalogue, 0));
     let catalogue = catalogue.into_iter().find(|(id, _)| id.level == 0).unwrap().0;
-    forge_table(&disk, Table::Catalogue, catalogue, &mut |page| {
+    let new = forge(&disk, &root(&disk, Table::Catalogue, 0), catalogue, &mut |page| {
         let volume = Volume { map, ..Volume::get(page, 0).unwrap() };
         volume.set(page, 0);
     });
+    forge_superblock(&disk, |superblock| superblock.state.catalogue = new);
     let off = Settings { pack_after: None, ..settings() };
     let engine = open(&copy(&disk), off.clone()).unwrap();
     for lba in 0..BLOCKS {

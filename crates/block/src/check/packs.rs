@@ -46,10 +46,13 @@ impl Packs {
         page: &Block,
         wanted: impl Fn(Pba) -> bool,
     ) -> Packs {
-        let packed = (0..Table::Map.per_leaf()).filter_map(|slot| match MapEntry::get(page, slot) {
-            Some(MapEntry::Block { pba, form: Form::Packed(_), .. }) if wanted(pba) => Some(pba),
-            _ => None,
-        });
+        let packed =
+            (0..Table::Map.per_leaf()).filter_map(|slot| match MapEntry::get(page, slot) {
+                Some(MapEntry::Block { pba, form: Form::Packed(_), .. }) if wanted(pba) => {
+                    Some(pba)
+                }
+                _ => None,
+            });
         let places: Vec<Pba> = packed.collect::<BTreeSet<Pba>>().into_iter().collect();
         let mut seen = BTreeMap::new();
         if !places.is_empty() {

@@ -261,7 +261,8 @@ fn verify_blocks(
             Ok(block) => block,
             Err(e) => return report.add(pba, format!("can't be read: {e}"), false),
         };
-        if carried && (Pack::shape(identity, block, pba).is_some() || near_pack(identity, block, pba))
+        if carried
+            && (Pack::shape(identity, block, pba).is_some() || near_pack(identity, block, pba))
         {
             if let Some((what, is_whole)) = wrong_with_pack(identity, pba, block, &expected) {
                 report.add(pba, what.into(), is_whole);
@@ -298,9 +299,9 @@ fn wrong_with_pack(
     let mut content = Block::zeroed();
     let is_whole = (0..pack.len() as u8).all(|fragment| {
         pack.expand(fragment, &mut content).is_ok()
-            && pack.fingerprint(fragment).is_some_and(|kept| {
-                identity.fingerprinter.one(&content).agrees(&kept)
-            })
+            && pack
+                .fingerprint(fragment)
+                .is_some_and(|kept| identity.fingerprinter.one(&content).agrees(&kept))
     });
     match (proven, is_whole) {
         (true, true) => None,
@@ -385,7 +386,8 @@ fn compare_hashes(kernel: &Kernel, blocks: &mut Blocks, report: &mut ScrubReport
 
 /// True when what a carrier carries was stored before the data key of a domain was changed.
 fn is_by_older(identity: &Identity, domain: u32, one: &Pending) -> bool {
-    let older = identity.older_fingerprinter_of(domain).filter(|_| one.stored.form == Form::Carried);
+    let older =
+        identity.older_fingerprinter_of(domain).filter(|_| one.stored.form == Form::Carried);
     older.is_some_and(|older| older.one(&one.content).agrees(&one.expected))
 }
 
@@ -479,27 +481,28 @@ fn name_bad(
         return;
     }
     let ScrubReport { bad, unread, .. } = report;
-    let mut name = |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, form: Form, prefix: u64| {
-        let Some(&n) = at.get(&pba) else { return };
-        // One fragment may be whole beside another that is not.
-        let stored = Stored { pba, form, prefix };
-        let is_it = |found: &Fingerprint| found.has_prefix(prefix);
-        let is_whole = form.is_packed()
-            && read_one(&*kernel.disk, pba).is_ok_and(|block| {
-                stored::found(&kernel.identity, stored, &block, is_it).is_some()
-            });
-        if is_whole {
-            return;
-        }
-        let name = full_name(&tables.volumes, volume);
-        let bad = &mut bad[n];
-        bad.names_found += 1;
-        // Every map that is hit is named, however often the others are.
-        let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
-        if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
-            bad.names.push((name, lba));
-        }
-    };
+    let mut name =
+        |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, form: Form, prefix: u64| {
+            let Some(&n) = at.get(&pba) else { return };
+            // One fragment may be whole beside another that is not.
+            let stored = Stored { pba, form, prefix };
+            let is_it = |found: &Fingerprint| found.has_prefix(prefix);
+            let is_whole = form.is_packed()
+                && read_one(&*kernel.disk, pba).is_ok_and(|block| {
+                    stored::found(&kernel.identity, stored, &block, is_it).is_some()
+                });
+            if is_whole {
+                return;
+            }
+            let name = full_name(&tables.volumes, volume);
+            let bad = &mut bad[n];
+            bad.names_found += 1;
+            // Every map that is hit is named, however often the others are.
+            let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
+            if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
+                bad.names.push((name, lba));
+            }
+        };
     let walked = each_mapping(kernel, unread, progress, cancel, &mut name);
     report.cancelled |= !walked;
 }

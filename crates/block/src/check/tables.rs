@@ -642,7 +642,8 @@ impl<'a> Checker<'a> {
     ) -> u64 {
         let mut mapped = 0;
         let Walker { disk, identity } = self.walker;
-        let packs = Packs::of_leaf(disk, identity, page, |pba| self.may_hold(pba) && usage.has(pba));
+        let packs =
+            Packs::of_leaf(disk, identity, page, |pba| self.may_hold(pba) && usage.has(pba));
         for slot in 0..Table::Map.per_leaf() {
             let lba = Lba(id.index * Table::Map.per_leaf() + slot);
             let place = Place::Address(volume.id, lba);

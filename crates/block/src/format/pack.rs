@@ -80,10 +80,8 @@ impl Packing {
         if !fits || compressed.is_empty() || self.entries.len() == FRAGMENTS_MAX {
             return None;
         }
-        self.entries.push(Entry {
-            fingerprint: fingerprint.0,
-            length: U16::new(compressed.len() as u16),
-        });
+        self.entries
+            .push(Entry { fingerprint: fingerprint.0, length: U16::new(compressed.len() as u16) });
         self.bytes.extend_from_slice(compressed);
         Some(self.entries.len() as u8 - 1)
     }
@@ -231,8 +229,7 @@ mod tests {
 
     /// A pack of so many blocks, and their fingerprints.
     fn example(fragments: u8, at: Pba) -> (Box<Block>, Fingerprint, Vec<Fingerprint>) {
-        let (identity, mut lz4, mut packing) =
-            (identity(), Lz4::default(), Packing::default());
+        let (identity, mut lz4, mut packing) = (identity(), Lz4::default(), Packing::default());
         let mut all = Vec::new();
         for n in 0..fragments {
             let fingerprint = identity.fingerprinter.one(&content(n));
@@ -257,7 +254,9 @@ mod tests {
                 assert_eq!(pack.fingerprint(n), Some(all[usize::from(n)]));
             }
             for beyond in [fragments, 31, 32, 255] {
-                assert!(pack.expand(beyond, &mut into).is_err() && pack.fingerprint(beyond).is_none());
+                assert!(
+                    pack.expand(beyond, &mut into).is_err() && pack.fingerprint(beyond).is_none()
+                );
             }
         }
         let (block, ..) = example(2, Pba(77));

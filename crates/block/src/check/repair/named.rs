@@ -104,8 +104,7 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
             return Err(Error::new(Kind::Corrupt, message));
         }
         for Contradiction { at, pba, form, prefix } in contradictions {
-            if content(checker.walker.disk, checker.walker.identity, pba, form, prefix).is_some()
-            {
+            if content(checker.walker.disk, checker.walker.identity, pba, form, prefix).is_some() {
                 named.data.insert(pba);
             } else {
                 named.wrong.insert(at, MapEntry::Lost);

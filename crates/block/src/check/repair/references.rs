@@ -74,8 +74,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                 domains.leaf(volume.domain, at.address, page, |pba| checker.may_hold(pba));
             }
             for slot in 0..Table::Map.per_leaf() {
-                let Some(entry @ MapEntry::Block { pba, form, prefix }) =
-                    MapEntry::get(page, slot)
+                let Some(entry @ MapEntry::Block { pba, form, prefix }) = MapEntry::get(page, slot)
                 else {
                     continue;
                 };
@@ -130,7 +129,9 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                 let whole = || checksum_of(disk, identity, pba);
                 let proven = corrected.get(&pba).and_then(|&(form, prefix)| match of_pack(form) {
                     true => Some((true, whole()?)),
-                    false => Some((form.is_compressed(), content(disk, identity, pba, form, prefix)?)),
+                    false => {
+                        Some((form.is_compressed(), content(disk, identity, pba, form, prefix)?))
+                    }
                 });
                 let (carried, fingerprint) = match (proven, old) {
                     (Some(proven), _) => proven,

@@ -7,6 +7,8 @@ use onefold_core::{
     Block, BlockRef, Class, Fingerprint, Lba, Pba, Result, Run, VolumeId, compress::Lz4,
 };
 
+#[cfg(feature = "planted-bugs")]
+use super::broken;
 use super::{
     handing::Copied,
     looking::{Look, is_alone, is_movable, movable, part_of},
@@ -14,8 +16,6 @@ use super::{
     place,
     sharers::{self, OfLeaf},
 };
-#[cfg(feature = "planted-bugs")]
-use super::broken;
 use crate::{
     counters::add,
     coverage::Mark,
@@ -241,9 +241,8 @@ fn note(
 ) {
     let members = || packs.iter().flat_map(|(.., members)| members);
     let fragments = members().count();
-    let again = |(_, from, ..): &&Member| {
-        matches!(from, MapEntry::Block { form: Form::Packed(_), .. })
-    };
+    let again =
+        |(_, from, ..): &&Member| matches!(from, MapEntry::Block { form: Form::Packed(_), .. });
     add(&kernel.counters.data_blocks, packs.len() as u64);
     add(&kernel.counters.packed_blocks, fragments as u64);
     kernel.coverage.add(Mark::BlocksPacked, fragments);

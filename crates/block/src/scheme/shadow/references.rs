@@ -86,9 +86,8 @@ impl TableBuild<'_> {
                             return Err(Error::new(Kind::Corrupt, message));
                         }
                         entry.references = limits.count_of(after);
-                        let frees_early = sum.pack
-                            && sum.difference < 0
-                            && !kernel.keeps(Rule::PackKeptByEach);
+                        let frees_early =
+                            sum.pack && sum.difference < 0 && !kernel.keeps(Rule::PackKeptByEach);
                         if frees_early {
                             entry.references = 0;
                         }
