@@ -154,7 +154,7 @@ impl Checker<'_> {
 
     /// Reads carriers and packs, and compares their checksums.
     fn carriers(&mut self, mut all: Vec<Compressed>, proven: &mut dyn FnMut(Pba) -> bool) {
-        self.report.carriers += all.len() as u64;
+        self.report.carriers += all.iter().filter(|(_, is_pack, _)| !is_pack).count() as u64;
         all.retain(|&(pba, ..)| !proven(pba));
         let total = all.len();
         for (n, batch) in all.chunks(CARRIERS).enumerate() {

@@ -94,9 +94,9 @@ pub struct Report {
     pub used_blocks: u64,
     /// Table pages.
     pub pages: u64,
-    /// Carriers that live mappings name, and packs.
+    /// Carriers that live mappings name.
     pub carriers: u64,
-    /// Packs among them.
+    /// Packs that they name.
     pub packs: u64,
     /// Logical blocks that are in packs.
     pub fragments: u64,

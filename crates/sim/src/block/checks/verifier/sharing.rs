@@ -320,7 +320,9 @@ impl Reader<'_> {
             let gone = |discard: &Discard| discard.covers(entry.number, lba, pointer.birth);
             let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
             *lost += u64::from(kind == LOST);
-            if discards.iter().any(gone) || !(FRAGMENTS.contains(&kind) || [1, 2, LOST].contains(&kind)) {
+            if discards.iter().any(gone)
+                || !(FRAGMENTS.contains(&kind) || [1, 2, LOST].contains(&kind))
+            {
                 continue;
             }
             if lba >= entry.blocks {
