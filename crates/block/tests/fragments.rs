@@ -354,6 +354,20 @@ fn rule_21_maps_that_share_a_leaf_share_its_packs() {
 }
 
 #[test]
+fn shared_leaves_of_a_store_that_nobody_writes_to_are_packed() {
+    let off = Settings { pack_after: None, ..settings() };
+    let (mut world, volume) = World::filled(off);
+    world.snapshot(volume, "monday");
+    let world = world.reopen(settings());
+    // No checkpoint has come since the store was opened.
+    while world.engine.idle_step(Idleness::Pause).unwrap() {}
+    assert!(world.engine.counts().packed_blocks > BLOCKS / 2);
+    world.idle();
+    world.verify();
+    world.reopen(settings()).verify();
+}
+
+#[test]
 fn what_a_client_writes_while_packs_are_made_stays() {
     let (mut world, volume) = World::filled(settings());
     for round in 0..4 {

@@ -10,9 +10,9 @@ use super::{
 };
 use crate::format::{carrier::Carrier, pack::Pack, page::ReferenceEntry};
 
-/// A carrier or a pack: where it is, whether maps name fragments of it, and what the table of fingerprints says
-/// of it.
-type Compressed = (Pba, bool, Option<u64>);
+/// A carrier or a pack: where it is, whether it is a pack by the maps that name it, if any does, and what the table
+/// of fingerprints says of it. What once had many references is named by none.
+type Compressed = (Pba, Option<bool>, Option<u64>);
 
 /// Carriers between two reports of progress.
 const CARRIERS: usize = 4096;
@@ -42,7 +42,8 @@ impl Checker<'_> {
                 let is_data = table > 0 || counted > 0;
                 if is_data && fact.carried() {
                     let is_known = counted > 0 && !usage.is_unknown(pba) && table > 0;
-                    carriers.push((pba, fact.is_pack(), is_known.then_some(fact.prefix)));
+                    let form = (counted > 0).then(|| fact.is_pack());
+                    carriers.push((pba, form, is_known.then_some(fact.prefix)));
                 }
                 if !usage.is_dark(pba) {
                     if counted > table && table < ReferenceEntry::SATURATED {
@@ -154,7 +155,8 @@ impl Checker<'_> {
 
     /// Reads carriers and packs, and compares their checksums.
     fn carriers(&mut self, mut all: Vec<Compressed>, proven: &mut dyn FnMut(Pba) -> bool) {
-        self.report.carriers += all.iter().filter(|(_, is_pack, _)| !is_pack).count() as u64;
+        self.report.carriers +=
+            all.iter().filter(|(_, is_pack, _)| *is_pack != Some(true)).count() as u64;
         all.retain(|&(pba, ..)| !proven(pba));
         let total = all.len();
         for (n, batch) in all.chunks(CARRIERS).enumerate() {
@@ -168,12 +170,15 @@ impl Checker<'_> {
             read_each(walker.disk, &places, &mut |pba, block| {
                 let at = places.partition_point(|place| *place < pba);
                 let (_, is_pack, prefix) = batch[at];
-                let name = if is_pack { "pack" } else { "carrier" };
-                let is_whole = |block: &Block| match is_pack {
-                    true => Pack::proven(walker.identity, block, pba).is_some_and(|pack| {
+                let name = if is_pack == Some(true) { "pack" } else { "carrier" };
+                let is_whole = |block: &Block| {
+                    let is_carrier = || Carrier::proven(walker.identity, block, pba).is_some();
+                    let pack = || Pack::proven(walker.identity, block, pba);
+                    let is_right = |pack: Pack<'_>| {
                         prefix.is_none_or(|prefix| pack.checksum().prefix() == prefix)
-                    }),
-                    false => Carrier::proven(walker.identity, block, pba).is_some(),
+                    };
+                    is_pack != Some(true) && is_carrier()
+                        || is_pack != Some(false) && pack().is_some_and(is_right)
                 };
                 let what = match block {
                     Err(e) => format!("it is a {name}, but can't be read: {e}"),

@@ -295,13 +295,16 @@ fn verify(
             format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"),
         )
     };
-    let mut pack = Block::zeroed();
+    // The pack of the block before, as it was read: that block was expanded over it.
+    let mut pack: Option<Box<Block>> = None;
     for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
         if let Step::Disk(Wanted { pba, form: Form::Packed(fragment), .. }) = *step {
             if !is_read_before(kernel, steps, n) {
-                pack.0 = block.0;
+                pack = Some(Box::new(block.clone()));
             }
-            let found = Pack::shape(&kernel.identity, &pack, pba)
+            let found = pack
+                .as_ref()
+                .and_then(|pack| Pack::shape(&kernel.identity, pack, pba))
                 .ok_or_else(|| bad(n, pba, "is not the pack that it should be"))?;
             found
                 .expand(fragment, block)

@@ -16,6 +16,7 @@ use crate::{
         catalogue::CatalogueChange,
         geometry::SUPERBLOCKS,
         leftover,
+        pack::Pack,
         page::{Form, header},
         record::{Change, Record},
         stored::{self, Stored},
@@ -69,6 +70,13 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
         }
     } else if Carrier::shape(view.identity, &block, pba).is_some() {
         show_carrier(view, pba, &block, out);
+    } else if let Some(pack) = Pack::shape(view.identity, &block, pba) {
+        let proven = Pack::proven(view.identity, &block, pba).is_some();
+        line(out, if proven { "pack: whole" } else { "pack: damaged" });
+        for fragment in 0..pack.len() as u8 {
+            let fingerprint = pack.fingerprint(fragment).unwrap_or_default();
+            field(out, "fragment", format_args!("{fragment}: fingerprint {fingerprint}"));
+        }
     } else {
         let found = view.fingerprint(pba).ok().filter(|_| sealing.is_some()).and_then(|wanted| {
             let stored = Stored { pba, form: Form::Raw, prefix: wanted.prefix() };

@@ -179,7 +179,10 @@ pub(crate) fn build(
 }
 
 /// After opening: finds out whether deleted maps left anything behind.
-fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Result<()> {
+pub(in crate::engine) fn look_for_leftovers(
+    kernel: &Kernel,
+    checkpointer: &mut Checkpointer,
+) -> Result<()> {
     let tables = {
         let state = kernel.state.lock();
         if state.leftovers != Leftovers::Unknown {

@@ -35,6 +35,7 @@ use self::{
 use crate::{
     counters::add,
     coverage::Mark,
+    engine::checkpoint::build::look_for_leftovers,
     format::page::{Form, MapEntry, Table},
     idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
@@ -56,6 +57,11 @@ const BESIDE_MIN: usize = 4 * 288;
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
 pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
+    if kernel.settings.pack_after.is_some() && matches!(checkpointer.phase, Phase::Idle) {
+        // A store that nobody writes to has no checkpoint that would find out, and is what packing is for. What
+        // can't be read stays.
+        let _ = look_for_leftovers(kernel, &mut checkpointer);
+    }
     let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
     };

@@ -67,6 +67,10 @@ pub(super) fn look(
             Next::EndOfMap => continue,
             Next::Nothing => return Look::Nothing,
         };
+        // A walk comes to leaves that were changed lately, too: their time is later.
+        if !leaves.take((volume, leaf), kernel.clock.now(), settled) {
+            continue;
+        }
         // A page that can't be read is left to `check`.
         let Ok(planned) = plan(kernel, tables, (volume, leaf), (&mut *mover, orphans), moves)
         else {
@@ -75,6 +79,15 @@ pub(super) fn look(
         match planned {
             Planned::Stays => {}
             Planned::More => return Look::More,
+            Planned::Waits => {
+                // Without a time it would be looked at without an end.
+                if !settled.is_zero()
+                    && let Some(leaves) = &mut mover.packing
+                {
+                    leaves.look_later((volume, leaf), kernel.clock.now());
+                }
+                return Look::More;
+            }
             Planned::Later => {
                 look_again(mover, (volume, leaf));
                 return Look::More;
@@ -96,6 +109,8 @@ enum Planned {
     Stays,
     /// The same, and looking at it was enough for a step.
     More,
+    /// The same, until what deleted maps left is taken apart.
+    Waits,
     /// Not all maps that share it are found yet.
     Later,
     These(Plan),
@@ -131,6 +146,7 @@ fn plan(
     } else {
         match sharers::of_leaf(kernel, tables, (&mut *mover, orphans), volume, leaf)? {
             OfLeaf::More => return Ok(Planned::Later),
+            OfLeaf::Stays(why) if why.by_leftovers => return Ok(Planned::Waits),
             OfLeaf::Stays(_) => return Ok(Planned::More),
             OfLeaf::Found(place, shared) => Some((place, shared)),
         }
