@@ -13,7 +13,7 @@ use super::{
     handing::Copied,
     looking::{Look, is_alone, is_movable, movable, part_of},
     neighbours::{Next, is_worth_pages, next_settled},
-    place,
+    placing::place,
     sharers::{self, OfLeaf},
 };
 use crate::{
