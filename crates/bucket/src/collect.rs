@@ -183,8 +183,8 @@ fn rewrite_sparse(shared: &Shared) -> Result<u64> {
             }
             let mut bytes = vec![0; extent.bytes as usize];
             let within = (0, total.unwrap_or(0));
-            let place =
-                Place { name: pack_name(pack), at: u64::from(extent.pack_at), within, total };
+            let at_pack = u64::from(extent.pack_at);
+            let place = Place { name: pack_name(pack), at: at_pack, within, total, frame: None };
             match shared.cache.read(&shared.log, &place, &mut bytes) {
                 // Damage is for who checks the archive; the pack stays.
                 Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => continue,
@@ -193,7 +193,7 @@ fn rewrite_sparse(shared: &Shared) -> Result<u64> {
             let mut core = shared.core.lock();
             let now = core.state.inodes.get(&inode).and_then(|file| file.extents.get(&at));
             if now == Some(&extent) {
-                core.write_short(inode, at, &bytes)?;
+                core.write_short(inode, at, &bytes, shared.log.settings.small_max)?;
                 rewritten += extent.bytes;
             }
             drop(core);

@@ -14,9 +14,6 @@ use crate::{
     uploads::shut_out,
 };
 
-/// Most bytes of short writes that stand in the frame itself: frames stay for ever.
-const INLINE_MAX: usize = 32 << 10;
-
 /// A state that takes no more bytes than this is written as often as there are frames enough; a larger one when
 /// these have an eighth of its bytes.
 const TABLE_BYTES: u64 = 256 << 10;
@@ -76,7 +73,7 @@ impl Shared {
             if let Some(pack) = core.state.packs.get_mut(&(writer, open.number)) {
                 pack.bytes = bytes;
             }
-            let is_short = open.bytes.len() <= INLINE_MAX;
+            let is_short = open.bytes.len() <= self.log.settings.inline_max;
             if is_short && !secret {
                 core.fresh.insert((writer, open.number), open.bytes.clone().into());
                 inline = Some(open);
@@ -115,7 +112,16 @@ impl Shared {
             core.past.insert(id, pack);
         }
         let (before, table_frame) = (core.state.sum, core.state.table_frame);
-        Ok(Some(Taken { writer, number, before, records, closed, inline, table_frame, table: None }))
+        Ok(Some(Taken {
+            writer,
+            number,
+            before,
+            records,
+            closed,
+            inline,
+            table_frame,
+            table: None,
+        }))
     }
 
     /// Sends packs, table and frame, in this order; returns the frame's hash.
@@ -190,7 +196,8 @@ impl Shared {
         loop {
             let other = self.log.frame(number)?;
             number += 1;
-            let mine = Frame::decode(bytes, number - 1).or_else(|_| Frame::decode(bytes, number))?;
+            let mine =
+                Frame::decode(bytes, number - 1).or_else(|_| Frame::decode(bytes, number))?;
             let (again, _) = Frame::encode(&Parts {
                 number,
                 writer: mine.writer,
@@ -295,4 +302,3 @@ fn bytes_of(taken: &Taken) -> u64 {
     (inline_at(records_bytes(&taken.records)) + 32) as u64
         + taken.inline.as_ref().map_or(0, |open| open.bytes.len() as u64)
 }
-

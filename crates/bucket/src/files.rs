@@ -13,12 +13,6 @@ use crate::{
     uploads::pack_name,
 };
 
-/// A write of so many bytes is a pack by itself, so that its object goes when the range does.
-const LARGE: usize = 256 << 10;
-
-/// Bytes at which a pack of short writes is closed.
-const SMALL_MAX: usize = 4 << 20;
-
 /// Records at which there is a frame although nobody asked for one.
 const PENDING_MAX: usize = 100_000;
 
@@ -166,7 +160,7 @@ impl File for BucketFile {
 
     fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        let full = if bytes >= LARGE {
+        let full = if bytes >= self.shared.log.settings.large {
             let whole = parts.concat();
             let mut core = self.shared.core.lock();
             core.must_be_there(self.inode)?;
@@ -179,7 +173,7 @@ impl File for BucketFile {
         } else if bytes > 0 {
             let mut core = self.shared.core.lock();
             core.must_be_there(self.inode)?;
-            core.write_short(self.inode, at, &parts.concat())?;
+            core.write_short(self.inode, at, &parts.concat(), self.shared.log.settings.small_max)?;
             core.pending.len() > PENDING_MAX
         } else {
             return Ok(());
@@ -246,17 +240,27 @@ impl Core {
         let number = self.number();
         let length = bytes.len() as u32;
         self.state.add_pack((writer, number), length, secret, None)?;
-        self.put(inode, at, Extent { bytes: u64::from(length), pack: (writer, number), pack_at: 0 })?;
+        self.put(
+            inode,
+            at,
+            Extent { bytes: u64::from(length), pack: (writer, number), pack_at: 0 },
+        )?;
         self.closed.push(Closed { number, bytes: length, secret });
         self.enqueue((writer, number), bytes);
         Ok(())
     }
 
-    /// A write that shares a pack with others.
-    pub(crate) fn write_short(&mut self, inode: u64, at: u64, bytes: &[u8]) -> Result<()> {
+    /// A write that shares a pack with others, as long as that has no more bytes than `most`.
+    pub(crate) fn write_short(
+        &mut self,
+        inode: u64,
+        at: u64,
+        bytes: &[u8],
+        most: usize,
+    ) -> Result<()> {
         let (writer, secret) = (self.writer()?, self.is_secret(inode));
         let slot = usize::from(secret);
-        if self.open[slot].as_ref().is_some_and(|open| open.bytes.len() + bytes.len() > SMALL_MAX)
+        if self.open[slot].as_ref().is_some_and(|open| open.bytes.len() + bytes.len() > most)
             && let Some(open) = self.open[slot].take()
         {
             let length = open.bytes.len() as u32;
@@ -332,7 +336,13 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
         Some(((frame, start), bytes)) => {
             let start = u64::from(start);
             let within = (start, start + u64::from(bytes));
-            Place { name: frame_name(frame), at: start + inner, within, total: None }
+            Place {
+                name: frame_name(frame),
+                at: start + inner,
+                within,
+                total: None,
+                frame: Some(frame),
+            }
         }
         None => {
             let name = pack_name(id);
@@ -340,7 +350,7 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
             let dropped = of.map(|dropped| dropped.bytes);
             let total = pack.map(|pack| u64::from(pack.bytes)).or(dropped);
             let within = (0, total.unwrap_or(inner + piece.len() as u64));
-            Place { name, at: inner, within, total }
+            Place { name, at: inner, within, total, frame: None }
         }
     };
     Part::Fetched { from, to: from + piece.len(), place }

@@ -169,7 +169,8 @@ pub(crate) fn damaged(what: &str) -> Error {
 
 impl<'a> Reading<'a> {
     pub(crate) fn raw(&mut self, bytes: usize) -> Result<&'a [u8]> {
-        let (head, rest) = self.0.split_at_checked(bytes).ok_or_else(|| damaged("it is cut off"))?;
+        let (head, rest) =
+            self.0.split_at_checked(bytes).ok_or_else(|| damaged("it is cut off"))?;
         self.0 = rest;
         Ok(head)
     }
@@ -231,9 +232,7 @@ impl Record {
     fn write(&self, to: &mut Writing) {
         match self {
             Record::Made { id } => to.byte(1).raw(id),
-            Record::Join { fences, told, mark } => {
-                to.byte(2).eight(*fences).text(told).text(mark)
-            }
+            Record::Join { fences, told, mark } => to.byte(2).eight(*fences).text(told).text(mark),
             Record::Leave => to.byte(3),
             Record::Pack { number, bytes, secret, inline } => {
                 let place = inline.map_or(0, |at| at + 1);
@@ -242,9 +241,7 @@ impl Record {
             Record::Create { inode, name } => to.byte(5).eight(*inode).text(name),
             Record::Remove { inode } => to.byte(6).eight(*inode),
             Record::Size { inode, bytes } => to.byte(7).eight(*inode).eight(*bytes),
-            Record::Punch { inode, at, bytes } => {
-                to.byte(8).eight(*inode).eight(*at).eight(*bytes)
-            }
+            Record::Punch { inode, at, bytes } => to.byte(8).eight(*inode).eight(*at).eight(*bytes),
             Record::Extent { inode, at, bytes, pack, pack_at } => {
                 to.byte(9).eight(*inode).eight(*at).four(*bytes).eight(*pack).four(*pack_at)
             }
@@ -281,11 +278,7 @@ impl Record {
                 pack: from.eight()?,
                 pack_at: from.four()?,
             },
-            10 => Record::Table {
-                number: from.eight()?,
-                bytes: from.eight()?,
-                sum: from.array()?,
-            },
+            10 => Record::Table { number: from.eight()?, bytes: from.eight()?, sum: from.array()? },
             11 => Record::Gone { id: read_id(from)? },
             _ => {
                 let why = "the bucket has records of a newer program";

@@ -3,7 +3,13 @@
 //! *Invariant:* a frame is never deleted and never written twice. So a creation that comes late finds its name
 //! taken, or is the next frame.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use onefold_core::{Error, Kind, Result};
 
@@ -18,8 +24,11 @@ use crate::{
 /// Bytes that are read of a frame at first.
 const FIRST: u64 = 64 << 10;
 
-/// How often a request that failed is sent again.
-const TRIES: u32 = 6;
+/// How often a request that failed is sent, when the store has answered before.
+const TRIES: u32 = 10;
+
+/// How often it is sent to a store that has not: perhaps the address is wrong.
+const FIRST_TRIES: u32 = 4;
 
 /// The pause before the first of these times; each next one is twice as long.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -33,6 +42,8 @@ pub struct Log {
     pub(crate) objects: Arc<dyn Objects>,
     pub(crate) pace: Arc<dyn Pace>,
     pub(crate) settings: Settings,
+    /// The store has answered.
+    met: Arc<AtomicBool>,
 }
 
 /// Whose frame it is.
@@ -51,20 +62,25 @@ impl Log {
     /// The log in a store.
     #[must_use]
     pub fn new(objects: Arc<dyn Objects>, pace: Arc<dyn Pace>, settings: Settings) -> Log {
-        Log { objects, pace, settings }
+        Log { objects, pace, settings, met: Arc::default() }
     }
 
     /// Asks again while failures may pass.
     pub(crate) fn ask<T>(&self, what: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let mut pause = PAUSE;
-        for _ in 1..TRIES {
+        let tries = if self.met.load(Relaxed) { TRIES } else { FIRST_TRIES };
+        for left in (0..tries).rev() {
             match what() {
-                Err(error) if may_pass(&error) => self.pace.sleep(pause),
-                known => return known,
+                Err(error) if may_pass(&error) && left > 0 => self.pace.sleep(pause),
+                Err(error) if may_pass(&error) => return Err(error),
+                known => {
+                    self.met.store(true, Relaxed);
+                    return known;
+                }
             }
-            pause *= 2;
+            pause = (pause * 2).min(PAUSE_MAX);
         }
-        what()
+        Err(Error::new(Kind::Io, "no answer"))
     }
 
     /// A range of an object that is as long as the object is there; of an object with `total` bytes, if
@@ -110,13 +126,18 @@ impl Log {
     /// # Errors
     /// `NotFound` when there is none yet, `Corrupt`, and those of the store.
     pub fn frame(&self, number: u64) -> Result<Frame> {
+        self.frame_and_bytes(number).map(|(frame, _)| frame)
+    }
+
+    /// The same, with the bytes of its object.
+    pub(crate) fn frame_and_bytes(&self, number: u64) -> Result<(Frame, Vec<u8>)> {
         let name = frame_name(number);
         let mut last = None;
         // A body that was mixed up on its way may be right the next time.
         for _ in 0..3 {
             let bytes = self.whole(&name, FRAME_MAX)?;
             match Frame::decode_checked(&bytes, number, self.settings.keeps(Rule::BodiesHashed)) {
-                Ok(frame) => return Ok(frame),
+                Ok(frame) => return Ok((frame, bytes)),
                 Err(error) => last = Some(error),
             }
         }
@@ -168,7 +189,7 @@ impl Log {
     /// `Io` when that was not known in time: the frame may be there, come later, or never.
     pub(crate) fn append(&self, number: u64, bytes: &[u8]) -> Result<Appended> {
         let name = frame_name(number);
-        let is_ours = || self.whole(&name, FRAME_MAX).map(|found| found == bytes);
+        let is_ours = || self.has_bytes(&name, bytes, FRAME_MAX);
         self.settle(&name, bytes, &|| {
             if !self.settings.keeps(Rule::UnknownIsSentAgain) {
                 return Ok(false);
@@ -178,21 +199,28 @@ impl Log {
         .map(|ours| if ours { Appended::Ours } else { Appended::Others })
     }
 
+    /// True when the object has these bytes. It is read again when not: a body may be mixed up on its way.
+    fn has_bytes(&self, name: &str, bytes: &[u8], most: u64) -> Result<bool> {
+        for _ in 0..3 {
+            if self.whole(name, most)? == bytes {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Creates an object that nobody else may create.
     ///
     /// # Errors
     /// `Io` when it is not known in time that it is there, `Corrupt` when another one is.
     pub(crate) fn create_own(&self, name: &str, bytes: &[u8], most: u64) -> Result<()> {
-        let is_ours = || {
-            if !self.settings.keeps(Rule::PacksCompared) {
-                return Ok(true);
-            }
-            self.whole(name, most).map(|found| found == bytes)
-        };
+        let is_ours = || self.has_bytes(name, bytes, most);
         match self.settle(name, bytes, &is_ours)? {
             true => Ok(()),
             false => {
-                let why = format!("{name} is there already, with other bytes: two processes write as one");
+                let why = format!(
+                    "{name} is there already, with other bytes: two processes write as one"
+                );
                 Err(Error::new(Kind::Corrupt, why))
             }
         }

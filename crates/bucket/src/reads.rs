@@ -22,6 +22,8 @@ pub(crate) struct Place {
     /// The first byte and the last one of the object that may be read with it, and its length if that is known.
     pub(crate) within: (u64, u64),
     pub(crate) total: Option<u64>,
+    /// The number of the frame that the object is: its hash is compared.
+    pub(crate) frame: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -85,8 +87,13 @@ impl Cache {
 
     /// Reads a run of blocks, keeps them, and returns the first one, with all behind it.
     fn fetch(&self, log: &Log, place: &Place, from: u64, to: u64) -> Result<Arc<[u8]>> {
-        let body = log.get(&place.name, from, to - from, place.total);
-        let mut bytes = body.map_err(|error| lost(&place.name, error))?.bytes;
+        let read = match place.frame {
+            Some(number) => log.frame_and_bytes(number).map(|(_, bytes)| {
+                bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()
+            }),
+            None => log.get(&place.name, from, to - from, place.total).map(|body| body.bytes),
+        };
+        let mut bytes = read.map_err(|error| lost(&place.name, error))?;
         if !log.settings.keeps(Rule::BodiesWhole) {
             bytes.resize((to - from) as usize, 0);
         }

@@ -42,6 +42,12 @@ pub struct Settings {
     pub table_every: u64,
     /// Bytes of packs that are kept in memory for readers.
     pub cache_bytes: u64,
+    /// A write of so many bytes is a pack by itself, so that its object goes when the range does.
+    pub large: usize,
+    /// Bytes at which a pack of short writes is closed.
+    pub small_max: usize,
+    /// Most bytes of short writes that stand in a frame: frames stay for ever.
+    pub inline_max: usize,
     /// Seconds for which stays what a frame dropped.
     pub trash: u64,
     /// The rule that is broken.
@@ -60,6 +66,9 @@ impl Default for Settings {
             threads: 4,
             table_every: 16,
             cache_bytes: 64 << 20,
+            large: 256 << 10,
+            small_max: 4 << 20,
+            inline_max: 32 << 10,
             trash: 24 * 3600,
             #[cfg(feature = "planted-bugs")]
             broken: None,

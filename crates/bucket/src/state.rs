@@ -335,13 +335,12 @@ impl State {
     /// True when the object is needed, or waits to be deleted.
     pub(crate) fn knows(&self, id: &Id) -> bool {
         let is_pack = id.sort == Sort::Pack && self.packs.contains_key(&(id.writer, id.number));
-        is_pack
-            || self.dropped.contains_key(id)
-            || self.table.is_some_and(|table| table.id == *id)
+        is_pack || self.dropped.contains_key(id) || self.table.is_some_and(|table| table.id == *id)
     }
 
     /// The bytes of a table of this state.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let mut to = Writing::default();
         to.raw(&TABLE_MAGIC).eight(self.at).raw(&self.sum).raw(&self.id).eight(self.next_inode);
         let writer = self.writer.clone().unwrap_or_default();

@@ -100,9 +100,7 @@ pub(crate) fn spawn(shared: &Arc<Shared>) -> Result<()> {
     for _ in 0..shared.log.settings.threads {
         let weak = Arc::downgrade(shared);
         let thread = std::thread::Builder::new().name("packs".into());
-        thread
-            .spawn(move || work(&weak))
-            .map_err(|e| Error::from_io("can't send packs", e))?;
+        thread.spawn(move || work(&weak)).map_err(|e| Error::from_io("can't send packs", e))?;
     }
     Ok(())
 }

@@ -35,6 +35,15 @@ pub(crate) fn listed(log: &Log, folder: &str) -> Result<BTreeMap<String, u64>> {
 }
 
 impl Bucket {
+    /// The names of all packs and tables that the log needs.
+    #[must_use]
+    pub fn needed(&self) -> std::collections::BTreeSet<String> {
+        let core = self.shared.core.lock();
+        let packs = core.state.packs.iter().filter(|(_, pack)| pack.inline.is_none());
+        let packs = packs.map(|(id, _)| pack_name(*id));
+        packs.chain(core.state.table.map(|table| table.id.to_string())).collect()
+    }
+
     /// Compares the listing with the log, by names and lengths; no data is read.
     ///
     /// # Errors

@@ -17,12 +17,32 @@ use crate::{
 pub(crate) fn newest(log: &Log) -> Result<Option<State>> {
     let known = log.settings.known.filter(|_| log.settings.keeps(Rule::GoneBackRefused));
     let from = known.map_or(0, |known| known.frame);
-    let end = log.end(from)?;
-    if end == 0 {
-        return Ok(None);
+    let mut end = log.end(from)?;
+    loop {
+        if end == 0 {
+            return Ok(None);
+        }
+        match as_of(log, end, known) {
+            // Its table may be of long ago, when this process was asleep: then there is a later one.
+            Err(error) if error.kind() == Kind::Corrupt => {
+                let later = log.end(end)?;
+                if later == end {
+                    return Err(error);
+                }
+                end = later;
+            }
+            state => return state.map(Some),
+        }
     }
+}
+
+/// The state as of the last frame.
+fn as_of(log: &Log, end: u64, known: Option<Known>) -> Result<State> {
+    let from = known.map_or(0, |known| known.frame);
     let last = match log.frame(end) {
-        Err(error) if error.kind() == Kind::NotFound && known.is_some() => return Err(gone_back(from)),
+        Err(error) if error.kind() == Kind::NotFound && known.is_some() => {
+            return Err(gone_back(from));
+        }
         frame => frame?,
     };
     let mut state = from_table(log, last.table_frame, &last)?;
@@ -30,7 +50,7 @@ pub(crate) fn newest(log: &Log) -> Result<Option<State>> {
     if let Some(known) = known {
         compare(log, known, &state)?;
     }
-    Ok(Some(state))
+    Ok(state)
 }
 
 /// The state before the frame that names the newest table.

@@ -4,6 +4,8 @@
 pub mod archive_care;
 pub mod archive_dir;
 pub mod archive_work;
+pub mod away;
+pub mod bucket;
 pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
