@@ -255,7 +255,10 @@ impl Inner {
                 if !name.starts_with("writer/") {
                     self.fail(Checker::FramesOnce, format!("{name} is written over"));
                 }
-                self.leases.entry(name.clone()).or_default().push(made);
+                // A copy that comes late changes nothing.
+                if self.objects.get(name).is_none_or(|object| object.bytes != *bytes) {
+                    self.leases.entry(name.clone()).or_default().push(made);
+                }
                 self.objects.insert(name.clone(), Object { bytes: bytes.clone(), made });
             }
             Change::Delete(name) => {
