@@ -150,3 +150,35 @@ fn addresses_and_stores_that_can_not_be_are_told() {
     let far = address(&desk);
     desk.fails(&format!("create archive {far} --fast f"), 2, &["in a bucket"]);
 }
+
+/// Runs where `ONEFOLD_S3` names a bucket; `cargo xtask test s3` makes one.
+#[test]
+fn verbs_of_archives_work_in_s3() {
+    let Ok(bucket) = std::env::var("ONEFOLD_S3") else {
+        println!("skipped: ONEFOLD_S3 names no bucket");
+        return;
+    };
+    let desk = Desk::new();
+    let far = format!("s3://{bucket}/cli/a");
+    fs::create_dir_all(desk.path("home")).unwrap();
+    fs::write(desk.path("home/file"), noise(1, 9_000_000)).unwrap();
+    desk.fails(&format!("ls {far}"), 1, &[&far, "there is no archive"]);
+    desk.fails("ls s3://no-such-bucket-here/x", 1, &["there is no bucket of that name"]);
+    desk.ok(&format!("create archive {far} --key key"));
+    desk.ok(&format!("backup {far} home --set home --key key"));
+    fs::write(desk.path("home/more"), noise(2, 1_000_000)).unwrap();
+    desk.ok(&format!("backup {far} home --set home --key key"));
+    desk.ok(&format!("restore {far} home -C back --key key"));
+    let back = desk.path("back").join(desk.path("home").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(back.join("file")).unwrap(), noise(1, 9_000_000));
+    desk.ok(&format!("forget {far} --keep-last 1 --set home --key key"));
+    desk.ok(&format!("gc {far} --trash 0 --key key"));
+    desk.ok(&format!("check {far} --key key"));
+    let offline = desk
+        .command(&format!("ls {far} --key key"))
+        .env("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&offline.stderr);
+    assert!(!offline.status.success() && said.contains("can't be reached"), "{said}");
+}
