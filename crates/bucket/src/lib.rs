@@ -9,7 +9,7 @@
 //! | module | what |
 //! |---|---|
 //! | `objects`, `stores` | what an object store does; memory, directory, S3 |
-//! | `format` | the bytes of frames and tables, and their decoders |
+//! | `format`, `decoders` | the bytes of frames and names, and what decodes them |
 //! | `state` | what the frames say, applied |
 //! | `log` | finding the end, reading, and appending a frame until it is known whose it is |
 //! | `view` | the state as of the end of the log |
@@ -35,6 +35,7 @@
 
 mod collect;
 mod commit;
+mod decoders;
 mod files;
 mod format;
 mod log;
@@ -53,8 +54,9 @@ mod view;
 mod writer;
 
 pub use collect::Collected;
+pub use decoders::decoders;
 pub use files::BucketFiles;
-pub use format::{Frame, decoders};
+pub use format::Frame;
 pub use log::Log;
 pub use objects::{Body, Created, Listed, Objects};
 pub use pace::{Pace, SystemPace};

@@ -49,6 +49,8 @@ impl Bucket {
     /// # Errors
     /// Those of the store.
     pub fn differences(&self) -> Result<Vec<Difference>> {
+        // What this process has written is no loss while it is on its way.
+        self.shared.commit()?;
         let log = &self.shared.log;
         let needed: BTreeMap<String, u64> = {
             let core = self.shared.core.lock();

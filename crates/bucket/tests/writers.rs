@@ -260,6 +260,16 @@ fn a_frame_that_was_lost_is_told_and_no_log_begins_in_its_place() {
 }
 
 #[test]
+fn what_is_on_its_way_is_no_loss() {
+    let (_, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    for (name, bytes) in [("a", 1000), ("b", 1 << 20), ("keys", 10)] {
+        bucket.files().create(name).unwrap().write_at(0, &noise(1, bytes)).unwrap();
+        assert_eq!(bucket.differences().unwrap(), []);
+    }
+}
+
+#[test]
 fn what_is_lost_is_told() {
     let (memory, objects) = memory();
     let bucket = writer(&objects, 1).unwrap();
