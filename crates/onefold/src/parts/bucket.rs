@@ -251,7 +251,7 @@ impl Place {
             shown: path.display().to_string(),
             key: address.key(),
             accepts_older: keys::accepts_older(),
-            objects: address.store()?,
+            objects: address.store().map_err(|error| error.context(path.display()))?,
             pace: Arc::new(SystemPace::new(nonce)),
             reader: Mutex::default(),
             writer: Mutex::default(),
