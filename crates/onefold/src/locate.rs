@@ -5,8 +5,8 @@ use std::{fmt, path::Path};
 use onefold_core::{Error, Kind, Result};
 
 use crate::parts::{
+    address::is_away,
     archive_dir::ArchiveDir,
-    away::is_away,
     cluster_store::{Url, store_at},
     store_file::StoreFile,
 };

@@ -27,8 +27,8 @@ use self::{
 };
 use onefold::parts::{
     Found,
+    address::is_away,
     archive_dir::ArchiveDir,
-    away::is_away,
     far::{Asked, asked},
     operator::word,
 };

@@ -26,7 +26,8 @@ use onefold_core::{Error, Files, Kind, Result, hex_digits};
 use onefold_remote::Right;
 
 use super::{
-    away::{Away, is_away},
+    address::is_away,
+    away::Away,
     control::{Client, places},
     index_place::IndexPlace,
     keeper::{self, Keeper},
@@ -210,34 +211,6 @@ impl ArchiveDir {
     #[must_use]
     pub fn is_far(&self) -> bool {
         self.far.is_some()
-    }
-
-    /// True when it is in an object store.
-    #[must_use]
-    pub fn is_in_bucket(&self) -> bool {
-        matches!(self.far, Some(Away::Bucket(_)))
-    }
-
-    /// Deletes objects that nothing in the archive needs; `None` when it is in no object store.
-    ///
-    /// # Errors
-    /// `Busy` while another process changes the archive, and those of the store.
-    pub fn collect_objects(&self) -> Result<Option<Collected>> {
-        match &self.far {
-            Some(Away::Bucket(place)) => place.collect().map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// A sentence for each object that the archive needs and that is lost, or has another length.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn lost_objects(&self) -> Result<Vec<String>> {
-        match &self.far {
-            Some(Away::Bucket(place)) => place.losses(),
-            _ => Ok(Vec::new()),
-        }
     }
 
     /// Errors when it is on another host, where alone `what` is possible, or in an object store.
@@ -642,6 +615,34 @@ impl ArchiveDir {
             // Somebody else's, or on a file system that takes no writes.
             Err(_) => self.open_to_read(memory),
         }
+    }
+}
+
+/// True when the archive is in an object store.
+#[must_use]
+pub fn is_in_bucket(archive: &ArchiveDir) -> bool {
+    matches!(archive.far, Some(Away::Bucket(_)))
+}
+
+/// Deletes objects that nothing in the archive needs; `None` when it is in no object store.
+///
+/// # Errors
+/// `Busy` while another process changes the archive, and those of the store.
+pub fn collect_objects(archive: &ArchiveDir) -> Result<Option<Collected>> {
+    match &archive.far {
+        Some(Away::Bucket(place)) => place.collect().map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// A sentence for each object that the archive needs and that is lost, or has another length.
+///
+/// # Errors
+/// Those of the store.
+pub fn lost_objects(archive: &ArchiveDir) -> Result<Vec<String>> {
+    match &archive.far {
+        Some(Away::Bucket(place)) => place.losses(),
+        _ => Ok(Vec::new()),
     }
 }
 

@@ -6,6 +6,7 @@ use onefold_core::{Error, Files, Kind, Result};
 use onefold_remote::Greeting;
 
 use super::{
+    address::is_bucket,
     bucket::{self, Place},
     far::{self, Far},
 };
@@ -17,12 +18,6 @@ pub(super) enum Away {
     Host(Arc<Far>),
     /// In an object store.
     Bucket(Arc<Place>),
-}
-
-/// True for an address of another host or of an object store.
-#[must_use]
-pub fn is_away(path: &Path) -> bool {
-    far::is_address(path) || bucket::is_bucket(path)
 }
 
 /// Ends what this process has with other hosts and object stores; what still uses one fails.
@@ -39,7 +34,7 @@ impl Away {
     pub(super) fn reach(path: &Path) -> Result<Option<Away>> {
         Ok(if far::is_address(path) {
             Some(Away::Host(far::reach(path)?))
-        } else if bucket::is_bucket(path) {
+        } else if is_bucket(path) {
             Some(Away::Bucket(bucket::reach(path)?))
         } else {
             None
@@ -53,7 +48,7 @@ impl Away {
     pub(super) fn make(path: &Path) -> Result<Option<Arc<dyn Files>>> {
         Ok(if far::is_address(path) {
             Some(Arc::new(far::make(path)?.files().clone()))
-        } else if bucket::is_bucket(path) {
+        } else if is_bucket(path) {
             Some(bucket::make(path)?)
         } else {
             None

@@ -24,13 +24,12 @@ use onefold_bucket::{
 use onefold_core::{Error, Files, Kind, Result, checksum, hex_digits};
 use parking_lot::Mutex;
 
-use super::{keys, operator::warn, sealed_before};
-
-/// How addresses of buckets begin.
-const S3_SCHEME: &str = "s3://";
-
-/// How addresses of directories that stand for buckets begin.
-const DIRECTORY_SCHEME: &str = "bucket:";
+use super::{
+    address::{DIRECTORY_SCHEME, S3_SCHEME},
+    keys,
+    operator::warn,
+    sealed_before,
+};
 
 /// How often a process that changes an archive says that it is there.
 const RENEW_EVERY: Duration = Duration::from_secs(20);
@@ -43,13 +42,6 @@ const NOTE_MAX: u64 = 1024;
 
 /// Most bytes of an address.
 const ADDRESS_MAX: usize = 2048;
-
-/// True for an address of an object store.
-#[must_use]
-pub fn is_bucket(path: &Path) -> bool {
-    let text = path.as_os_str().as_encoded_bytes();
-    [S3_SCHEME, DIRECTORY_SCHEME].iter().any(|scheme| text.starts_with(scheme.as_bytes()))
-}
 
 /// Where an archive is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

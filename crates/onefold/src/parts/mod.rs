@@ -1,6 +1,7 @@
 //! The parts that open stores: files, folders, claims, control sockets. The command uses it where
 //! this library has no call yet; nothing of it is stable.
 
+pub mod address;
 pub mod archive_care;
 pub mod archive_dir;
 pub mod archive_work;

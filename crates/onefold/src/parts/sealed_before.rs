@@ -23,7 +23,7 @@ use std::{
 use onefold_backend::new_file::{NewFile, replace};
 use onefold_core::{Error, Kind, Result, checksum, hex_digits};
 
-use super::{away::is_away, user_directory::user_directory};
+use super::{address::is_away, user_directory::user_directory};
 
 /// The word before a state's number.
 const STATE: &str = "state ";

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use onefold::parts::{
     archive_care::{self, Depth, Extent, Outcome},
-    archive_dir::ArchiveDir,
+    archive_dir::{ArchiveDir, lost_objects},
     operator::warn,
 };
 use onefold_console::{
@@ -96,7 +96,7 @@ pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Res
     })?;
     drop(bars);
     let what = what(directory.path(), extent.only);
-    let lost = directory.lost_objects()?;
+    let lost = lost_objects(directory)?;
     lost.iter().for_each(|sentence| warn(sentence));
     if json {
         output::json(&found(&made))?

@@ -16,9 +16,8 @@ use super::{
     placement::{Placed, code},
 };
 use onefold::parts::{
+    address::{is_away, is_bucket},
     archive_dir::{ArchiveDir, make_directory, name_archive},
-    away::is_away,
-    bucket::is_bucket,
     foreign, index_move,
     operator::word,
     sealed_before,

@@ -17,7 +17,7 @@ use onefold_core::{
 use serde_json::json;
 
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
-use onefold::parts::{away::is_away, cluster_store::Url, operator};
+use onefold::parts::{address::is_away, cluster_store::Url, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster

@@ -18,7 +18,7 @@ use serde_json::json;
 use self::left::Left;
 use super::{Found, cluster, keeping::period::period, refused};
 use onefold::parts::{
-    archive_dir::{ArchiveDir, now},
+    archive_dir::{ArchiveDir, collect_objects as delete_objects, is_in_bucket, now},
     cluster_store::Url,
     operator::warn,
 };
@@ -280,7 +280,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         keep_partial: options.keep_partial.as_secs(),
         trash: options.trash.as_secs(),
         wait: !options.no_wait,
-        reserve_bytes: match directory.is_in_bucket() {
+        reserve_bytes: match is_in_bucket(&directory) {
             true => 0,
             false => Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         },
@@ -392,7 +392,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 /// Deletes objects that nothing in the archive needs, where it lies in a bucket.
 fn collect_objects(directory: &ArchiveDir, options: &Options) -> Result<(), Failure> {
-    let Some(collected) = directory.collect_objects()? else { return Ok(()) };
+    let Some(collected) = delete_objects(directory)? else { return Ok(()) };
     let (deleted, waiting) = (collected.deleted, collected.waiting);
     tracing::debug!("{} objects that no frame names were deleted", collected.orphans);
     if !options.json {
