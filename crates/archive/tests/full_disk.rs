@@ -254,7 +254,7 @@ fn volumes_on_a_full_disk(place: &Path) {
     small.wait(last).unwrap();
     let refused = (80..200).find(|&n| more(n).is_err()).unwrap();
     assert_eq!(more(refused).unwrap_err().kind(), Kind::NoSpace);
-    // It can still be trimmed, in more places than may wait: what is zero takes no room.
+    // The volume can still be trimmed, in more places than may wait: zeroes take no room.
     for n in 0..12 {
         big.trim(16 * MIB + n * (256 << 10), 128 << 10).unwrap();
     }

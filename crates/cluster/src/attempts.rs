@@ -111,7 +111,7 @@ impl Judge {
             self.looked = None;
         }
         let operations = u64::from(session.kernel().format().shards) + 4 * judged.len() as u64;
-        // Those that are not over wait anew, so that however many there are the others have their turn.
+        // Attempts that are not over wait anew, so that the others have their turn, however many there are.
         self.seen.extend(judged.into_iter().map(|attempt| (attempt, now)));
         Ok(operations)
     }

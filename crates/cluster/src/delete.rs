@@ -107,7 +107,7 @@ impl<'s> Deletion<'s> {
         }
         match stuck {
             Some(error) if !any => {
-                // What is kept there only takes room: it is told once, and another session tries again.
+                // Kept chunks only take room: the failure is told once, and another session tries again.
                 self.session.cooled().lock().extend(uncooled);
                 Err(error)
             }

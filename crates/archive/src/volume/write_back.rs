@@ -64,7 +64,7 @@ type Frozen = Vec<(u64, FrozenLayer)>;
 /// The losses of a write-back, one for each volume.
 type Losses = Vec<Loss>;
 
-/// What a write-back of layers came to.
+/// The result of a write-back of layers.
 struct Written {
     done: Result<Losses>,
     /// The zeroes are durable, also where the rest found no room.

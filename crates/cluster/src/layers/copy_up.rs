@@ -42,10 +42,10 @@ struct Source {
     standing: BTreeMap<u32, Vec<u8>>,
 }
 
-/// What a look for the object in the layers below found.
+/// The result of a look for the object in the layers below.
 enum Look {
     Found(Source),
-    /// It changed between two reads: it is looked at again.
+    /// The object changed between two reads, and is looked at again.
     Changed,
     /// A layer that should have it has it not, or not any more.
     Gone(ObjectId),

@@ -107,7 +107,7 @@ impl<'a> Leaving<'a> {
         let (kernel, id) = (self.kernel(), self.id);
         loop {
             let seen = Child::read(kernel, child)?;
-            // It inherits nothing any more.
+            // The child inherits nothing any more.
             let Some(inherits) = seen.parent else { return Ok(Handed::Down) };
             if inherits.id != id {
                 let overtakes = kernel.keeps(Rule::OtherParentsStamped);
