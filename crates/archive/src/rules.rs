@@ -38,6 +38,9 @@ pub enum Rule {
     /// A head is remembered when the frame is durable. Otherwise a power cut leaves an archive that is
     /// refused as an older one.
     HeadsNotedWhenDurable,
+    /// A head is remembered when the label that says that the archive keeps heads is durable. Otherwise a power
+    /// cut undoes the upgrade that gave it heads, and the archive is refused.
+    HeadsNotedBehindLabel,
     /// The hashes of a log are durable before the snapshot that follows it. Otherwise who saw the archive
     /// before can't find out that it goes on from there.
     HashesBeforeSnapshot,
@@ -366,7 +369,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 101] = [
+    pub const BUGS: [(&'static str, Rule); 102] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -457,6 +460,7 @@ impl Rule {
         ("listed-in-another-domain", Rule::ListedInItsDomain),
         ("head-not-compared", Rule::HeadsCompared),
         ("head-noted-early", Rule::HeadsNotedWhenDurable),
+        ("head-noted-before-label", Rule::HeadsNotedBehindLabel),
         ("hashes-unwritten", Rule::HashesBeforeSnapshot),
         ("data-key-changed-beside-others", Rule::DataKeyChangedAlone),
         ("fingerprints-of-older-key", Rule::FingerprintsOfNewestKey),

@@ -11,7 +11,7 @@ use super::{
     domains::{domain_of, follow_data_keys, forget_erased},
     frames::{Replayed, changes_lost, ends_here, fits, locks_fail, log_full, replay},
     heads::{self, FrameHash},
-    label::{make_label_durable, record_synced, recorded_synced},
+    label::{is_label_durable, make_label_durable, record_synced, recorded_synced},
     next_log::NextLog,
     position::{LogPosition, occupied},
     roles::{fit_roles, is_put},
@@ -246,11 +246,22 @@ impl Archive {
                     replayed?;
                     follow_data_keys(self, &position.tables)?;
                     position.has_passed()?;
-                    heads::saw(&self.settings, &self.label, &position.tables);
-                    return Ok(());
+                    return self.saw_last_head(position);
                 }
             }
         }
+    }
+
+    /// Tells the opener of a sealed archive the head of the log's end. A label that a power cut may undo could
+    /// leave an archive that keeps no heads yet, so its head is not told.
+    fn saw_last_head(&self, position: &LogPosition) -> Result<()> {
+        let lasts = self.label.sealed.is_none()
+            || !self.keeps(Rule::HeadsNotedBehindLabel)
+            || is_label_durable(self, position)?;
+        if lasts {
+            heads::saw(&self.settings, &self.label, &position.tables);
+        }
+        Ok(())
     }
 
     /// Replays for a reader, which writes nothing: makes frames durable that no process recorded

@@ -27,10 +27,7 @@ pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) 
             let why = "the label of the archive is damaged: any change by who manages it mends that, as `onefold gc`";
             return Err(Error::new(Kind::Denied, why));
         }
-        let file = archive.files.open(LABEL)?;
-        let mut label = vec![0; 2 * LABEL_BYTES];
-        let there = file.read_at(0, &mut label)?;
-        if !file.keeps(0, &label[..there])? {
+        if !is_label_kept(archive)? {
             return Err(Error::new(Kind::Io, "the disk does not keep the label of the archive"));
         }
     } else if position.label_lost || recorded_synced(archive)?.1 < position.snapshot {
@@ -49,6 +46,24 @@ pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) 
         Err(error) if error.kind() != Kind::NoSpace => Err(error),
         _ => Ok(()),
     }
+}
+
+/// True when a crash leaves the label that names this position. Writes nothing.
+///
+/// # Errors
+/// The errors of the system.
+pub(super) fn is_label_durable(archive: &Archive, position: &LogPosition) -> Result<bool> {
+    Ok(position.label_durable
+        || recorded_synced(archive)?.1 >= position.snapshot
+        || is_label_kept(archive)?)
+}
+
+/// True when the disk has both places of the label as they are read.
+fn is_label_kept(archive: &Archive) -> Result<bool> {
+    let file = archive.files.open(LABEL)?;
+    let mut label = vec![0; 2 * LABEL_BYTES];
+    let there = file.read_at(0, &mut label)?;
+    file.keeps(0, &label[..there])
 }
 
 /// Writes the label of a position to the place of its generation.
