@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Ingest, Parents,
-    Part, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry, TreeReader,
-    TreeWhat, Verify, encode_attributes,
+    Archive, Attributes, BackupRequest, Batch, Content, Cutting, Entries, Event, FileMap, Ingest,
+    Parents, Part, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry,
+    TreeReader, TreeWhat, Verify, encode_attributes,
 };
 use onefold_core::{Error, Kind};
 
@@ -46,7 +46,10 @@ pub(crate) struct Backing {
     request: BackupRequest,
     tree: Arc<Tree>,
     visits: std::vec::IntoIter<Visit>,
-    /// The tree is that of the parent: unless something was noted as damaged, no page is written.
+    archive: Arc<Archive>,
+    /// The tree is that of the parent: unless something was noted as damaged, no page is written. Chunks that a
+    /// collection condemned and did not look at again are stored once more, and so are the pages that name
+    /// them.
     unchanged: bool,
     /// The serving process makes it.
     pub(crate) served: bool,
@@ -113,8 +116,7 @@ impl Backing {
             rest = &rest[part..];
             if let Some(mut batch) = self.cutting.advance(part) {
                 batch.fingerprint(self.session.domain());
-                let Backing { session, builder, writer, .. } = self;
-                session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))?;
+                self.add(&batch)?;
             }
         }
         Ok(())
@@ -123,8 +125,13 @@ impl Backing {
     fn store(&mut self) -> Result<(), Error> {
         let mut batch = self.cutting.some();
         batch.fingerprint(self.session.domain());
+        self.add(&batch)
+    }
+
+    fn add(&mut self, batch: &Batch) -> Result<(), Error> {
+        self.unchanged &= self.archive.tables().condemned.is_empty();
         let Backing { session, builder, writer, .. } = self;
-        session.add_to(&batch, builder, &mut |open| writer.pack_and_write(open))
+        session.add_to(batch, builder, &mut |open| writer.pack_and_write(open))
     }
 
     /// Does the next of the walk; false behind its end.
@@ -327,7 +334,9 @@ impl Sim {
         let same = parent.as_ref().and_then(|parent| self.kept.get(&parent.id.0));
         let simple = matches!(self.params.profile, Profile::Crashes)
             && !self.params.medium.damages()
-            && self.params.spread.is_none();
+            && self.params.spread.is_none()
+            // What an index has that is not there is stored again.
+            && !self.params.index_disk;
         // Pages under an older data key are written again.
         let has_changed = session.tables().data_keys.all().next().is_some();
         let is_same = same.is_some_and(|kept| *kept.tree == self.tree);
@@ -349,6 +358,7 @@ impl Sim {
         let visits = visits(&tree).into_iter();
         let parents = beside;
         let mut backing = Backing {
+            archive,
             session,
             writer,
             cutting,
