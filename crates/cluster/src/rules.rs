@@ -58,6 +58,12 @@ pub enum Rule {
     /// The owner of a volume counts each change of it. Otherwise a client gets what was read ahead before the
     /// change.
     ChangesCounted,
+    /// A volume of which a snapshot was taken keeps the results of the writes before. Otherwise a client learns
+    /// nothing of one that failed.
+    TicketsGoOn,
+    /// No snapshot is taken while a change of a client that failed may still come. Otherwise it changes what the
+    /// snapshot holds.
+    StepsAreSure,
     /// A server that others stand by for answers nothing without a young proof that it was not shut
     /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
     AnswersProven,
@@ -216,7 +222,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 70] = [
+    pub const BUGS: [(&'static str, Rule); 72] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -287,5 +293,7 @@ impl Rule {
         ("takeover-ignores-the-beat", Rule::TakeoverComparesBeat),
         ("failed-takeovers-without-pause", Rule::FailedTakeoversPause),
         ("change-not-counted", Rule::ChangesCounted),
+        ("tickets-begin-anew", Rule::TicketsGoOn),
+        ("snapshot-before-a-late-write", Rule::StepsAreSure),
     ];
 }

@@ -48,14 +48,19 @@ pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) 
     }
 }
 
-/// True when a crash leaves the label that names this position. Writes nothing.
+/// True when a crash leaves the label that names this position, as far as can be told. Writes nothing.
 ///
 /// # Errors
 /// The errors of the system.
 pub(super) fn is_label_durable(archive: &Archive, position: &LogPosition) -> Result<bool> {
-    Ok(position.label_durable
-        || recorded_synced(archive)?.1 >= position.snapshot
-        || is_label_kept(archive)?)
+    if position.label_durable || recorded_synced(archive)?.1 >= position.snapshot {
+        return Ok(true);
+    }
+    match is_label_kept(archive) {
+        // One place may be lost.
+        Err(error) if error.kind() == Kind::Io => Ok(false),
+        kept => kept,
+    }
 }
 
 /// True when the disk has both places of the label as they are read.

@@ -48,6 +48,20 @@ fn parts(name: &str) -> Result<(&str, &str)> {
     )
 }
 
+fn may_come(name: &str) -> Error {
+    let name = name.escape_debug();
+    let what =
+        format!("a write to volume '{name}' failed and may still come: restart its server first");
+    Error::new(Kind::Busy, what)
+}
+
+/// What became of a volume that is attached.
+pub(crate) struct Moved {
+    /// Its new number, where it has one.
+    pub(crate) to: Option<Named>,
+    pub(crate) done: Result<()>,
+}
+
 /// The snapshots of a store.
 pub struct Snapshots<'s> {
     session: &'s Arc<Session>,
@@ -118,24 +132,48 @@ impl<'s> Snapshots<'s> {
     /// of the store it is not known whether the snapshot was taken.
     pub fn take(&self, name: &str) -> Result<()> {
         let (volume, own) = parts(name)?;
-        self.while_owned(volume, Old::Stays, |named, mut table| {
-            if table.iter().any(|snapshot| snapshot.name == own) {
-                let what = format!("snapshot '{}' exists already", name.escape_debug());
-                return Err(Error::new(Kind::Exists, what));
-            }
-            if table.len() >= SNAPSHOTS_MAX {
-                let what = format!("a volume has {SNAPSHOTS_MAX} snapshots at most");
-                return Err(Error::new(Kind::Unsupported, what));
-            }
-            table.push(Snapshot {
-                volume: volume.to_owned(),
-                name: own.to_owned(),
-                bytes: named.bytes,
-                made: self.kernel().store().time(),
-                id: named.id,
-            });
-            self.layer(volume, named, &table, Old::Stays)
+        self.while_owned(volume, Old::Stays, |named, table| {
+            self.take_over((name, volume, own), named, table).map(drop)
         })
+    }
+
+    /// Takes a snapshot of a volume that this session has attached for writing. The volume has another number
+    /// afterwards, under which it is to be attached anew; its own is to be [left](Self::leave).
+    pub(crate) fn take_of(&self, volume: &Volume, name: &str) -> Moved {
+        let taken = parts(name).and_then(|(of, own)| {
+            self.make_sure(volume)?;
+            self.step(volume, of, Old::Stays, |named, table| {
+                self.take_over((name, of, own), named, table)
+            })
+        });
+        match taken {
+            Ok(to) => Moved { to: Some(to), done: Ok(()) },
+            Err(error) => Moved { to: None, done: Err(error) },
+        }
+    }
+
+    fn take_over(
+        &self,
+        (name, volume, own): (&str, &str, &str),
+        named: &Named,
+        mut table: Vec<Snapshot>,
+    ) -> Result<Named> {
+        if table.iter().any(|snapshot| snapshot.name == own) {
+            let what = format!("snapshot '{}' exists already", name.escape_debug());
+            return Err(Error::new(Kind::Exists, what));
+        }
+        if table.len() >= SNAPSHOTS_MAX {
+            let what = format!("a volume has {SNAPSHOTS_MAX} snapshots at most");
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        table.push(Snapshot {
+            volume: volume.to_owned(),
+            name: own.to_owned(),
+            bytes: named.bytes,
+            made: self.kernel().store().time(),
+            id: named.id,
+        });
+        self.layer(volume, named, &table, Old::Stays)
     }
 
     /// Gives a volume that nobody writes to what one of its snapshots holds, and its size. All snapshots
@@ -161,25 +199,63 @@ impl<'s> Snapshots<'s> {
     /// is no name. `Busy`: the snapshot is being deleted, or another server writes to the volume. After
     /// another error of the store it is not known whether the volume was made.
     pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
-        if Names::of(self.kernel()).find_finished(new_name)?.is_some() {
-            let what = format!("'{}' is there already", new_name.escape_debug());
-            return Err(Error::new(Kind::Exists, what));
-        }
+        self.must_be_free(new_name)?;
         if self.session.find(of)?.is_none_or(|named| named.what != What::Volume) && of.contains('@')
         {
             let new = self.prepare_over(new_name, &self.find(of)?, &[])?;
             return self.give(new_name, None, &new);
         }
         self.while_owned(of, Old::Goes, |named, table| {
-            let new = self.prepare(new_name, named, &[])?;
-            if self.kernel().keeps(Rule::ClonedVolumeLeft) {
-                // Both read the layer, until each has a map of its own.
-                self.layer(of, named, &table, Old::Goes).inspect_err(|_| {
-                    Names::of(self.kernel()).give_up(new_name, &new);
-                })?;
-            }
-            self.give(new_name, None, &new)
+            self.clone_over((of, new_name), named, &table, &mut None)
         })
+    }
+
+    /// Makes a volume that holds what a volume holds that this session has attached for writing. Where that one has
+    /// another number afterwards, it is to be attached anew; its own is to be [left](Self::leave).
+    pub(crate) fn clone_of(&self, volume: &Volume, of: &str, new_name: &str) -> Moved {
+        let mut to = None;
+        let sure = self.must_be_free(new_name).and_then(|()| self.make_sure(volume));
+        let done = sure.and_then(|()| {
+            self.step(volume, of, Old::Goes, |named, table| {
+                self.clone_over((of, new_name), named, &table, &mut to)
+            })
+        });
+        if to.is_none() {
+            Names::of(self.kernel()).unlock_filled(volume.id());
+        }
+        Moved { to, done }
+    }
+
+    fn must_be_free(&self, new_name: &str) -> Result<()> {
+        match Names::of(self.kernel()).find_finished(new_name)? {
+            None => Ok(()),
+            Some(_) => {
+                let what = format!("'{}' is there already", new_name.escape_debug());
+                Err(Error::new(Kind::Exists, what))
+            }
+        }
+    }
+
+    /// Gives the volume another number, `to`, over the one that it has, and makes another volume over that one, too.
+    fn clone_over(
+        &self,
+        (of, new_name): (&str, &str),
+        named: &Named,
+        table: &[Snapshot],
+        to: &mut Option<Named>,
+    ) -> Result<()> {
+        let new = self.prepare(new_name, named, &[])?;
+        if self.kernel().keeps(Rule::ClonedVolumeLeft) {
+            // Both read the layer, until each has a map of its own.
+            match self.layer(of, named, table, Old::Goes) {
+                Ok(moved) => *to = Some(moved),
+                Err(error) => {
+                    Names::of(self.kernel()).give_up(new_name, &new);
+                    return Err(error);
+                }
+            }
+        }
+        self.give(new_name, None, &new)
     }
 
     /// Deletes a snapshot. What only it holds is given back step by step, here or by any worker.
@@ -216,12 +292,43 @@ impl<'s> Snapshots<'s> {
         old: Old,
         does: impl FnOnce(&Named, Vec<Snapshot>) -> Result<()>,
     ) -> Result<()> {
-        let say = |why| failed("the catalogue can't be changed", why);
         self.nothing_may_come(name)?;
         let owns = self.kernel().keeps(Rule::SnapshotByOwner);
         let volume = Volume::attach(self.session, name, if owns { Mode::Own } else { Mode::Read })?;
-        record_layers(self.kernel()).map_err(say)?;
+        self.make_ready(&volume)?;
+        let done = self.step(&volume, name, old, does);
+        self.leave(volume, old, done.is_ok());
+        done
+    }
+
+    /// Before a step over a volume: the store may have layers, and the volume's trims reach their objects.
+    fn make_ready(&self, volume: &Volume) -> Result<()> {
+        record_layers(self.kernel())
+            .map_err(|why| failed("the catalogue can't be changed", why))?;
+        let owns = self.kernel().keeps(Rule::SnapshotByOwner);
         while owns && volume.discard_step()? {}
+        Ok(())
+    }
+
+    /// Before a step over a volume whose clients go on: all that they changed is over, and nothing that failed may
+    /// still come, which would change the layer.
+    fn make_sure(&self, volume: &Volume) -> Result<()> {
+        self.make_ready(volume)?;
+        volume.drain();
+        if volume.may_change() && self.kernel().keeps(Rule::StepsAreSure) {
+            return Err(may_come(volume.name()));
+        }
+        Ok(())
+    }
+
+    /// Does something with the number that a volume still has under its name.
+    fn step<T>(
+        &self,
+        volume: &Volume,
+        name: &str,
+        old: Old,
+        does: impl FnOnce(&Named, Vec<Snapshot>) -> Result<T>,
+    ) -> Result<T> {
         let done = || {
             let named = Names::of(self.kernel()).find_finished(name)?;
             let named = named.filter(|named| named.id == volume.id()).ok_or_else(|| {
@@ -230,23 +337,27 @@ impl<'s> Snapshots<'s> {
             })?;
             does(&named, snapshots_of_one(self.kernel(), name, &named)?)
         };
-        let id = volume.id();
-        let done = match old {
+        match old {
             Old::Stays => done(),
             // Nobody deletes the number, and shuts its owner out for that, before the owner has left it.
             Old::Goes => {
-                Names::of(self.kernel()).keep_filling(id).map_err(say).and_then(|()| done())
+                let kept = Names::of(self.kernel()).keep_filling(volume.id());
+                kept.map_err(|why| failed("the catalogue can't be changed", why))
+                    .and_then(|()| done())
             }
-        };
-        // What was done is done.
+        }
+    }
+
+    /// Leaves the number that a volume had before a step. What was done is done.
+    pub(crate) fn leave(&self, volume: Volume, old: Old, done: bool) {
+        let id = volume.id();
         let detached = volume.detach();
-        if done.is_ok() && detached.is_ok() {
+        if done && detached.is_ok() {
             let _ = self.leave_ownerless(id);
         }
         if old == Old::Goes {
             Names::of(self.kernel()).unlock_filled(id);
         }
-        done
     }
 
     /// Refuses when a write of this session failed and may still come: it would change the snapshot.
@@ -258,11 +369,7 @@ impl<'s> Snapshots<'s> {
             other => other.map_err(say)?,
         };
         if parse_owner(&owner) == Some((true, self.session.store().identity())) {
-            let what = format!(
-                "a write to volume '{}' failed and may still come: restart its server first",
-                name.escape_debug()
-            );
-            return Err(Error::new(Kind::Busy, what));
+            return Err(may_come(name));
         }
         Ok(())
     }
@@ -282,9 +389,9 @@ impl<'s> Snapshots<'s> {
     }
 
     /// Makes a volume over the number that it has, with this table of snapshots.
-    fn layer(&self, name: &str, of: &Named, table: &[Snapshot], old: Old) -> Result<()> {
+    fn layer(&self, name: &str, of: &Named, table: &[Snapshot], old: Old) -> Result<Named> {
         let new = self.prepare(name, of, table)?;
-        self.give(name, Some((of, old)), &new)
+        self.give(name, Some((of, old)), &new).map(|()| new)
     }
 
     /// Makes a volume over a snapshot, which has no name yet.

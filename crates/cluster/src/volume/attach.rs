@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use onefold_core::{
-    Changes, Error, Kind, Result,
+    Error, Kind, Result,
     object::{Pool, Refusal},
 };
 
@@ -194,7 +194,7 @@ impl Volume {
             trims: Trims::new(objects.clone(), discards, writes),
             promotion,
             objects,
-            changes: Changes::default(),
+            changes: Arc::default(),
             unsure: AtomicBool::new(false),
         })
     }

@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     objects::{Fill, Job, Objects},
-    queue::{Queue, Waiting},
+    queue::{Queue, Tickets, Waiting},
     write::Writes,
 };
 use crate::rules::Rule;
@@ -75,6 +75,16 @@ impl GroupCommit {
             group_over: Condvar::new(),
             failed: AtomicBool::new(false),
         }
+    }
+
+    /// The tickets so far. All writes are over.
+    pub(super) fn tickets(&self) -> Tickets {
+        self.queue.lock().tickets()
+    }
+
+    /// Goes on behind the tickets that a volume gave before. Nothing was queued yet.
+    pub(super) fn go_on_behind(&self, tickets: Tickets) {
+        self.queue.lock().go_on_behind(tickets);
     }
 
     /// True when a write that failed may still come. What the store refused does not, unless it was sent before

@@ -16,12 +16,14 @@
 //! | [`ownership`] | the owner's lock, takeover with fencing |
 //! | [`owners`] | who owns which volume |
 //! | [`attach`] | a volume made from these parts; the rescan after a crash |
+//! | [`attached`] | a volume that stays its clients' while snapshots are taken of it |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 //!
 //! Each part keeps its state to itself, and knows only those that stand before it. [`Volume`] checks
 //! what a client asks for, and passes it on.
 
 mod attach;
+mod attached;
 pub(crate) mod cache_manager;
 mod discard;
 mod group_commit;
@@ -48,7 +50,7 @@ use std::sync::{
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
 pub(crate) use self::ownership::{owner, parse_owner};
-pub use self::{attach::Mode, serve::ClusterExports};
+pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
@@ -88,7 +90,7 @@ pub struct Volume {
     reads: Reads,
     promotion: Arc<Promotion>,
     /// What clients change, for who reads ahead.
-    changes: Changes,
+    changes: Arc<Changes>,
     /// A trim failed, and may still come.
     unsure: AtomicBool,
 }
@@ -234,10 +236,19 @@ impl Volume {
     /// True when all that changes the volume is counted: no other server does at this moment, and no change
     /// that failed may still come.
     fn is_alone(&self) -> bool {
-        let unsure = self.unsure.load(Relaxed) || self.group_commit.has_failed();
         // The sessions that do not stand by ask for the lock alone.
         let locked = self.ownership.as_ref().is_some_and(Ownership::is_locked);
-        locked && !unsure && self.objects.session().is_alone()
+        locked && !self.may_change() && self.objects.session().is_alone()
+    }
+
+    /// True when a change of a client failed and may still come.
+    pub(crate) fn may_change(&self) -> bool {
+        self.unsure.load(Relaxed) || self.group_commit.has_failed()
+    }
+
+    /// Waits until all writes are over that came before, whether they succeeded or failed.
+    pub(crate) fn drain(&self) {
+        self.group_commit.drain();
     }
 
     /// Counts a change, from before anybody can see it until everybody does.

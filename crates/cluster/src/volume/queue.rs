@@ -47,67 +47,20 @@ impl Waiting {
     }
 }
 
-/// Writes that wait, and the results of those that were sent.
-#[derive(Default)]
-pub(super) struct Queue {
+/// The tickets of writes, and the results of those that are over.
+#[derive(Clone, Default)]
+pub(super) struct Tickets {
     /// The ticket given last.
     last: u64,
-    waiting: Vec<Waiting>,
-    /// Bytes of the writes that wait or are in flight.
-    bytes: usize,
-    /// Tickets and places of the writes in flight.
-    flying: BTreeMap<u64, Range<u64>>,
-    /// The objects that these writes change.
-    busy: BTreeSet<u64>,
-    groups: usize,
     failed: BTreeMap<u64, Error>,
     /// The last ticket whose failure was forgotten.
     forgotten: u64,
 }
 
-impl Queue {
-    /// True while so many bytes more may wait or be in flight, of so many at most; a client that brings
-    /// more lets them go first.
-    pub(super) fn has_room(&self, bytes: usize, most: usize) -> bool {
-        self.bytes + bytes <= most
-    }
-
-    /// Adds a write, and returns its ticket.
-    pub(super) fn push(&mut self, offset: u64, data: &[u8]) -> u64 {
+impl Tickets {
+    fn next(&mut self) -> u64 {
         self.last += 1;
-        self.bytes += data.len();
-        self.waiting.push(Waiting { ticket: self.last, offset, data: data.to_vec() });
         self.last
-    }
-
-    /// The ticket given last.
-    pub(super) fn last(&self) -> u64 {
-        self.last
-    }
-
-    /// True when a write that waits or is in flight changes bytes of a place.
-    pub(super) fn meets(&self, place: &Range<u64>) -> bool {
-        let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
-        self.flying.values().any(meets)
-            || self.waiting.iter().any(|waiting| meets(&waiting.range()))
-    }
-
-    /// The writes of a group are over; those that failed have errors, by their tickets.
-    pub(super) fn group_is_over(
-        &mut self,
-        group: &[Waiting],
-        failed: BTreeMap<u64, Error>,
-        object_bytes: u64,
-    ) {
-        self.keep(failed);
-        for waiting in group {
-            self.bytes -= waiting.data.len();
-            self.flying.remove(&waiting.ticket);
-            for object in waiting.objects(object_bytes) {
-                self.busy.remove(&object);
-            }
-        }
-        self.groups -= 1;
     }
 
     /// Keeps errors until a client asks for them.
@@ -130,6 +83,81 @@ impl Queue {
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// Writes that wait, and the results of those that were sent.
+#[derive(Default)]
+pub(super) struct Queue {
+    tickets: Tickets,
+    waiting: Vec<Waiting>,
+    /// Bytes of the writes that wait or are in flight.
+    bytes: usize,
+    /// Tickets and places of the writes in flight.
+    flying: BTreeMap<u64, Range<u64>>,
+    /// The objects that these writes change.
+    busy: BTreeSet<u64>,
+    groups: usize,
+}
+
+impl Queue {
+    /// True while so many bytes more may wait or be in flight, of so many at most; a client that brings
+    /// more lets them go first.
+    pub(super) fn has_room(&self, bytes: usize, most: usize) -> bool {
+        self.bytes + bytes <= most
+    }
+
+    /// Adds a write, and returns its ticket.
+    pub(super) fn push(&mut self, offset: u64, data: &[u8]) -> u64 {
+        let ticket = self.tickets.next();
+        self.bytes += data.len();
+        self.waiting.push(Waiting { ticket, offset, data: data.to_vec() });
+        ticket
+    }
+
+    /// The tickets so far. All writes are over.
+    pub(super) fn tickets(&self) -> Tickets {
+        self.tickets.clone()
+    }
+
+    /// Goes on behind the tickets that a volume gave before. Nothing was queued yet.
+    pub(super) fn go_on_behind(&mut self, tickets: Tickets) {
+        self.tickets = tickets;
+    }
+
+    /// The ticket given last.
+    pub(super) fn last(&self) -> u64 {
+        self.tickets.last
+    }
+
+    /// True when a write that waits or is in flight changes bytes of a place.
+    pub(super) fn meets(&self, place: &Range<u64>) -> bool {
+        let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
+        self.flying.values().any(meets)
+            || self.waiting.iter().any(|waiting| meets(&waiting.range()))
+    }
+
+    /// The writes of a group are over; those that failed have errors, by their tickets.
+    pub(super) fn group_is_over(
+        &mut self,
+        group: &[Waiting],
+        failed: BTreeMap<u64, Error>,
+        object_bytes: u64,
+    ) {
+        self.tickets.keep(failed);
+        for waiting in group {
+            self.bytes -= waiting.data.len();
+            self.flying.remove(&waiting.ticket);
+            for object in waiting.objects(object_bytes) {
+                self.busy.remove(&object);
+            }
+        }
+        self.groups -= 1;
+    }
+
+    /// The result of a write that is over.
+    pub(super) fn ended(&mut self, ticket: u64) -> Result<()> {
+        self.tickets.ended(ticket)
     }
 
     /// True until all up to this ticket are over.
@@ -185,10 +213,10 @@ mod tests {
         let failed = |tickets: Range<u64>| {
             tickets.map(|ticket| (ticket, Error::new(Kind::NoSpace, "full"))).collect()
         };
-        queue.keep(failed(1..10_001));
+        queue.tickets.keep(failed(1..10_001));
         assert!((1..10_001).all(|ticket| queue.ended(ticket).is_err()));
         assert!(
-            queue.failed.is_empty()
+            queue.tickets.failed.is_empty()
                 && queue.ended(10_001).is_ok()
                 && queue.ended(0).is_ok()
                 && Queue::default().ended(0).is_ok()
@@ -215,7 +243,8 @@ mod tests {
 
     #[test]
     fn groups_share_no_object_and_nothing_overtakes() {
-        let mut queue = Queue { last: 4, bytes: 400, ..Queue::default() };
+        let mut queue = Queue { bytes: 400, ..Queue::default() };
+        queue.tickets.last = 4;
         queue.waiting = vec![waiting(1, 0, 100), waiting(2, 1000, 100)];
         let tickets =
             |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();

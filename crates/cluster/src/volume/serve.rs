@@ -9,7 +9,7 @@ use onefold_core::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, attach::missing, owners::volumes_of};
+use super::{Attached, Mode, Volume, attach::missing, owners::volumes_of};
 use crate::{
     format::catalogue::{Named, What},
     layers::snapshots::Snapshots,
@@ -146,7 +146,7 @@ pub struct ClusterExports {
     session: Arc<Session>,
     mode: Mode,
     /// By the number of the volume.
-    open: Mutex<BTreeMap<u64, Arc<Volume>>>,
+    open: Mutex<BTreeMap<u64, Arc<Attached>>>,
     /// Held for reading while a volume is attached, for writing while all are closed. Taken first;
     /// `open` is taken last and never held over a request to the store: locks are kept and volumes
     /// used meanwhile.
@@ -188,6 +188,7 @@ impl ClusterExports {
     pub fn tend(&self) -> Result<bool> {
         let mut more = false;
         self.session.tend();
+        // A volume of which a snapshot is being taken has its turn another time.
         self.each_open(|volume| {
             if volume.ownership.is_some() {
                 let (discards, evicts) = (volume.discard_step(), volume.evict_step());
@@ -200,8 +201,8 @@ impl ClusterExports {
 
     /// Does something with each open volume, whatever becomes of the others; gives the first error.
     fn each_open(&self, mut does: impl FnMut(&Volume) -> Result<()>) -> Result<()> {
-        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
-        volumes.iter().map(|volume| does(volume)).fold(Ok(()), Result::and)
+        let volumes: Vec<Arc<Attached>> = self.open.lock().values().cloned().collect();
+        volumes.iter().filter_map(|volume| volume.if_open(&mut does)).fold(Ok(()), Result::and)
     }
 
     /// Publishes the load for workers, and learns how many servers share the cache. Errors are
@@ -265,6 +266,60 @@ impl ClusterExports {
         })
     }
 
+    /// Takes a snapshot, `vm1@monday`, of a volume, `vm1`, which clients may go on using.
+    ///
+    /// # Errors
+    /// As [`Attached::snapshot`].
+    pub fn snapshot(&self, name: &str) -> Result<()> {
+        let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
+        self.over(
+            of,
+            |attached| attached.snapshot(name),
+            |session| Snapshots::of(session).take(name),
+        )
+    }
+
+    /// Makes a volume that holds what another one, which clients may go on using, or a snapshot holds.
+    ///
+    /// # Errors
+    /// As [`Attached::clone_volume`].
+    pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
+        self.over(
+            of,
+            |attached| attached.clone_volume(of, new_name),
+            |session| Snapshots::of(session).clone_volume(of, new_name),
+        )
+    }
+
+    /// Does something with a volume that is attached, which may have another number afterwards, or else with the
+    /// store. In the first case nobody attaches or detaches a volume meanwhile: who did could have two of one number.
+    fn over(
+        &self,
+        name: &str,
+        attached: impl FnOnce(&Attached) -> Result<()>,
+        does: impl FnOnce(&Arc<Session>) -> Result<()>,
+    ) -> Result<()> {
+        let closing = self.closing.write();
+        let Some(named) = self.session.find(name)?.filter(|named| named.what == What::Volume)
+        else {
+            drop(closing);
+            return does(&self.session);
+        };
+        let id = named.id;
+        let Some(volume) = self.attached(id) else {
+            drop(closing);
+            return self.while_detached(name, does);
+        };
+        let done = attached(&volume);
+        let now = volume.id();
+        if now != id {
+            let mut open = self.open.lock();
+            open.remove(&id);
+            open.insert(now, volume);
+        }
+        done
+    }
+
     /// Does something while nobody attaches the volume.
     fn alone<T>(&self, id: u64, does: impl FnOnce() -> T) -> T {
         let own = self.attaching.lock().entry(id).or_default().clone();
@@ -321,7 +376,8 @@ impl ClusterExports {
     /// Bytes of hot chunks that are kept in the objects of the volumes that are open.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
-        self.open.lock().values().map(|volume| volume.cached_bytes()).sum()
+        let volumes: Vec<Arc<Attached>> = self.open.lock().values().cloned().collect();
+        volumes.iter().filter_map(|volume| volume.if_open(Volume::cached_bytes)).sum()
     }
 }
 
@@ -340,13 +396,13 @@ impl ClusterExports {
     }
 
     /// The volume of a number, if it is attached: perhaps it was under another name.
-    fn attached(&self, id: u64) -> Option<Arc<Volume>> {
+    fn attached(&self, id: u64) -> Option<Arc<Attached>> {
         self.open.lock().get(&id).cloned()
     }
 
     /// Attaches the volume that `name` stands for, if it still has this number; `None` when it has not. Who asks
     /// for the same one meanwhile waits for it.
-    fn attach(&self, name: &str, id: u64) -> Result<Option<Arc<Volume>>> {
+    fn attach(&self, name: &str, id: u64) -> Result<Option<Arc<Attached>>> {
         self.alone(id, || {
             if let Some(volume) = self.attached(id) {
                 return Ok(Some(volume));
@@ -359,7 +415,7 @@ impl ClusterExports {
             let attached = Volume::attach_named(&self.session, name, &named, mode);
             match attached {
                 Ok(volume) => {
-                    let volume = Arc::new(volume);
+                    let volume = Arc::new(Attached::new(self.session.clone(), volume));
                     self.open.lock().insert(id, volume.clone());
                     Ok(Some(volume))
                 }

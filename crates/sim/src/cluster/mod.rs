@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 51] = [
+const MARKS: [&str; 53] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -62,6 +62,8 @@ const MARKS: [&str; 51] = [
     "something is renamed",
     "the store is full",
     "a snapshot is taken",
+    "a snapshot is taken of a volume in use",
+    "a volume in use is cloned",
     "a snapshot is read",
     "a snapshot is deleted",
     "snapshots are deleted together",

@@ -20,6 +20,9 @@ const NEWER_THAN_SNAPSHOTS: &str = "# The seeds below take snapshots.";
 /// The line behind the kept seeds that are older than layers that go together.
 const NEWER_THAN_STACKS: &str = "# The seeds below delete snapshots together.";
 
+/// The line behind the kept seeds that are older than snapshots of volumes in use.
+const NEWER_THAN_LIVE: &str = "# The seeds below take snapshots of volumes in use.";
+
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -117,6 +120,8 @@ pub struct Params {
     pub snapshots: bool,
     /// It deletes several snapshots of a volume at one time, and several workers delete what they held.
     pub stacks: bool,
+    /// A client takes snapshots of the volume that it writes to, and clones of it.
+    pub live: bool,
     /// Events at which the clock of a server is set, in thousandths.
     pub sets: u64,
     /// The planted bug, by its index.
@@ -136,6 +141,7 @@ impl Params {
         let params = if has_gateways(seed) { params.standing_by() } else { params };
         let params = if has_snapshots(seed) { params.with_snapshots() } else { params };
         let params = if has_stacks(seed) { params.with_stacks() } else { params };
+        let params = if is_live(seed) { params.live() } else { params };
         Params { sealed: is_sealed(seed), ..params }
     }
 
@@ -190,6 +196,23 @@ impl Params {
             calls: of(&[20, 60]),
             events: of(&[4000, 8000]),
             kills: of(&[0, 1, 3]),
+            ..self
+        }
+    }
+
+    /// Draws the parameters of seeds in which a client takes snapshots of its volume, from a source of their own.
+    fn live(self) -> Params {
+        if !self.snapshots {
+            return self;
+        }
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_640a);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        Params {
+            live: true,
+            mixed: true,
+            calls: of(&[60, 120]),
+            clients: of(&[1, 1, 2]) as usize,
+            events: of(&[6000, 12_000]),
             ..self
         }
     }
@@ -413,6 +436,7 @@ impl Params {
             gateways: false,
             snapshots: false,
             stacks: false,
+            live: false,
             sets: 0,
             bug: None,
         }
@@ -542,6 +566,12 @@ fn is_kept_before(seed: u64, line: &str) -> bool {
 /// without those that were kept before.
 fn has_stacks(seed: u64) -> bool {
     has_snapshots(seed) && seed / 6 % 4 == 1 && !is_kept_before(seed, NEWER_THAN_STACKS)
+}
+
+/// True for seeds in which a client takes snapshots of its volume: one of four in which an actor takes snapshots,
+/// without those that were kept before.
+fn is_live(seed: u64) -> bool {
+    has_snapshots(seed) && seed / 6 % 4 == 2 && !is_kept_before(seed, NEWER_THAN_LIVE)
 }
 
 /// Seeds of that kind that had been kept, each with a planted bug or a fault, when servers began to stand by.

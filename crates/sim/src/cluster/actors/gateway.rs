@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use onefold_cluster::{Found, Gateway, Mode, Session, Standby, Volume};
+use onefold_cluster::{Attached, Found, Gateway, Mode, Session, Standby};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Look};
 
 use super::{ASKED_FOR, attach, call, chance, note, open};
@@ -21,7 +21,7 @@ pub(crate) fn gateway(world: &Arc<World>, store: SimStore, actor: usize) {
     }
     gateway.settle();
     let volumes = world.inner().params.volumes;
-    let mut attached: Vec<Option<Volume>> = (0..volumes).map(|_| None).collect();
+    let mut attached: Vec<Option<Attached>> = (0..volumes).map(|_| None).collect();
     let calls = world.inner().params.calls;
     let mut ahead = None;
     for _ in 0..calls {
@@ -99,7 +99,7 @@ struct Ahead {
 fn read_ahead(
     world: &Arc<World>,
     session: &Arc<Session>,
-    attached: &[Option<Volume>],
+    attached: &[Option<Attached>],
     actor: usize,
     ahead: &mut Option<Ahead>,
 ) -> Result<(), Error> {
@@ -124,14 +124,14 @@ fn read_ahead(
     }
     let at = world.inner().rng.below(attached.len() as u64) as usize;
     let Some(volume) = &attached[at] else { return Ok(()) };
-    let size = volume.bytes() / BLOCK_BYTES as u64;
+    let size = onefold_core::Volume::size(volume) / BLOCK_BYTES as u64;
     let first = world.inner().rng.below(size);
     let blocks = first..(first + world.inner().rng.within(1, 64)).min(size);
     let look =
         onefold_core::Volume::changes(volume).and_then(|changes| changes.look(blocks.clone()));
     let Some(look) = look else { return Ok(()) };
     let mut bytes = vec![0xaa; (blocks.end - blocks.start) as usize * BLOCK_BYTES];
-    volume.read_at(first * BLOCK_BYTES as u64, &mut bytes)?;
+    volume.with(|volume| volume.read_at(first * BLOCK_BYTES as u64, &mut bytes))?;
     *ahead = Some(Ahead { volume: at, blocks, bytes, look });
     Ok(())
 }
@@ -141,7 +141,7 @@ fn serve(
     world: &Arc<World>,
     session: &Arc<Session>,
     gateway: &Gateway,
-    attached: &mut [Option<Volume>],
+    attached: &mut [Option<Attached>],
     actor: usize,
 ) -> Result<(), Error> {
     if chance(world, 40) {
@@ -156,7 +156,7 @@ fn serve(
         {
             inner.reach.hit("a server attaches a volume");
             drop(inner);
-            attached[at] = Some(volume);
+            attached[at] = Some(Attached::new(session.clone(), volume));
         }
         return Ok(());
     };

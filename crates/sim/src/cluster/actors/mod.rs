@@ -7,7 +7,9 @@ pub(crate) mod steward;
 
 use std::{ops::RangeInclusive, sync::Arc};
 
-use onefold_cluster::{Dedup, Mode, Scrub, Session, Settings, Volume, Watermarks, What, Worker};
+use onefold_cluster::{
+    Attached, Dedup, Mode, Scrub, Session, Settings, Volume, Watermarks, What, Worker,
+};
 use onefold_core::{Error, Kind};
 
 use super::{
@@ -105,6 +107,7 @@ pub(crate) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
         inner.say(|| format!("{} owns volume {at}", session.store().identity()));
         inner.reach.hit("a volume is attached");
     }
+    let volume = Attached::new(session.clone(), volume);
     let calls = world.inner().params.calls;
     for _ in 0..calls {
         if world.inner().stopping {
@@ -116,6 +119,9 @@ pub(crate) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
             if stopped {
                 return;
             }
+        }
+        if world.inner().params.live && !volume.is_open() {
+            return;
         }
     }
     if chance(world, 50)
@@ -160,25 +166,40 @@ const ASKED_FOR: u64 = 80;
 fn call(
     world: &Arc<World>,
     session: &Arc<Session>,
-    volume: &Volume,
+    attached: &Attached,
     actor: usize,
     at: usize,
     of: u64,
 ) -> Result<(), Error> {
+    let bytes = attached.with(|volume| Ok(volume.bytes()))?;
     let (what, sectors, chunk) = {
         let mut inner = world.inner();
         let params = &inner.params;
-        let (sectors, chunk) =
-            (volume.bytes() as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
+        let (sectors, chunk) = (bytes as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
         (inner.rng.below(of), sectors, chunk)
     };
     match what {
-        0..10 => write_together(world, volume, actor, at, sectors, chunk),
+        0..10 => write_together(world, session, attached, (actor, at), sectors, chunk),
+        _ => attached
+            .with(|volume| call_of(world, session, volume, (actor, at), what, sectors, chunk)),
+    }
+}
+
+fn call_of(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    volume: &Volume,
+    (actor, at): (usize, usize),
+    what: u64,
+    sectors: usize,
+    chunk: usize,
+) -> Result<(), Error> {
+    match what {
         10..35 => {
             let (from, tokens) = draw_write(world, sectors, chunk);
             world.inner().model.begin(at, actor, from, &tokens);
             let done = volume.write_at((from * SECTOR) as u64, &content(&tokens));
-            acknowledged(world, volume, actor, at, from, &tokens, done, &[])
+            acknowledged(world, volume.id(), actor, at, from, &tokens, done, &[])
         }
         35..45 => {
             // Whole blocks: the rest of a range stays as it is.
@@ -186,7 +207,7 @@ fn call(
             let tokens = vec![0; count];
             world.inner().model.begin(at, actor, from, &tokens);
             let done = volume.discard((from * SECTOR) as u64, (count * SECTOR) as u64);
-            acknowledged(world, volume, actor, at, from, &tokens, done, &[])
+            acknowledged(world, volume.id(), actor, at, from, &tokens, done, &[])
         }
         45..80 => {
             let together = world.inner().rng.within(1, 3);
@@ -224,12 +245,13 @@ fn call(
 /// Several writes that wait together; those that failed may be there or not.
 fn write_together(
     world: &Arc<World>,
-    volume: &Volume,
-    actor: usize,
-    at: usize,
+    session: &Arc<Session>,
+    attached: &Attached,
+    (actor, at): (usize, usize),
     sectors: usize,
     chunk: usize,
 ) -> Result<(), Error> {
+    let id = attached.id();
     let count = world.inner().rng.within(2, 4);
     let mut taken = Vec::new();
     let mut waiting = 0;
@@ -237,7 +259,8 @@ fn write_together(
         let (from, tokens) = draw_write(world, sectors, chunk);
         world.inner().model.begin(at, actor, from, &tokens);
         let before = world.inner().requests_of(actor);
-        let ticket = volume.write_later((from * SECTOR) as u64, &content(&tokens))?;
+        let ticket = attached
+            .with(|volume| volume.write_later((from * SECTOR) as u64, &content(&tokens)))?;
         waiting = bytes_that_wait(world, actor, before, waiting, tokens.len() * SECTOR);
         taken.push((ticket, from, tokens));
     }
@@ -245,17 +268,23 @@ fn write_together(
     let seen = (mixed == 0).then(|| {
         let (from, count) = (taken[0].1, taken[0].2.len());
         let mut bytes = vec![0xaa; count * SECTOR];
-        (volume.read_at((from * SECTOR) as u64, &mut bytes), from, bytes)
+        let read = attached.with(|volume| volume.read_at((from * SECTOR) as u64, &mut bytes));
+        (read, from, bytes)
     });
     let trimmed = (mixed == 1).then(|| {
         let (from, count) = range(world, sectors, 8);
         let tokens = vec![0; count];
         world.inner().model.begin(at, actor, from, &tokens);
-        (volume.discard((from * SECTOR) as u64, (count * SECTOR) as u64), from, tokens)
+        let range = ((from * SECTOR) as u64, (count * SECTOR) as u64);
+        (attached.with(|volume| volume.discard(range.0, range.1)), from, tokens)
     });
+    let is_live = world.inner().params.live;
+    if mixed == 2 && is_live {
+        live(world, session, attached, actor, at)?;
+    }
     let over: Vec<_> = taken
         .into_iter()
-        .map(|(ticket, from, tokens)| (volume.wait_for(ticket), from, tokens))
+        .map(|(ticket, from, tokens)| (onefold_core::Volume::wait(attached, ticket), from, tokens))
         .collect();
     world.inner().reach.hit("writes go out together");
     if let Some((Ok(()), from, bytes)) = seen
@@ -275,13 +304,56 @@ fn write_together(
             continue;
         }
         // A later write to the same object that failed may have left it off the list.
+        // So may who deduplicates what is a layer by now.
         let later = all[n + 1..].iter().filter(|(done, ..)| done.is_err());
+        let later = later.chain(all[n..].iter().filter(|_| attached.id() != id));
         let later: Vec<_> =
             later.flat_map(|(_, from, tokens)| objects(world, *from, tokens.len())).collect();
         failed =
-            acknowledged(world, volume, actor, at, *from, tokens, done.clone(), &later).and(failed);
+            acknowledged(world, id, actor, at, *from, tokens, done.clone(), &later).and(failed);
     }
     failed
+}
+
+/// Takes a snapshot of the volume that the client uses, or clones it. Nobody owns what the name stands for then, until
+/// the client does again; it ends where somebody else was faster.
+fn live(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    attached: &Attached,
+    actor: usize,
+    at: usize,
+) -> Result<(), Error> {
+    let id = attached.id();
+    let (clones, name, clone) = {
+        let mut inner = world.inner();
+        let name = format!("v{at}@s{}", inner.rng.below(NAMES));
+        (inner.rng.percent(20), name, inner.params.volumes)
+    };
+    let of = renamer::names_of(at)[0].clone();
+    let done = match clones {
+        false => attached.snapshot(&name),
+        true => attached.clone_volume(&of, &renamer::names_of(clone)[0]),
+    };
+    {
+        let mut inner = world.inner();
+        if attached.id() != id && attached.is_open() {
+            let is_fenced = inner.objects.is_fenced(&session.store().identity());
+            if is_fenced || !inner.model.attach(at, actor, attached.id()) {
+                inner.say(|| format!("{} lost volume {at}", session.store().identity()));
+            }
+        }
+        if done.is_ok() {
+            inner.reach.hit(match clones {
+                false => "a snapshot is taken of a volume in use",
+                true => "a volume in use is cloned",
+            });
+        }
+    }
+    match done {
+        Err(error) if error.kind() == Kind::Exists => Ok(()),
+        done => done,
+    }
 }
 
 /// The bytes that wait after one more write. Where they would be more than may be, those before it
@@ -345,7 +417,7 @@ fn objects(world: &Arc<World>, from: usize, count: usize) -> RangeInclusive<u64>
 #[expect(clippy::too_many_arguments, reason = "a write, its result, and where it was made")]
 fn acknowledged(
     world: &Arc<World>,
-    volume: &Volume,
+    volume: u64,
     actor: usize,
     at: usize,
     from: usize,
@@ -366,7 +438,7 @@ fn acknowledged(
         return Ok(());
     }
     for index in touched.filter(|index| !unsaid.contains(index)) {
-        let id = onefold_cluster::format::ObjectId { volume: volume.id(), index };
+        let id = onefold_cluster::format::ObjectId { volume, index };
         if let Some(finding) = checks::is_listed(&inner.objects, id) {
             inner.fail(finding);
         }

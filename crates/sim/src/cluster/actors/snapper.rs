@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Mode, Session, Snapshots, Volume, What};
+use onefold_cluster::{Attached, Mode, Session, Snapshots, Volume, What};
 use onefold_core::{Error, Kind};
 
 use super::{ALL, attach, call, chance, note, open};
@@ -160,6 +160,7 @@ fn use_clone(
         }
         inner.reach.hit("a clone is used");
     }
+    let volume = Attached::new(session.clone(), volume);
     let calls = world.inner().rng.within(3, 20);
     for _ in 0..calls {
         if world.inner().stopping {

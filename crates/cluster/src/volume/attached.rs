@@ -1,0 +1,260 @@
+//! A volume as its clients have it: it stays theirs while snapshots and clones are made of it.
+//!
+//! A snapshot makes a layer of the number that a volume has, and gives the volume another one
+//! ([`snapshots`](crate::layers::snapshots)). Its clients see nothing of that but a delay: those who ask for
+//! something meanwhile wait.
+//!
+//! *Invariant:* whoever makes a layer of the number has the volume alone. Each write that came before is over, and its
+//! ticket keeps the result. Each that comes later goes to the new number.
+
+use std::sync::Arc;
+
+use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket};
+use parking_lot::{Mutex, RwLock};
+
+use super::{Mode, Volume, queue::Tickets};
+use crate::{
+    format::catalogue::Named,
+    layers::snapshots::{Moved, Snapshots},
+    names::Old,
+    rules::Rule,
+    session::Session,
+};
+
+enum State {
+    Open(Box<Volume>),
+    /// It has another number by now, and could not be attached under that yet.
+    Away(Away),
+}
+
+struct Away {
+    /// What the volume's name stands for. `None` where nobody knows: a step had no answer and may still come.
+    to: Option<Named>,
+    name: String,
+    id: u64,
+    bytes: u64,
+    error: Error,
+    /// Has the results of the writes that came before.
+    before: Mutex<Tickets>,
+}
+
+/// A volume that is attached, and perhaps snapshots are taken of it.
+pub struct Attached {
+    session: Arc<Session>,
+    /// The name under which it was attached.
+    name: String,
+    state: RwLock<State>,
+    /// Of all numbers that the volume has one after the other.
+    changes: Arc<Changes>,
+}
+
+impl Attached {
+    /// A volume that clients will use.
+    #[must_use]
+    pub fn new(session: Arc<Session>, volume: Volume) -> Attached {
+        let changes = volume.changes.clone();
+        let name = volume.name().to_owned();
+        Attached { session, name, state: RwLock::new(State::Open(Box::new(volume))), changes }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Does something with the volume under the number that it has now.
+    ///
+    /// # Errors
+    /// Those of what is done, and of attaching the volume where a snapshot left that undone.
+    pub fn with<T>(&self, does: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
+        loop {
+            if let State::Open(volume) = &*self.state.read() {
+                return does(volume);
+            }
+            self.come_back()?;
+        }
+    }
+
+    /// The same, unless a snapshot is being taken, or left the volume away: then it is done another time.
+    pub(super) fn if_open<T>(&self, does: impl FnOnce(&Volume) -> T) -> Option<T> {
+        match &*self.state.try_read()? {
+            State::Open(volume) => Some(does(volume)),
+            State::Away(_) => None,
+        }
+    }
+
+    /// False when a snapshot was taken, and the volume is not attached under its next number.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(&*self.state.read(), State::Open(_))
+    }
+
+    /// The number that it has now.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        match &*self.state.read() {
+            State::Open(volume) => volume.id(),
+            State::Away(away) => away.to.as_ref().map_or(away.id, |to| to.id),
+        }
+    }
+
+    /// Closes it in order.
+    ///
+    /// # Errors
+    /// As [`Volume::detach`].
+    pub fn detach(self) -> Result<()> {
+        match self.state.into_inner() {
+            State::Open(volume) => volume.detach(),
+            State::Away(_) => Ok(()),
+        }
+    }
+
+    /// Takes a snapshot, `vm1@monday`, of this volume, `vm1`, whose clients wait meanwhile. It holds all that was
+    /// acknowledged before, and is durable on return. What clients wrote without waiting for it is in it, too.
+    ///
+    /// # Errors
+    /// As [`Snapshots::take`]; `Busy` also when a change of a client failed and may still come.
+    pub fn snapshot(&self, name: &str) -> Result<()> {
+        let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
+        self.over(of, Old::Stays, |snapshots, volume| snapshots.take_of(volume, name))
+    }
+
+    /// Makes a volume that holds what this one, called `of`, holds at one moment; its clients wait meanwhile.
+    ///
+    /// # Errors
+    /// As [`Snapshots::clone_volume`]; `Busy` also when a change of a client failed and may still come.
+    pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
+        self.over(of, Old::Goes, |snapshots, volume| snapshots.clone_of(volume, of, new_name))
+    }
+
+    /// Makes a layer of the number that the volume has, and goes on with the next one.
+    fn over(
+        &self,
+        name: &str,
+        old: Old,
+        step: impl FnOnce(&Snapshots<'_>, &Volume) -> Moved,
+    ) -> Result<()> {
+        // Long trims take most of the time, and clients go on meanwhile.
+        while self.with(Volume::discard_step)? {}
+        let mut state = self.state.write();
+        let State::Open(volume) = &*state else {
+            drop(state);
+            return self.come_back().and_then(|()| Err(busy(name)));
+        };
+        let snapshots = Snapshots::of(&self.session);
+        volume.writable()?;
+        let Moved { to, done } = step(&snapshots, volume);
+        let id = volume.id();
+        if to.is_none() && !self.session.may_be_left().lock().contains(&id) {
+            return done;
+        }
+        let away = Away {
+            error: done.clone().err().unwrap_or_else(|| busy(name)),
+            name: name.to_owned(),
+            id,
+            bytes: volume.bytes(),
+            before: Mutex::new(volume.group_commit.tickets()),
+            to,
+        };
+        let was_moved = away.to.is_some();
+        if let State::Open(volume) = std::mem::replace(&mut *state, State::Away(away)) {
+            snapshots.leave(*volume, old, was_moved);
+        }
+        if was_moved {
+            // Where this fails, the next one who asks for something tries again.
+            let _ = self.attach_anew(&mut state);
+        }
+        done
+    }
+
+    /// Attaches the volume under its next number.
+    fn come_back(&self) -> Result<()> {
+        self.attach_anew(&mut self.state.write())
+    }
+
+    fn attach_anew(&self, state: &mut State) -> Result<()> {
+        let State::Away(away) = state else { return Ok(()) };
+        let Some(to) = &away.to else { return Err(away.error.clone()) };
+        let mut volume = Volume::attach_named(&self.session, &away.name, to, Mode::Own)?;
+        volume.changes = self.changes.clone();
+        if self.session.kernel().keeps(Rule::TicketsGoOn) {
+            volume.group_commit.go_on_behind(away.before.lock().clone());
+        }
+        *state = State::Open(Box::new(volume));
+        Ok(())
+    }
+}
+
+fn busy(name: &str) -> Error {
+    let what = format!("a snapshot of volume '{}' is being taken", name.escape_debug());
+    Error::new(Kind::Busy, what)
+}
+
+impl onefold_core::Volume for Attached {
+    fn size(&self) -> u64 {
+        match &*self.state.read() {
+            State::Open(volume) => volume.size(),
+            State::Away(away) => away.bytes,
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match &*self.state.read() {
+            State::Open(volume) => volume.is_read_only(),
+            State::Away(_) => false,
+        }
+    }
+
+    fn read(&self, reads: &mut [BlockRead<'_>]) {
+        let done = self.with(|volume| {
+            onefold_core::Volume::read(volume, reads);
+            Ok(())
+        });
+        if let Err(error) = done {
+            reads.iter_mut().for_each(|read| read.result = Err(error.clone()));
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.with(|volume| volume.write(offset, data))
+    }
+
+    fn acknowledges_late(&self) -> bool {
+        true
+    }
+
+    fn waits_beside(&self) -> usize {
+        self.session.kernel().store().batches()
+    }
+
+    fn changes(&self) -> Option<&Changes> {
+        let is_alone = self.if_open(Volume::is_alone).unwrap_or(false);
+        is_alone.then_some(&self.changes)
+    }
+
+    fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.with(|volume| volume.trim(offset, bytes))
+    }
+
+    fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
+        self.with(|volume| volume.write_zeroes(offset, bytes, keep))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        match &*self.state.read() {
+            State::Open(volume) => volume.wait(ticket),
+            State::Away(away) => away.before.lock().ended(ticket.0),
+        }
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.with(onefold_core::Volume::flush)
+    }
+
+    fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
+        self.with(|volume| volume.extents(offset, bytes, limit))
+    }
+
+    fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.with(|volume| volume.prefetch(offset, bytes))
+    }
+}

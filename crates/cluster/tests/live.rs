@@ -1,0 +1,255 @@
+//! Snapshots and clones of volumes that clients use meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod support;
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use onefold_cluster::{
+    ClusterExports, Format, Mode, Session, Settings, Snapshots, Watermarks, What, Worker, create,
+};
+use onefold_core::{
+    Block, BlockRead, Exports, Kind, Lba, Volume,
+    object::{Change, ObjectStore, PoolKind, Refusal, Write},
+};
+use onefold_testbed::MemoryObjects;
+use support::{Fault, Faulty};
+
+const OBJECT: u64 = 64 << 10;
+const BYTES: u64 = 4 * OBJECT;
+const BLOCK: u64 = 4096;
+
+fn new_store() -> MemoryObjects {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    let format = Format {
+        object_bytes: OBJECT as u32,
+        chunk_bytes: 16 << 10,
+        ..Format::new([1; 16], [2; 32], PoolKind::Replicated)
+    };
+    create(&store, &format).unwrap();
+    store
+}
+
+fn session_over(store: Arc<dyn ObjectStore>) -> Arc<Session> {
+    let settings = Settings { cold: Duration::ZERO, ..Settings::default() };
+    Arc::new(Session::open(store, settings).unwrap())
+}
+
+fn open(store: &MemoryObjects, name: &str) -> Arc<Session> {
+    session_over(Arc::new(store.session(name)))
+}
+
+/// A server with one volume, `v`.
+fn server(session: &Arc<Session>) -> ClusterExports {
+    session.create_volume("v", BYTES).unwrap();
+    ClusterExports::new(session.clone(), Mode::Own)
+}
+
+fn block_of(volume: &dyn Volume, at: u64) -> onefold_core::Result<u32> {
+    let mut blocks = Block::zeroed_vec(1);
+    let mut read = [BlockRead { first: Lba(at / BLOCK), into: &mut blocks, result: Ok(()) }];
+    volume.read(&mut read);
+    let [BlockRead { result, into, .. }] = read;
+    result.map(|()| u32::from_le_bytes(into[0].0[..4].try_into().unwrap()))
+}
+
+fn block(number: u32) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK as usize / 4)
+}
+
+/// What a writer began last, and what was acknowledged last.
+#[derive(Default)]
+struct Writer {
+    begun: AtomicU32,
+    acknowledged: AtomicU32,
+}
+
+#[test]
+fn each_snapshot_of_a_volume_in_use_holds_what_was_acknowledged_before_it() {
+    let store = new_store();
+    let session = open(&store, "server");
+    let exports = server(&session);
+    let volume = exports.open("v").unwrap();
+    let writers: Vec<Writer> = (0..6).map(|_| Writer::default()).collect();
+    let stops = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for (n, writer) in writers.iter().enumerate() {
+            // Three of them share an object.
+            let (volume, at, stops) = (&volume, n as u64 * 7 * BLOCK, &stops);
+            scope.spawn(move || {
+                for number in 1.. {
+                    writer.begun.store(number, SeqCst);
+                    let ticket = volume.write(at, &block(number)).unwrap();
+                    volume.wait(ticket).unwrap();
+                    writer.acknowledged.store(number, SeqCst);
+                    assert_eq!(block_of(&**volume, at).unwrap(), number);
+                    if number % 16 == 0 {
+                        volume.flush().unwrap();
+                    }
+                    if stops.load(SeqCst) {
+                        break;
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut worker = Worker::new(open(&store, "worker"), Watermarks::NONE);
+            while !stops.load(SeqCst) {
+                worker.step().unwrap();
+                exports.tend().unwrap();
+                exports.renew().unwrap();
+            }
+        });
+        for n in 0..20 {
+            let values = |of: fn(&Writer) -> &AtomicU32| -> Vec<u32> {
+                writers.iter().map(|writer| of(writer).load(SeqCst)).collect()
+            };
+            let before = values(|writer| &writer.acknowledged);
+            let name = if n % 5 == 4 { format!("c{n}") } else { format!("v@s{n}") };
+            match n % 5 {
+                4 => exports.clone_volume("v", &name).unwrap(),
+                _ => exports.snapshot(&name).unwrap(),
+            }
+            let after = values(|writer| &writer.begun);
+            let held = exports.open(&name).unwrap();
+            for (n, (before, after)) in before.into_iter().zip(after).enumerate() {
+                let found = block_of(&*held, n as u64 * 7 * BLOCK).unwrap();
+                assert!((before..=after).contains(&found), "{name}: {before} {found} {after}");
+            }
+        }
+        stops.store(true, SeqCst);
+    });
+    for (n, writer) in writers.iter().enumerate() {
+        let found = block_of(&*volume, n as u64 * 7 * BLOCK).unwrap();
+        assert_eq!(found, writer.acknowledged.load(SeqCst));
+    }
+    drop(volume);
+    exports.close().unwrap();
+    // A client that comes back finds the volume under its name.
+    assert!(exports.open("v").unwrap().size() == BYTES);
+    assert_eq!(Snapshots::of(&session).all().unwrap().len(), 16);
+}
+
+#[test]
+fn writes_that_nobody_waited_for_are_in_the_snapshot_and_keep_their_results() {
+    let store = new_store();
+    let full = Arc::new(Mutex::new(false));
+    let says = full.clone();
+    let faulty = Faulty {
+        store: store.session("server"),
+        fault: move |op: &Write| {
+            let writes = op.changes.iter().any(|change| matches!(change, Change::Write(..)));
+            let fails = writes && *says.lock().unwrap();
+            fails.then_some(Fault { refusal: Refusal::Full, applied: false })
+        },
+    };
+    let session = session_over(Arc::new(faulty));
+    let exports = server(&session);
+    let volume = exports.open("v").unwrap();
+    let ticket = volume.write(0, &block(1)).unwrap();
+    exports.snapshot("v@a").unwrap();
+    volume.wait(ticket).unwrap();
+    *full.lock().unwrap() = true;
+    let failed = volume.write(0, &block(2)).unwrap();
+    exports.snapshot("v@b").unwrap();
+    *full.lock().unwrap() = false;
+    let later = volume.write(BLOCK, &block(3)).unwrap();
+    assert_eq!(volume.wait(failed).unwrap_err().kind(), Kind::NoSpace);
+    volume.wait(later).unwrap();
+    assert!(later > failed && failed > ticket);
+    for name in ["v@a", "v@b"] {
+        assert_eq!(block_of(&*exports.open(name).unwrap(), 0).unwrap(), 1);
+    }
+    assert_eq!(block_of(&*volume, BLOCK).unwrap(), 3);
+}
+
+#[test]
+fn no_snapshot_is_taken_while_a_failed_write_may_still_come() {
+    let store = new_store();
+    let silent = Arc::new(AtomicBool::new(false));
+    let says = silent.clone();
+    let faulty = Faulty {
+        store: store.session("server"),
+        fault: move |op: &Write| {
+            let writes = op.changes.iter().any(|change| matches!(change, Change::Write(..)));
+            let fails = writes && says.load(SeqCst);
+            fails.then_some(Fault { refusal: Refusal::Unknown, applied: false })
+        },
+    };
+    let session = session_over(Arc::new(faulty));
+    let exports = server(&session);
+    let volume = exports.open("v").unwrap();
+    silent.store(true, SeqCst);
+    let failed = volume.write(0, &block(1)).unwrap();
+    let refused = exports.snapshot("v@a").unwrap_err();
+    assert!(refused.kind() == Kind::Busy && refused.to_string().contains("restart"), "{refused}");
+    assert_eq!(exports.clone_volume("v", "c").unwrap_err().kind(), Kind::Busy);
+    silent.store(false, SeqCst);
+    volume.wait(failed).unwrap_err();
+    // Clients go on.
+    let ticket = volume.write(0, &block(2)).unwrap();
+    volume.wait(ticket).unwrap();
+    assert_eq!(block_of(&*volume, 0).unwrap(), 2);
+}
+
+#[test]
+fn clients_go_on_when_a_snapshot_is_refused_or_the_volume_can_not_be_attached_at_once() {
+    let store = new_store();
+    let (armed, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (is_armed, counted) = (armed.clone(), seen.clone());
+    // The first operations that make the session the owner of the next number are not done.
+    let faulty = Faulty {
+        store: store.session("server"),
+        fault: move |op: &Write| {
+            let owns = op.changes.iter().any(|change| match change {
+                Change::SetOmap(pairs) => pairs.iter().any(|(key, _)| key == b"o"),
+                _ => false,
+            });
+            let fails = is_armed.load(SeqCst)
+                && owns
+                && op.object.name.starts_with("v.")
+                && counted.fetch_add(1, SeqCst) > 0;
+            fails.then_some(Fault { refusal: Refusal::Full, applied: false })
+        },
+    };
+    let session = session_over(Arc::new(faulty));
+    let exports = server(&session);
+    let volume = exports.open("v").unwrap();
+    let write = |number| {
+        let ticket = volume.write(0, &block(number))?;
+        volume.wait(ticket)
+    };
+    write(1).unwrap();
+    exports.snapshot("v@a").unwrap();
+    assert_eq!(exports.snapshot("v@a").unwrap_err().kind(), Kind::Exists);
+    assert_eq!(exports.snapshot("x@a").unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(exports.clone_volume("v", "v").unwrap_err().kind(), Kind::Exists);
+    write(2).unwrap();
+    armed.store(true, SeqCst);
+    exports.snapshot("v@b").unwrap();
+    assert!(seen.load(SeqCst) > 1, "nothing failed");
+    write(3).unwrap_err();
+    assert_eq!((volume.size(), volume.is_read_only()), (BYTES, false));
+    armed.store(false, SeqCst);
+    write(4).unwrap();
+    assert_eq!(block_of(&*exports.open("v").unwrap(), 0).unwrap(), 4);
+    for (name, number) in [("v@a", 1), ("v@b", 2)] {
+        assert_eq!(block_of(&*exports.open(name).unwrap(), 0).unwrap(), number);
+    }
+    // The volume of that name is another one by now.
+    armed.store(true, SeqCst);
+    seen.store(0, SeqCst);
+    exports.snapshot("v@c").unwrap();
+    armed.store(false, SeqCst);
+    session.rename(What::Volume, "v", "w").unwrap();
+    session.create_volume("v", BYTES).unwrap();
+    assert_eq!(write(5).unwrap_err().kind(), Kind::NotFound);
+}
