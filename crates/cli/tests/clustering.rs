@@ -407,6 +407,50 @@ fn volumes_of_a_folder_get_snapshots_clones_and_rollbacks_served_or_not() {
 }
 
 #[test]
+fn a_client_goes_on_while_snapshots_and_clones_are_made_of_its_volume() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 8M");
+    let serving = desk.serve("a --cold 0");
+    let uri = |name: &str| desk.uri("a", name);
+    let mut client = Command::new("qemu-io")
+        .args(["-f", "raw", &uri("v")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut asks = client.stdin.take().unwrap();
+    let mut said = BufReader::new(client.stdout.take().unwrap()).lines();
+    let mut write = |pattern: &str| {
+        writeln!(asks, "write -P {pattern} 0 1M").unwrap();
+        let wrote = |line: &String| line.contains("wrote 1048576/1048576");
+        assert!(said.by_ref().map_while(Result::ok).any(|line| wrote(&line)), "{pattern}");
+    };
+    write("0x11");
+    desk.ok("snapshot create a v@one");
+    write("0x22");
+    desk.ok("volume clone a v c");
+    desk.fails("volume clone a v c", 1, &["is there already"]);
+    desk.fails("snapshot create a v@one", 1, &["exists already"]);
+    write("0x33");
+    desk.ok("snapshot create a v@two");
+    write("0x44");
+    desk.fails("snapshot rollback a v@one", 1, &["in use"]);
+    desk.fails("volume resize a v 16M", 1, &["in use"]);
+    for (name, pattern) in [("v@one", "0x11"), ("c", "0x22"), ("v@two", "0x33"), ("v", "0x44")] {
+        let read = format!("read -P {pattern} 0 1M");
+        let mut reads = Command::new("qemu-io");
+        reads.args(["-r", "-f", "raw", "-c", &read, &uri(name)]);
+        assert!(reads.status().unwrap().success(), "{name}");
+    }
+    drop(asks);
+    assert!(client.wait().unwrap().success());
+    serving.terminate();
+    desk.ok("worker a --once --cold 0");
+    assert!(desk.ok("check a").contains("a is well"));
+}
+
+#[test]
 fn a_server_that_takes_over_runs_a_command_before_it_listens() {
     let desk = Desk::new();
     desk.ok("create cluster a");

@@ -524,11 +524,23 @@ impl Site<'_> {
         fs::write(self.file("mixed"), [&new[..half], &old[half..]].concat())?;
         let (server, socket) = self.serve("before", &[])?;
         write(&socket, &old, 0..SMALL)?;
-        let taken = self.on_store(&["snapshot", "create"], &["small@before"]);
+        // Who does not find the server may take none.
+        let nowhere = self.file("nowhere");
+        fs::create_dir_all(&nowhere)?;
+        let elsewhere = ["small@before", "--control", path(&nowhere)];
+        let taken = self.on_store(&["snapshot", "create"], &elsewhere);
         ensure!(taken.is_err(), "a volume that a server has got a snapshot elsewhere");
-        server.stop()?;
-        self.on_store(&["snapshot", "create"], &["small@before"])?;
+        thread::scope(|scope| {
+            let writes = scope.spawn(|| write(&socket, &old, 0..SMALL));
+            thread::sleep(Duration::from_millis(300));
+            self.on_store(&["snapshot", "create"], &["small@before"])?;
+            self.on_store(&["volume", "clone"], &["small", "live"])?;
+            writes.join().ok().context("a thread panicked")?
+        })?;
+        self.same(&socket, &["small", "small@before", "live"], "old")?;
+        self.on_store(&["volume", "delete"], &["live"])?;
         self.on_store(&["snapshot", "clone"], &["small@before", "copy"])?;
+        server.stop()?;
         let (server, socket) = self.serve("snapshots", &[])?;
         let worker = self.worker()?;
         thread::scope(|scope| {

@@ -12,6 +12,7 @@ use std::{
 
 use onefold_backend::{
     EmbeddedStore, RadosObjects,
+    peer::own_uid,
     rados::{Connection, Location, TIMEOUT},
 };
 use onefold_cluster::{KeySource, Session, Settings};
@@ -50,7 +51,7 @@ impl fmt::Display for Url {
 
 impl Url {
     /// The server that has a folder, if one takes commands; nothing for a store on Ceph, where everybody may
-    /// come at any time.
+    /// come at any time, and which [`gateway`] looks for.
     ///
     /// # Errors
     /// `Denied` when what listens can't be trusted; those of looking at the folder.
@@ -76,6 +77,26 @@ pub fn control_name(folder: &Path) -> Result<(String, u32), Error> {
     Ok((name, metadata.uid()))
 }
 
+/// The name of the control socket of a server of a store on Ceph, by which store it is: each host has one at most.
+#[must_use]
+pub fn gateway_control_name(session: &Session) -> String {
+    format!("{}{}", hex_digits(&GATEWAY), hex_digits(&session.format().id))
+}
+
+/// The server on this host that takes commands for a store on Ceph, if there is one. Others, on other hosts, may
+/// be at work, too.
+///
+/// # Errors
+/// `Denied` when what listens can't be trusted.
+pub fn gateway(url: &Url, session: &Session) -> Result<Option<Client>, Error> {
+    let Url::Rados(text, _) = url else { return Ok(None) };
+    match Client::connect_to(&gateway_control_name(session), own_uid(), Path::new(text)) {
+        Ok(client) => Ok(Some(client)),
+        Err(error) if error.kind() == Kind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// An object store that sessions can be opened on. Sessions of a folder are dropped before it.
 pub enum Backing {
     /// With the claim on the folder, unless it is only looked at; given up last.
@@ -87,6 +108,9 @@ pub enum Backing {
 /// Stands for a folder in its claim: only a process that has the folder open knows which store is
 /// in it.
 const FOLDER: [u8; 16] = *b"cluster folder\0\0";
+
+/// Stands for the server of a store on Ceph, before the number of the store.
+const GATEWAY: [u8; 16] = *b"cluster gateway\0";
 
 impl Backing {
     pub fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {

@@ -23,7 +23,7 @@ use std::{
 };
 
 use onefold::parts::{
-    cluster_store::{Backing, Url, control_name},
+    cluster_store::{Backing, Url, control_name, gateway_control_name},
     cluster_work::{ClusterWork, Heart},
     control::{self, Request, Served, Tell},
 };
@@ -289,14 +289,19 @@ impl<'a> Turn<'a> {
         doors.workers =
             Some(Workers::start(&self.backing, options.workers(), &options.pace, true)?);
         *doors.server.lock() = Some(server);
-        if let Url::Folder(folder) = url {
+        let control = match url {
+            Url::Folder(folder) => Some(control_name(folder)?.0),
+            // Verbs change the store by themselves there.
+            Url::Rados(..) if options.read_only => None,
+            Url::Rados(..) => Some(gateway_control_name(&self.session)),
+        };
+        if let Some(name) = control {
             let commands = Commands {
                 session: self.session.clone(),
                 exports: exports.clone(),
                 server: doors.server.clone(),
                 read_only: options.read_only,
             };
-            let name = control_name(folder)?.0;
             doors.control = Some(control::Server::start(&name, commands, trust.heard())?);
         }
         let looked = doors.looked.insert(Looked::start(options, &self.session, &exports)?);
@@ -487,7 +492,7 @@ fn reporter(
     })
 }
 
-/// A folder that is served, as commands see it.
+/// A store that is served, as commands see it.
 struct Commands {
     session: Arc<Session>,
     exports: Arc<ClusterExports>,
@@ -508,7 +513,7 @@ impl Served for Commands {
             }
             Request::SnapshotList => to_json(&volume::cluster::snapshots(&self.session)?),
             _ if self.read_only => {
-                Err(Error::new(Kind::Denied, "the server of the folder only reads (--read-only)"))
+                Err(Error::new(Kind::Denied, "the server of the store only reads (--read-only)"))
             }
             change => {
                 let clients = |name: &str| {

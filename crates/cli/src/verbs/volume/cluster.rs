@@ -10,7 +10,7 @@ use onefold_cluster::{ClusterExports, Session, Settings, Snapshot, Snapshots, Wh
 use onefold_core::{Error, Kind, Result};
 
 use onefold::parts::{
-    cluster_store::{Opened, Url},
+    cluster_store::{Opened, Url, gateway},
     control::{Request, SnapshotLine, VolumeLine},
 };
 use onefold_console::{
@@ -33,11 +33,15 @@ pub(in crate::verbs) fn change(store: &Url, request: &Request) -> Result<(), Fai
         return Ok(server.ask::<Value>(request).map(drop)?);
     }
     let session = &Opened::open(store, Settings::default())?.session;
+    if let Some(mut server) = gateway(store, session)? {
+        return Ok(server.ask::<Value>(request).map(drop)?);
+    }
     apply(session, request)?;
     finish(session, request)
 }
 
-/// The same in the server of a folder. Clients keep a volume from being resized or deleted.
+/// The same in a server. Clients keep a volume from being resized, deleted or rolled back. While a snapshot or a
+/// clone is made of it they wait.
 ///
 /// # Errors
 /// `Busy` while a volume is in use; those of the change.
@@ -46,38 +50,44 @@ pub(in crate::verbs) fn change_served(
     session: &Arc<Session>,
     request: &Request,
 ) -> Result<()> {
-    let Some(name) = detaches(session, request) else {
+    if let Request::SnapshotClone { of, name } = request {
+        return while_not_in_use(|| exports.clone_volume(of, name));
+    }
+    if let Request::SnapshotCreate { snapshots } = request
+        && let [name] = snapshots.as_slice()
+    {
+        return while_not_in_use(|| exports.snapshot(name));
+    }
+    let Some(name) = detaches(request) else {
         apply(session, request)?;
         return finish(session, request);
     };
-    let begun = Instant::now();
-    loop {
-        match exports.while_detached(&name, |session| apply(session, request)) {
-            Err(error) if error.kind() == Kind::Busy && begun.elapsed() < IN_USE => {
-                sleep(TRY_AGAIN);
-            }
-            done => break done?,
-        }
-    }
+    while_not_in_use(|| exports.while_detached(&name, |session| apply(session, request)))?;
     finish(session, request)
 }
 
+/// Tries again while a server's own work keeps a volume in use.
+fn while_not_in_use(change: impl Fn() -> Result<()>) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match change() {
+            Err(error) if error.kind() == Kind::Busy && begun.elapsed() < IN_USE => {
+                sleep(TRY_AGAIN);
+            }
+            done => return done,
+        }
+    }
+}
+
 /// The volume, or the snapshot, that nobody may use during a change.
-fn detaches(session: &Session, request: &Request) -> Option<String> {
+fn detaches(request: &Request) -> Option<String> {
     let of_snapshot = |name: &str| name.rsplit_once('@').map(|(volume, _)| volume.to_owned());
     match request {
         Request::VolumeResize { name, .. } | Request::VolumeDelete { name, .. } => {
             Some(name.clone())
         }
-        Request::SnapshotCreate { snapshots } => {
-            snapshots.first().and_then(|name| of_snapshot(name))
-        }
         Request::SnapshotRollback { name, .. } => of_snapshot(name),
         Request::SnapshotDelete { name, .. } => Some(name.clone()),
-        Request::SnapshotClone { of, .. } => {
-            let named = session.find(of).ok().flatten();
-            named.filter(|named| named.what == What::Volume).map(|_| of.clone())
-        }
         _ => None,
     }
 }

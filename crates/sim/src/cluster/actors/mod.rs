@@ -279,9 +279,10 @@ fn write_together(
         (attached.with(|volume| volume.discard(range.0, range.1)), from, tokens)
     });
     let is_live = world.inner().params.live;
-    if mixed == 2 && is_live {
-        live(world, session, attached, actor, at)?;
-    }
+    let mut failed = match mixed {
+        2 if is_live => live(world, session, attached, actor, at),
+        _ => Ok(()),
+    };
     let over: Vec<_> = taken
         .into_iter()
         .map(|(ticket, from, tokens)| (onefold_core::Volume::wait(attached, ticket), from, tokens))
@@ -292,7 +293,6 @@ fn write_together(
     {
         reads_own_writes(world, actor, at, from, &bytes, &over);
     }
-    let mut failed = Ok(());
     // The trim comes after all of them; what it failed to do is not theirs.
     let judged = trimmed.as_ref().is_none_or(|(done, ..)| done.is_ok());
     let all: Vec<_> = over.into_iter().chain(trimmed).collect();
