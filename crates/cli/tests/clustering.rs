@@ -436,7 +436,7 @@ fn a_client_goes_on_while_snapshots_and_clones_are_made_of_its_volume() {
     desk.ok("snapshot create a v@two");
     write("0x44");
     desk.fails("snapshot rollback a v@one", 1, &["in use"]);
-    desk.fails("volume resize a v 16M", 1, &["in use"]);
+    desk.fails("volume resize a v --size 16M", 1, &["in use"]);
     for (name, pattern) in [("v@one", "0x11"), ("c", "0x22"), ("v@two", "0x33"), ("v", "0x44")] {
         let read = format!("read -P {pattern} 0 1M");
         let mut reads = Command::new("qemu-io");
