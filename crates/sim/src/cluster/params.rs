@@ -213,7 +213,7 @@ impl Params {
             calls: of(&[60, 120]),
             clients: of(&[1, 1, 2]) as usize,
             events: of(&[6000, 12_000]),
-            full: of(&[0, 100]),
+            full: of(&[0, 40]),
             unknown: of(&[10, 150, 300]),
             ..self
         }
