@@ -7,7 +7,7 @@ use onefold_core::{Block, Fingerprint, Lba, Result, VolumeId};
 
 use super::{lookup, read, resolve::map_entries};
 use crate::{
-    format::page::{self, MapEntry, Table},
+    format::page::{self, Form, MapEntry, Table},
     kernel::Kernel,
 };
 
@@ -53,7 +53,7 @@ pub(crate) fn contents(
         .map(|(placed, wanted)| {
             placed.map(|placed| read::Wanted {
                 pba: placed.pba,
-                carried: placed.carried,
+                form: Form::of(placed.carried),
                 prefix: wanted.prefix(),
             })
         })

@@ -12,7 +12,8 @@ use crate::{
     format::{
         FIRST_DOMAIN,
         carrier::Carrier,
-        page::MapEntry,
+        pack::Pack,
+        page::{Form, MapEntry},
         stored::{Stored, by_older},
     },
     kernel::{Kernel, Where},
@@ -24,7 +25,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) pba: Pba,
-    pub(crate) carried: bool,
+    pub(crate) form: Form,
     pub(crate) prefix: u64,
 }
 
@@ -177,6 +178,9 @@ fn read_wanted(
     for (r, steps) in steps.iter().enumerate() {
         for (n, step) in steps.iter().enumerate() {
             let Step::Disk(wanted) = step else { continue };
+            if is_read_before(kernel, steps, n) {
+                continue;
+            }
             match runs.last_mut() {
                 Some((read, at, count, pba))
                     if *read == r && *at + *count == n && pba.plus(*count as u64) == wanted.pba =>
@@ -244,6 +248,21 @@ fn read_wanted(
     FromDisk { blocks: runs.iter().map(|run| run.2).sum(), runs: runs.len() }
 }
 
+/// True when a block of a read is a fragment of the pack that holds the one before it: the pack is read once for
+/// all of them.
+fn is_read_before(kernel: &Kernel, steps: &[Step], n: usize) -> bool {
+    let pack = |step: Option<&Step>| match step {
+        Some(Step::Disk(Wanted { pba, form: Form::Packed(_), .. })) => Some(*pba),
+        _ => None,
+    };
+    let before = pack(n.checked_sub(1).and_then(|before| steps.get(before)));
+    match pack(steps.get(n)) {
+        Some(pba) if kernel.keeps(Rule::PackReadForItsOwn) => before == Some(pba),
+        Some(_) => before.is_some(),
+        None => false,
+    }
+}
+
 /// Which block of a failed read of neighbours can't be read.
 fn first_unreadable(kernel: &Kernel, pba: Pba, count: usize, error: Error) -> (usize, Error) {
     let mut single = Block::zeroed_vec(1);
@@ -276,11 +295,25 @@ fn verify(
             format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"),
         )
     };
+    // The pack of the block before, as it was read: that block was expanded over it.
+    let mut pack: Option<Box<Block>> = None;
     for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
-        if let Step::Disk(Wanted { pba, carried: false, prefix }) = *step {
+        if let Step::Disk(Wanted { pba, form: Form::Packed(fragment), .. }) = *step {
+            if !is_read_before(kernel, steps, n) {
+                pack = Some(Box::new(block.clone()));
+            }
+            let found = pack
+                .as_ref()
+                .and_then(|pack| Pack::shape(&kernel.identity, pack, pba))
+                .ok_or_else(|| bad(n, pba, "is not the pack that it should be"))?;
+            found
+                .expand(fragment, block)
+                .map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
+        }
+        if let Step::Disk(Wanted { pba, form: Form::Raw, prefix }) = *step {
             kernel.identity.open_raw(domain, prefix, pba, block)?;
         }
-        if let Step::Disk(Wanted { pba, carried: true, prefix }) = *step {
+        if let Step::Disk(Wanted { pba, form: Form::Carried, prefix }) = *step {
             let raw = block.clone();
             let carrier = Carrier::shape(&kernel.identity, &raw, pba)
                 .filter(|carrier| carrier.header.address == pba);
@@ -304,8 +337,8 @@ fn verify(
         if fingerprint.has_prefix(wanted.prefix) {
             continue;
         }
-        let Wanted { pba, carried, prefix } = wanted;
-        let stored = Stored { pba, carried, prefix };
+        let Wanted { pba, form, prefix } = wanted;
+        let stored = Stored { pba, form, prefix };
         let is_it = |found: &Fingerprint| found.has_prefix(prefix);
         let older = by_older(&kernel.identity, domain, stored, &mut into[n], is_it)?;
         if kernel.keeps(Rule::ReadsVerified) && older.is_none() {
@@ -480,7 +513,7 @@ fn from_entry(entry: MapEntry, block: &mut Block) -> Step {
             Step::Done
         }
         MapEntry::Lost => Step::Lost,
-        MapEntry::Block { pba, carried, prefix } => Step::Disk(Wanted { pba, carried, prefix }),
+        MapEntry::Block { pba, form, prefix } => Step::Disk(Wanted { pba, form, prefix }),
     }
 }
 

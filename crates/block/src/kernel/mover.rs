@@ -30,6 +30,10 @@ pub(crate) struct Mover {
     pub(crate) sharers: Option<Sharers>,
     /// How far it has come with what is under older data keys.
     pub(crate) resealing: Resealing,
+    /// The leaves that packing still has to look at, once it has begun.
+    pub(crate) packing: Option<Leaves>,
+    /// As [`goes_on`](Self::goes_on), of packing.
+    pub(crate) packing_goes_on: Option<(VolumeId, Lba)>,
     /// Nothing is moved but what is under the older data key of this domain, and nobody waits meanwhile.
     pub(crate) reseals_alone: Option<u32>,
     /// Clients are at work.

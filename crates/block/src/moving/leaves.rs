@@ -46,6 +46,11 @@ impl Default for Leaves {
 }
 
 impl Leaves {
+    /// Of a store that was opened now, whose leaves are to lie still for some time from now on.
+    pub(crate) fn from_now(now: Duration) -> Leaves {
+        Leaves { overflowed: now.max(Duration::from_nanos(1)), ..Leaves::default() }
+    }
+
     /// A checkpoint changed these leaves.
     pub(crate) fn note(&mut self, leaves: &[LeafOf], now: Duration) {
         if self.changed.len() + leaves.len() > LEAVES_MAX {

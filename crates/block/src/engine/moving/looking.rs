@@ -189,11 +189,12 @@ pub(super) fn next_movable(kernel: &Kernel, volume: &Volume, from: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::page::Form;
 
     #[test]
     fn rule_20_a_step_reads_the_counts_of_so_many_pages_and_the_next_one_goes_on() {
         let per_page = Table::References.per_leaf();
-        let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), carried: false, prefix: n };
+        let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), form: Form::Raw, prefix: n };
         let leaf: Found = (0..288).map(|n| (Lba(288 + n), at(n * 5 % 288))).collect();
         let (mut goes_on, mut seen) = (None, Vec::new());
         loop {
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(seen, leaf);
         // Blocks whose counts lie in few pages are looked at together.
         let mut near: Found = (0..288)
-            .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), carried: false, prefix: n }))
+            .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), form: Form::Raw, prefix: n }))
             .collect();
         assert!(part_of(None, VolumeId(4), &mut near).is_none() && near.len() == 288);
     }

@@ -16,6 +16,8 @@ mod emptying;
 mod handing;
 mod looking;
 mod neighbours;
+mod packing;
+mod placing;
 mod resealing;
 mod sharers;
 
@@ -29,12 +31,14 @@ pub(super) use self::{
 use self::{
     handing::{Copied, Placed},
     looking::{Look, is_movable, movable, want_checkpoint},
+    placing::place,
     sharers::{ALONE_PAGES_MAX, OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
 use crate::{
     counters::add,
     coverage::Mark,
-    format::page::{MapEntry, Table},
+    engine::checkpoint::build::look_for_leftovers,
+    format::page::{Form, MapEntry, Table},
     idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
     moving::{Most, Moves, Why},
@@ -42,7 +46,7 @@ use crate::{
     rules::Rule,
     scheme::verbs::Scheme,
     sharing::Orphan,
-    space::{Extent, ZoneSource},
+    space::Extent,
 };
 
 /// Beside requests a checkpoint moves so much less than in a pause, since clients wait for it: for its room,
@@ -55,6 +59,11 @@ const BESIDE_MIN: usize = 4 * 288;
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
 pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
+    if kernel.settings.pack_after.is_some() && matches!(checkpointer.phase, Phase::Idle) {
+        // A store that nobody writes to has no checkpoint that would find out, and is what packing is for. What
+        // can't be read stays.
+        let _ = look_for_leftovers(kernel, &mut checkpointer);
+    }
     let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
     };
@@ -100,6 +109,10 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         if matches!(found, Look::Nothing) {
             found = resealing::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
+        if matches!(found, Look::Nothing) && !mover.beside_requests && mover.reseals_alone.is_none()
+        {
+            found = packing::look(kernel, &tables, (&mut *mover, orphans), moves);
+        }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
@@ -119,7 +132,7 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     };
     let mut fits = has_room_for(some);
     // Neighbours come together or not at all.
-    while !fits && some > 1 && mover.plan.why == Why::Resealing {
+    while !fits && some > 1 && matches!(mover.plan.why, Why::Resealing | Why::Packing) {
         some /= 2;
         fits = has_room_for(some);
     }
@@ -161,6 +174,13 @@ fn copy_some(
     next.reverse();
     let asked = next.len();
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    if plan.why == Why::Packing {
+        if !packing::pack(kernel, tables, plan, &copied, moves)? {
+            want_checkpoint(kernel, mover.beside_requests, moves);
+            plan.blocks.clear();
+        }
+        return Ok(true);
+    }
     let before = moves.len();
     let mut again = Vec::new();
     if plan.why == Why::Resealing {
@@ -201,63 +221,11 @@ fn copy_some(
             // No hole is left: reading what else lives in the zones would be in vain.
             Why::Emptying if moves.is_empty() => emptying::give_up(kernel, mover),
             Why::Resealing => resealing::lacks_room(tables, mover, moves),
-            Why::Emptying | Why::Neighbours => {}
+            Why::Emptying | Why::Neighbours | Why::Packing => {}
         }
     }
     mover.resealing.worked |= has_worked;
     Ok(true)
-}
-
-/// Finds places for copies, of which about `run` belong together. Returns whether all of them got one.
-fn place(
-    kernel: &Kernel,
-    tables: &Tables,
-    (why, run): (Why, u64),
-    copied: Vec<Copied>,
-) -> Result<(Placed, bool)> {
-    let mut placed = Placed::new();
-    let mut left = copied.into_iter().peekable();
-    while left.peek().is_some() {
-        let wanted = left.len() as u64;
-        if why == Why::Emptying {
-            read_ahead(kernel);
-        }
-        let (extent, current) = {
-            let mut state = kernel.state.lock();
-            let zones = kernel.zones(state.releases.zone_table());
-            let extent = match why {
-                Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
-                Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
-                Why::Resealing => {
-                    let together = state.allocator.place_copies(wanted, wanted, &zones);
-                    match together {
-                        Ok(None) => state.allocator.place_in_holes(wanted, &zones),
-                        placed => placed,
-                    }
-                }
-            };
-            (extent, state.overlays.tables().state.sequence)
-        };
-        // Stopping takes the state.
-        let extent = extent.map_err(|e| kernel.stop(&e))?;
-        debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
-        let Some(extent) = extent else { return Ok((placed, false)) };
-        placed.push((extent, left.by_ref().take(extent.blocks as usize).collect()));
-    }
-    Ok((placed, true))
-}
-
-/// Has the bitmap of the zone in memory that takes the next copies. Else it would be read under the lock of
-/// the state, for every few copies: the zones whose holes are filled have few.
-fn read_ahead(kernel: &Kernel) {
-    let (zone, root) = {
-        let state = kernel.state.lock();
-        (state.allocator.hole_ahead(), state.releases.zone_table())
-    };
-    // Who places the copies is told what can't be read.
-    if let Some(zone) = zone {
-        let _ = kernel.zones(root).bitmaps(zone, 1);
-    }
 }
 
 /// Seals copies for their places, in a sealed store.
@@ -307,6 +275,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
         Why::Neighbours => &kernel.counters.neighbour_blocks,
         Why::Emptying => &kernel.counters.emptied_blocks,
         Why::Resealing => &kernel.counters.resealed_blocks,
+        Why::Packing => &kernel.counters.packed_blocks,
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
@@ -320,7 +289,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
             && let MapEntry::Block { pba, .. } = copy.from
         {
             let prefix = copy.fingerprint.prefix();
-            moves.note_resealed(pba, MapEntry::Block { pba: to.0, carried: false, prefix });
+            moves.note_resealed(pba, MapEntry::Block { pba: to.0, form: Form::Raw, prefix });
         }
         match &plan.shared {
             Some(shared) => {

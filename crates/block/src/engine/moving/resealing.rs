@@ -31,7 +31,7 @@ use crate::{
     engine::lookup::{Sought, look_up},
     format::{
         catalogue::{MapKind, Volume},
-        page::{self, MapEntry, Page, Table},
+        page::{self, Form, MapEntry, Page, Table},
     },
     kernel::{Kernel, Leftovers, Mover, Plan, Resealing},
     moving::{Found, Hindered, Home, Moves, Put, Why},
@@ -276,7 +276,7 @@ pub(super) fn to_copy(
     for (copied, placed) in older.into_iter().zip(stored) {
         let known = placed.map(|Placed { pba, carried }| MapEntry::Block {
             pba,
-            carried,
+            form: Form::of(carried),
             prefix: copied.fingerprint.prefix(),
         });
         match known.filter(|&to| !is_named_there(plan, copied.lba, to, moves)) {
