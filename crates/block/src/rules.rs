@@ -394,12 +394,15 @@ pub enum Rule {
     /// Neighbours are expanded from one read of the disk if they are in one pack. Otherwise a block is looked for in
     /// the pack of the one before it.
     PackReadForItsOwn,
+    /// What is packed comes to a fragment that is there only if that has its fingerprint and its bytes. Otherwise
+    /// the index, a hint, decides what an address reads.
+    FragmentHasFingerprint,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 134] = [
+    pub const BUGS: [(&'static str, Rule); 135] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -534,5 +537,6 @@ impl Rule {
         ("packed-over-write", Rule::PackedIfUnchanged),
         ("pack-found", Rule::PacksAreNoDuplicates),
         ("pack-of-neighbour", Rule::PackReadForItsOwn),
+        ("fragment-believed", Rule::FragmentHasFingerprint),
     ];
 }

@@ -576,3 +576,292 @@ fn tables_that_are_gone_are_built_anew_with_their_packs() {
         world.reopen(settings()).verify();
     }
 }
+
+/// A clock that stands still unless somebody moves it.
+#[derive(Default)]
+struct Hands(std::sync::atomic::AtomicU64);
+
+impl Hands {
+    fn set(&self, seconds: u64) {
+        self.0.store(seconds, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl onefold_core::Clock for Hands {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.0.load(std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+impl World {
+    /// Writes what another volume holds at the same addresses.
+    fn write_again(&mut self, from: VolumeId, to: VolumeId, addresses: std::ops::Range<u64>) {
+        for lba in addresses {
+            let number = self.maps[&from][lba as usize];
+            persevere(&self.engine, || self.engine.write(to, lba * 4096, &content(number)));
+            self.maps.get_mut(&to).unwrap()[lba as usize] = number;
+        }
+        self.settle();
+    }
+
+    fn create(&mut self, name: &str) -> VolumeId {
+        let (volume, ()) =
+            persevere_with(&self.engine, || self.engine.create_volume(name, BLOCKS));
+        self.maps.insert(volume, vec![0; BLOCKS as usize]);
+        volume
+    }
+}
+
+#[test]
+fn what_is_packed_and_written_again_comes_to_the_pack_that_is_there() {
+    let (mut world, first) = World::filled(settings());
+    let packed = world.idle();
+    let before = world.engine.status();
+    let second = world.create("two");
+    world.write_again(first, second, 0..BLOCKS);
+    assert_eq!(
+        world.engine.status().live_blocks,
+        before.live_blocks + packed,
+        "until it lies still it is stored as it is"
+    );
+    assert_eq!(world.idle(), packed);
+    let after = world.engine.status();
+    assert_eq!((after.packs, after.live_blocks), (before.packs, before.live_blocks));
+    assert_eq!(after.fragments, 2 * packed);
+    world.verify();
+    // Who opened the store anew learns from the maps what is in packs.
+    let mut world = world.reopen(settings());
+    world.idle();
+    let third = world.create("three");
+    world.write_again(first, third, 0..BLOCKS);
+    world.idle();
+    let after = world.engine.status();
+    assert_eq!((after.packs, after.live_blocks), (before.packs, before.live_blocks));
+    assert_eq!(after.fragments, 3 * packed);
+    world.verify();
+    // What one map lets go of the others have.
+    world.delete(first);
+    world.write(second, (0..BLOCKS).step_by(3));
+    world.settle();
+    world.verify();
+    let mut world = world.reopen(settings());
+    world.idle();
+    world.verify();
+    for map in [second, third] {
+        world.delete(map);
+    }
+    let status = world.engine.status();
+    assert_eq!((status.live_blocks, status.packs, status.fragments), (0, 0, 0));
+    world.reopen(settings());
+}
+
+#[test]
+fn maps_that_share_a_leaf_come_to_the_pack_that_is_there_together() {
+    let (mut world, first) = World::filled(settings());
+    world.idle();
+    let before = world.engine.status();
+    let second = world.create("two");
+    world.write_again(first, second, 0..BLOCKS);
+    let monday = world.snapshot(second, "monday");
+    world.act(monday, |acts| Ok(acts.clone_volume(monday, "three", 1)?.0));
+    world.idle();
+    let after = world.engine.status();
+    assert_eq!((after.packs, after.live_blocks), (before.packs, before.live_blocks));
+    world.verify();
+    let mut world = world.reopen(settings());
+    world.write(second, (0..BLOCKS).step_by(5));
+    world.delete(first);
+    world.verify();
+    world.reopen(settings()).verify();
+}
+
+#[test]
+fn a_walk_passes_leaves_that_were_changed_lately() {
+    let clock = Arc::new(Hands::default());
+    let after = Duration::from_secs(3600);
+    let disk = formatted(SchemeName::Thin);
+    let set = Settings { pack_after: Some(after), ..settings() };
+    let engine = Engine::open(disk.clone(), clock.clone(), set).unwrap();
+    let mut world = World { disk, engine, maps: BTreeMap::new(), next: 0 };
+    let volume = world.create("one");
+    world.write(volume, 0..BLOCKS);
+    world.settle();
+    assert_eq!(world.idle(), 0);
+    clock.set(3000);
+    world.write(volume, 0..10);
+    world.settle();
+    clock.set(3601);
+    assert!(world.idle() > 0);
+    assert_eq!(fragments_below(&world, volume, 288), 0, "somebody wrote to it");
+    assert!(fragments_below(&world, volume, BLOCKS) > 200);
+    clock.set(6601);
+    assert!(world.idle() > 200 && fragments_below(&world, volume, 288) > 200);
+    world.verify();
+}
+
+#[test]
+fn fragments_that_a_trim_left_alone_are_packed_together() {
+    let (world, volume) = World::filled(settings());
+    world.idle();
+    let mut world = world.reopen(settings());
+    let alone: BTreeSet<u64> = {
+        let mut seen = BTreeSet::new();
+        let all = fragments(&world.disk, volume.0);
+        all.into_iter().filter(|(_, pack, _)| seen.insert(*pack)).map(|(lba, ..)| lba).collect()
+    };
+    for lba in (0..BLOCKS).filter(|lba| !alone.contains(lba)) {
+        world.trim(volume, lba..lba + 1);
+    }
+    (0..3).for_each(|_| world.settle());
+    let before = world.engine.status();
+    assert_eq!((before.fragments, before.live_blocks), (before.packs, before.packs));
+    world.idle();
+    let after = world.engine.status();
+    assert!(after.fragments == before.fragments && after.packs < before.packs / 4, "{after:?}");
+    world.verify();
+    world.reopen(settings()).verify();
+}
+
+#[test]
+fn a_store_that_is_nearly_full_fills_its_packs() {
+    let (mut world, volume) = World::filled(settings());
+    // Blocks that shrink to nothing less take the rest.
+    let hog = persevere_with(&world.engine, || world.engine.create_volume("hog", 9000)).0;
+    let mut lba = 0;
+    loop {
+        let noise = content(7 * (1 << 20) + 7 * lba);
+        match world.engine.write(hog, lba * 4096, &noise) {
+            Ok(_) => lba += 1,
+            Err(e) if e.kind() == Kind::NoSpace => break,
+            Err(_) => world.settle(),
+        }
+    }
+    // Room for a few packs and for the pages that name them.
+    persevere(&world.engine, || world.engine.trim(hog, 0, 200 * 4096));
+    (0..3).for_each(|_| world.settle());
+    world.idle();
+    let status = world.engine.status();
+    assert!(status.fragments > BLOCKS * 3 / 4, "{status:?}");
+    assert!(status.packs <= status.fragments / 5, "{status:?}");
+    world.verify();
+    world.trim(volume, 0..3);
+    world.settle();
+    world.verify();
+}
+
+#[test]
+fn packing_rests_while_requests_flow() {
+    let (world, _) = World::filled(settings());
+    let packed = || world.engine.counts().packed_blocks;
+    while packed() == 0 {
+        assert!(world.engine.idle_step(Idleness::Pause).unwrap());
+    }
+    let some = packed();
+    for _ in 0..50 {
+        world.engine.idle_step(Idleness::Share).unwrap();
+    }
+    assert_eq!(packed(), some, "what a pause began");
+    assert!(world.idle() > 0);
+    assert!(packed() > BLOCKS * 3 / 4);
+    world.verify();
+}
+
+/// A disk that counts what is read of it.
+struct Counting {
+    disk: Arc<MemoryDisk>,
+    reads: std::sync::atomic::AtomicU64,
+    blocks: std::sync::atomic::AtomicU64,
+}
+
+impl Disk for Counting {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+
+    fn read(&self, reads: &mut [onefold_core::Read<'_>]) {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.reads.fetch_add(reads.len() as u64, Relaxed);
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.blocks.fetch_add(blocks as u64, Relaxed);
+        self.disk.read(reads);
+    }
+
+    fn write(&self, runs: &[onefold_core::Run<'_>]) -> Result<()> {
+        self.disk.write(runs)
+    }
+
+    fn write_durable(&self, run: &onefold_core::Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+
+    fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(at, blocks)
+    }
+}
+
+/// Opens a closed store on a disk that counts.
+fn counted(disk: &Arc<MemoryDisk>, settings: Settings) -> (Arc<Counting>, Engine) {
+    let counting = Arc::new(Counting {
+        disk: disk.clone(),
+        reads: Default::default(),
+        blocks: Default::default(),
+    });
+    let engine =
+        Engine::open(counting.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+    (counting, engine)
+}
+
+#[test]
+fn neighbours_in_packs_that_are_neighbours_are_one_read_of_the_disk() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (world, volume) = World::filled(settings());
+    world.idle();
+    let off = Settings { pack_after: None, ..settings() };
+    let World { disk, engine, maps, .. } = world.reopen(off.clone());
+    engine.close().unwrap();
+    let (counting, engine) = counted(&disk, off);
+    let mut blocks = Block::zeroed_vec(BLOCKS as usize);
+    let mut all = || {
+        let before = (counting.reads.load(Relaxed), counting.blocks.load(Relaxed));
+        let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
+        engine.read(volume, &mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        (counting.reads.load(Relaxed) - before.0, counting.blocks.load(Relaxed) - before.1)
+    };
+    // Pages of the map are in memory then.
+    all();
+    let (reads, read) = all();
+    // Each seventh block is as it was: a read for itself. The 88 packs lie in a few runs.
+    assert!(read < 85 + 100, "{read} blocks");
+    assert!(reads < 85 + 40, "{reads} reads");
+    for (block, &number) in blocks.iter().zip(&maps[&volume]) {
+        assert!(block.0 == content(number));
+    }
+}
+
+#[test]
+fn what_does_not_shrink_is_not_read_each_time_that_a_store_is_opened() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (mut world, volume) = World::filled(Settings { pack_after: None, ..settings() });
+    world.next = 7 * 1000;
+    for lba in 0..BLOCKS {
+        world.next += 6;
+        world.write(volume, lba..lba + 1);
+    }
+    world.settle();
+    let World { disk, engine, maps, next } =
+        world.reopen(Settings { pack_after: None, ..settings() });
+    engine.close().unwrap();
+    let (counting, engine) = counted(&disk, settings());
+    let world = World { disk, engine, maps, next };
+    let before = counting.blocks.load(Relaxed);
+    assert_eq!(world.idle(), 0);
+    let read = counting.blocks.load(Relaxed) - before;
+    assert!(read < BLOCKS / 3, "{read} blocks, with tables");
+    world.verify();
+}

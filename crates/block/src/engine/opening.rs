@@ -192,6 +192,7 @@ fn unrecovered(
     let domains = Domains::of(&tables.state.domains, volumes.living());
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
+    let packs = tables.state.packs;
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };
     let state = State {
         windows: Windows::after(tables.state.last_window, tables.state.durable),
@@ -241,6 +242,7 @@ fn unrecovered(
         sealed: Mutex::default(),
         index_cursor: std::sync::atomic::AtomicU64::new(0),
         filter_cursor: std::sync::atomic::AtomicU64::new(0),
+        fragments_known: std::sync::atomic::AtomicBool::new(packs == 0),
     })
 }
 

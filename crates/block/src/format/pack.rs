@@ -177,6 +177,16 @@ impl<'a> Pack<'a> {
         self.entries.get(usize::from(fragment)).map(|entry| Fingerprint(entry.fingerprint))
     }
 
+    /// The fingerprints of its fragments, by their numbers.
+    pub(crate) fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> + '_ {
+        self.entries.iter().map(|entry| Fingerprint(entry.fingerprint))
+    }
+
+    /// The number of the fragment that has this fingerprint.
+    pub(crate) fn number_of(&self, fingerprint: &Fingerprint) -> Option<u8> {
+        self.fingerprints().zip(0..).find(|(found, _)| found == fingerprint).map(|(_, n)| n)
+    }
+
     /// Expands a fragment. Its fingerprint is not compared.
     ///
     /// # Errors

@@ -352,6 +352,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 12] = {
                 Rule::PackedIfUnchanged,
                 Rule::PacksAreNoDuplicates,
                 Rule::PackReadForItsOwn,
+                Rule::FragmentHasFingerprint,
             ],
             &["thin", "ordered", "cow"],
         ),

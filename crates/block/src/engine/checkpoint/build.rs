@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Error, Kind, Result, VolumeId};
+use onefold_core::{Error, Kind, Lba, Result, VolumeId};
 
 use crate::{
     counters::add,
@@ -100,6 +100,9 @@ pub(crate) fn build(
     mover.leaves.note(&changed, kernel.clock.now());
     if let Some(leaves) = &mut mover.packing {
         leaves.note(&changed, kernel.clock.now());
+        // A leaf that changed is looked at from its beginning.
+        let leaf = |(volume, lba): (_, Lba)| (volume, lba.0 / Table::Map.per_leaf());
+        mover.packing_goes_on.take_if(|at| changed.contains(&leaf(*at)));
     }
     let has_moves = !moves.is_empty();
     kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));

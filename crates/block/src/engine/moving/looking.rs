@@ -54,8 +54,19 @@ pub(in crate::engine) fn has_room(
     more: usize,
     shared: u64,
 ) -> bool {
+    has_room_for_both(kernel, scheme, moves, (more, more), shared)
+}
+
+/// The same for so many addresses that are to name something else, and for as many places as they need.
+pub(super) fn has_room_for_both(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    moves: &Moves,
+    (more, places): (usize, usize),
+    shared: u64,
+) -> bool {
     let mut state = kernel.state.lock();
-    let copies = more as u64;
+    let (copies, places) = (more as u64, places as u64);
     // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
     let counted = match state.moving.records() {
         0 => 0,
@@ -64,7 +75,7 @@ pub(in crate::engine) fn has_room(
     let before = state.moving.count_shared_pages(shared);
     let pages = scheme.reserve(kernel, &state, &state.moving, copies);
     state.moving.set_shared_pages(before);
-    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, moves.most.own);
+    let wanted = places + pages.saturating_sub(counted) + kept(kernel, &state, moves.most.own);
     moves.len() + more <= moves.most.moves && has_spare(kernel, scheme, &state, wanted)
 }
 

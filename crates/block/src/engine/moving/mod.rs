@@ -14,6 +14,7 @@
 mod broken;
 mod emptying;
 mod handing;
+mod learning;
 mod looking;
 mod neighbours;
 mod packing;
@@ -30,7 +31,7 @@ pub(super) use self::{
 };
 use self::{
     handing::{Copied, Placed},
-    looking::{Look, is_movable, movable, want_checkpoint},
+    looking::{Look, has_room_for_both, is_movable, movable, want_checkpoint},
     placing::place,
     sharers::{ALONE_PAGES_MAX, OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
@@ -85,6 +86,9 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         Most { moves: most, shared_pages, own }
     };
     let (tables, orphans) = (kernel.tables(), orphans.as_deref());
+    if mover.beside_requests && mover.plan.why == Why::Packing {
+        packing::put_off(mover);
+    }
     if mover.plan.sequence != tables.state.sequence {
         if !kernel.keeps(Rule::PlansOutliveCheckpoints)
             && let Some((lba, _)) = mover.plan.blocks.first()
@@ -126,9 +130,16 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     let limited = kernel.keeps(Rule::MoveStepsLimited);
     let most = if limited { kernel.settings.limits.moved } else { usize::MAX };
     let mut some = mover.plan.blocks.len().min(most).min(moves.most.moves);
-    let has_room_for = |some| match &mover.plan.shared {
-        Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
-        None => has_room(kernel, scheme, moves, some, 0),
+    let has_room_for = |some| {
+        // How many packs they need is known when they are compressed; with less than this there is no use.
+        let places = match mover.plan.why {
+            Why::Packing => packing::packs_of(some),
+            _ => some,
+        };
+        match &mover.plan.shared {
+            Some(shared) => has_shared_room(kernel, scheme, moves, (some, places), shared),
+            None => has_room_for_both(kernel, scheme, moves, (some, places), 0),
+        }
     };
     let mut fits = has_room_for(some);
     // Neighbours come together or not at all.
@@ -152,16 +163,17 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         }
         return Ok(!kernel.keeps(Rule::MovesWaitForRoom));
     }
-    copy_some(kernel, &tables, (mover, some), moves)
+    copy_some((kernel, scheme), &tables, (mover, some), moves)
 }
 
 /// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
 fn copy_some(
-    kernel: &Kernel,
+    (kernel, scheme): (&Kernel, &dyn Scheme),
     tables: &Tables,
     (mover, some): (&mut Mover, usize),
     moves: &mut Moves,
 ) -> Result<bool> {
+    let plan_volume = mover.plan.volume;
     let plan = &mut mover.plan;
     let Some(domain) = tables.volumes.get(&plan.volume).map(|volume| volume.domain) else {
         plan.blocks.clear();
@@ -175,9 +187,17 @@ fn copy_some(
     let asked = next.len();
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
     if plan.why == Why::Packing {
-        if !packing::pack(kernel, tables, plan, &copied, moves)? {
+        let before = moves.len();
+        if !packing::pack((kernel, scheme), tables, plan, &copied, moves)? {
             want_checkpoint(kernel, mover.beside_requests, moves);
             plan.blocks.clear();
+            // The rest comes with the next checkpoint, unless there was no room for any.
+            if moves.len() > before
+                && let Some(first) = next.first()
+            {
+                let leaf = first.0.0 / Table::Map.per_leaf();
+                packing::look_again(mover, (plan_volume, leaf));
+            }
         }
         return Ok(true);
     }

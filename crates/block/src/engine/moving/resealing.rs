@@ -294,7 +294,7 @@ fn sought(domain: u32, copied: &Copied) -> Option<Sought<'_>> {
 }
 
 /// True when a page at the place of a shared leaf has this entry at the address, or gets it.
-fn is_named_there(plan: &Plan, lba: Lba, entry: MapEntry, moves: &Moves) -> bool {
+pub(super) fn is_named_there(plan: &Plan, lba: Lba, entry: MapEntry, moves: &Moves) -> bool {
     let Some(shared) = &plan.shared else { return false };
     let slot = lba.0 % Table::Map.per_leaf();
     let mut pages = shared.leaves.iter();

@@ -111,8 +111,13 @@ impl Delta {
         Pba(from_low_bytes(&self.pba))
     }
 
-    fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         from_low_bytes(&self.hash)
+    }
+
+    /// True when an address names a fragment of the block from now on.
+    pub(crate) fn raises_fragment(&self) -> bool {
+        self.touch == Touch::RaiseFragment.encode()
     }
 }
 

@@ -10,7 +10,9 @@ use onefold_core::{Error, Fingerprint, Kind, Pba, Result};
 use super::deltas::{Delta, Slot, Sum, Touch, leaf_of};
 use crate::{
     coverage::Mark,
+    engine::lookup::read_packs,
     format::{
+        pack::Pack,
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
@@ -24,6 +26,12 @@ use crate::{
 
 /// Blocks that are looked up under one lock of the state: whoever reads or writes waits for it.
 const EXAMINED_TOGETHER: usize = 4096;
+
+/// Packs that became free whose fragments a checkpoint takes out of the index: 16 MiB are read for that.
+const FORGOTTEN_MAX: usize = 4096;
+
+/// As many are read at once.
+const FORGOTTEN_TOGETHER: usize = 64;
 
 impl TableBuild<'_> {
     /// Changes reference counts; finds the blocks that are free from now on, and notes those whose
@@ -51,6 +59,7 @@ impl TableBuild<'_> {
         let (kernel, mut live, mut packs) = (self.kernel, self.live, self.packs);
         let mut domains = std::mem::take(&mut self.domains);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gone = Vec::new();
         let root = self.rebuild(
             Table::References,
             0,
@@ -109,6 +118,10 @@ impl TableBuild<'_> {
                             if new.is_none() || sum.copy {
                                 sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
                             }
+                            if sum.pack {
+                                let named = touches.iter().filter(|one| one.raises_fragment());
+                                named.for_each(|one| index.insert(one.hash(), pba));
+                            }
                         }
                         (1.., 0) => {
                             live = live.saturating_sub(1);
@@ -118,6 +131,9 @@ impl TableBuild<'_> {
                                 domains.change(sum.domain.unwrap_or(Slot::NONE), false);
                             }
                             freed.push(pba);
+                            if sum.pack {
+                                gone.push(pba);
+                            }
                         }
                         _ => {}
                     }
@@ -134,6 +150,7 @@ impl TableBuild<'_> {
                 Ok(page::body(page).iter().any(|&byte| byte != 0))
             },
         )?;
+        forget_fragments(kernel, &gone);
         (self.live, self.packs, self.domains) = (live, packs, domains);
         self.freed.extend(freed);
         self.bits = bits;
@@ -193,6 +210,22 @@ impl TableBuild<'_> {
                 Ok(true)
             },
         )
+    }
+}
+
+/// Takes what packs hold out of the index: they are free from now on, and nothing was written there yet. Entries of
+/// those that can't be read stay, as hints that lead nowhere, and so do those of more than are read at once.
+fn forget_fragments(kernel: &Kernel, gone: &[Pba]) {
+    for places in gone[..gone.len().min(FORGOTTEN_MAX)].chunks(FORGOTTEN_TOGETHER) {
+        let blocks = read_packs(kernel, places);
+        let mut index = kernel.index.lock();
+        for (&at, block) in places.iter().zip(&blocks).filter_map(|(at, b)| Some((at, b.as_ref()?))) {
+            let Some(pack) = Pack::proven(&kernel.identity, block, at) else { continue };
+            kernel.coverage.hit(Mark::FragmentsForgotten);
+            // After opening its checksum came to be there as well.
+            let all = pack.fingerprints().chain([pack.checksum()]);
+            all.for_each(|of| index.remove(hash_of(of.prefix()), at));
+        }
     }
 }
 
