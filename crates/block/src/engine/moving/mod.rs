@@ -173,7 +173,6 @@ fn copy_some(
     (mover, some): (&mut Mover, usize),
     moves: &mut Moves,
 ) -> Result<bool> {
-    let plan_volume = mover.plan.volume;
     let plan = &mut mover.plan;
     let Some(domain) = tables.volumes.get(&plan.volume).map(|volume| volume.domain) else {
         plan.blocks.clear();
@@ -187,19 +186,23 @@ fn copy_some(
     let asked = next.len();
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
     if plan.why == Why::Packing {
-        let before = moves.len();
-        if !packing::pack((kernel, scheme), tables, plan, &copied, moves)? {
-            want_checkpoint(kernel, mover.beside_requests, moves);
-            plan.blocks.clear();
-            // The rest comes with the next checkpoint, unless there was no room for any.
-            if moves.len() > before
-                && let Some(first) = next.first()
-            {
-                let leaf = first.0.0 / Table::Map.per_leaf();
-                packing::look_again(mover, (plan_volume, leaf));
-            }
+        if packing::pack((kernel, scheme), tables, plan, &copied, moves)? {
+            return Ok(true);
         }
-        return Ok(true);
+        kernel.coverage.hit(Mark::MovesFull);
+        if moves.is_empty() {
+            // There will be no room for these. The leaf stays until it changes, and others have their turn.
+            plan.blocks.clear();
+            return Ok(true);
+        }
+        // Those without a place come with the next checkpoint.
+        next.retain(|&(lba, _)| match &plan.shared {
+            Some(shared) => !moves.has_shared(shared.family, lba),
+            None => !moves.has(plan.volume, lba),
+        });
+        plan.blocks.extend(next.into_iter().rev());
+        want_checkpoint(kernel, mover.beside_requests, moves);
+        return Ok(!kernel.keeps(Rule::MovesWaitForRoom));
     }
     let before = moves.len();
     let mut again = Vec::new();

@@ -118,7 +118,7 @@ pub(super) fn look(
 }
 
 /// A leaf is looked at again, whoever changed it.
-pub(super) fn look_again(mover: &mut Mover, leaf: (VolumeId, u64)) {
+fn look_again(mover: &mut Mover, leaf: (VolumeId, u64)) {
     if let Some(leaves) = &mut mover.packing {
         leaves.look_again(leaf);
     }

@@ -91,7 +91,8 @@ pub(crate) struct Options {
     moving: MovingName,
 
     /// Packs blocks of a block store that nobody changed for so many seconds, those that compress well,
-    /// several into one, in pauses; 3600 suits most. Without it none are. Once a store has packs, older
+    /// several into one, in pauses; 3600 suits most. Without it none are. What is packed and written again
+    /// takes its whole room until it has not been changed for so long. Once a store has packs, older
     /// programs refuse it. Encrypted stores can't do it yet
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pack_after: Option<u64>,
