@@ -605,8 +605,7 @@ impl World {
     }
 
     fn create(&mut self, name: &str) -> VolumeId {
-        let (volume, ()) =
-            persevere_with(&self.engine, || self.engine.create_volume(name, BLOCKS));
+        let (volume, ()) = persevere_with(&self.engine, || self.engine.create_volume(name, BLOCKS));
         self.maps.insert(volume, vec![0; BLOCKS as usize]);
         volume
     }
@@ -810,8 +809,7 @@ fn counted(disk: &Arc<MemoryDisk>, settings: Settings) -> (Arc<Counting>, Engine
         reads: Default::default(),
         blocks: Default::default(),
     });
-    let engine =
-        Engine::open(counting.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
+    let engine = Engine::open(counting.clone(), Arc::new(MonotonicClock::new()), settings).unwrap();
     (counting, engine)
 }
 

@@ -150,8 +150,7 @@ pub(crate) fn fragments(
         return Ok(found);
     }
     let blocks = read_packs(kernel, &places);
-    let proven =
-        |(&at, block)| Pack::proven(&kernel.identity, Option::<Block>::as_ref(block)?, at);
+    let proven = |(&at, block)| Pack::proven(&kernel.identity, Option::<Block>::as_ref(block)?, at);
     let packs: Vec<Option<Pack<'_>>> = places.iter().zip(&blocks).map(proven).collect();
     for (n, pba) in candidates {
         let pack = places.binary_search(&pba).ok().and_then(|at| packs[at].as_ref());

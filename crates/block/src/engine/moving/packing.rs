@@ -219,7 +219,9 @@ fn may_gain(blocks: &Found) -> bool {
     let mut named: BTreeMap<Pba, usize> = BTreeMap::new();
     for (_, entry) in blocks {
         match *entry {
-            MapEntry::Block { pba, form: Form::Packed(_), .. } => *named.entry(pba).or_default() += 1,
+            MapEntry::Block { pba, form: Form::Packed(_), .. } => {
+                *named.entry(pba).or_default() += 1
+            }
             MapEntry::Block { .. } => return true,
             _ => {}
         }

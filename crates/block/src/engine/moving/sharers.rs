@@ -118,7 +118,7 @@ pub(super) fn has_shared_room(
 ) -> bool {
     let pages = moves.uncounted(shared.family, &shared.places);
     let counted = kernel.state.lock().moving.shared_pages();
-    counted + pages <= moves.most.shared_pages 
+    counted + pages <= moves.most.shared_pages
         && has_room_for_both(kernel, scheme, moves, (more, places), pages)
 }
 

@@ -219,7 +219,8 @@ fn forget_fragments(kernel: &Kernel, gone: &[Pba]) {
     for places in gone[..gone.len().min(FORGOTTEN_MAX)].chunks(FORGOTTEN_TOGETHER) {
         let blocks = read_packs(kernel, places);
         let mut index = kernel.index.lock();
-        for (&at, block) in places.iter().zip(&blocks).filter_map(|(at, b)| Some((at, b.as_ref()?))) {
+        for (&at, block) in places.iter().zip(&blocks).filter_map(|(at, b)| Some((at, b.as_ref()?)))
+        {
             let Some(pack) = Pack::proven(&kernel.identity, block, at) else { continue };
             kernel.coverage.hit(Mark::FragmentsForgotten);
             // After opening its checksum came to be there as well.
