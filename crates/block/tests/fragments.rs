@@ -736,7 +736,7 @@ fn a_store_that_is_nearly_full_fills_its_packs() {
         }
     }
     // Room for a few packs and for the pages that name them.
-    persevere(&world.engine, || world.engine.trim(hog, 0, 200 * 4096));
+    persevere(&world.engine, || world.engine.trim(hog, 0, 900 * 4096));
     (0..3).for_each(|_| world.settle());
     world.idle();
     let status = world.engine.status();
