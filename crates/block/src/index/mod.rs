@@ -80,7 +80,11 @@ impl Index {
     /// little room: then a spill comes soon, which would be in vain for what is on disk already.
     pub(crate) fn learn(&mut self, hash: u64, pba: Pba) {
         let may_be_on_disk = self.filter.as_ref().is_some_and(|filter| filter.may_hold(hash));
-        if !self.memory.is_full() && !(may_be_on_disk && self.memory.is_half_full()) {
+        let has_room = match may_be_on_disk {
+            true => !self.memory.is_half_full(),
+            false => !self.memory.is_full(),
+        };
+        if has_room {
             self.memory.insert(hash, pba);
         }
     }
