@@ -43,7 +43,9 @@ counters! {
     emptied_blocks,
     /// Blocks that came from the older data key of their domain under the newest one.
     resealed_blocks,
-    /// Blocks of data written raw.
+    /// Blocks that were packed with others into one.
+    packed_blocks,
+    /// Blocks of data written raw, and packs.
     data_blocks,
     /// Carriers written, with a client's block or alone.
     carrier_blocks,

@@ -377,12 +377,32 @@ pub enum Rule {
     /// An older data key is erased when what is free was overwritten. Otherwise whoever copied that key reads
     /// there what moved.
     OverwrittenBeforeErased,
+    /// A pack is in use as long as anybody names a fragment of it. Otherwise its block is handed out, and the
+    /// others are lost.
+    PackKeptByEach,
+    /// A pack counts each mapping to a fragment of it. Otherwise it is free while some are left.
+    PackCountsEach,
+    /// A pack is written before the superblock whose maps name it. Otherwise a power cut leaves mappings to what
+    /// lay there before.
+    PacksBeforeSuperblock,
+    /// Fragments are put where the map still names the blocks that were packed. Otherwise a client's newer write
+    /// is lost.
+    PackedIfUnchanged,
+    /// Who looks for duplicates finds no pack. Otherwise a client's block names a pack as if it were a carrier, or
+    /// raw.
+    PacksAreNoDuplicates,
+    /// Neighbours are expanded from one read of the disk if they are in one pack. Otherwise a block is looked for in
+    /// the pack of the one before it.
+    PackReadForItsOwn,
+    /// What is packed comes to a fragment that is there only if that has its fingerprint and its bytes. Otherwise
+    /// the index, a hint, decides what an address reads.
+    FragmentHasFingerprint,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 128] = [
+    pub const BUGS: [(&'static str, Rule); 135] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -511,5 +531,12 @@ impl Rule {
         ("older-key-erased-early", Rule::OlderKeyKeptWhileNeeded),
         ("key-changed-unclosed", Rule::ClosedBeforeNewKey),
         ("free-not-overwritten", Rule::OverwrittenBeforeErased),
+        ("pack-freed-early", Rule::PackKeptByEach),
+        ("pack-counted-once", Rule::PackCountsEach),
+        ("pack-unflushed", Rule::PacksBeforeSuperblock),
+        ("packed-over-write", Rule::PackedIfUnchanged),
+        ("pack-found", Rule::PacksAreNoDuplicates),
+        ("pack-of-neighbour", Rule::PackReadForItsOwn),
+        ("fragment-believed", Rule::FragmentHasFingerprint),
     ];
 }

@@ -317,6 +317,9 @@ pub struct Settings {
     pub blocks_a_run: usize,
     /// A leaf is moved only when no checkpoint changed it for so long.
     pub settled_after: Duration,
+    /// Blocks that compress well are packed together when no checkpoint changed their leaf of the map for so
+    /// long. `None`: none are. It needs [`Tidying::Moves`] and a store that is not sealed.
+    pub pack_after: Option<Duration>,
     /// Bits of the fingerprint that are not zero: forced collisions for the simulator. Only with
     /// comparison of bytes.
     #[cfg(feature = "planted-bugs")]
@@ -350,6 +353,7 @@ impl Settings {
             tidying: Tidying::Moves,
             blocks_a_run: BLOCKS_A_RUN,
             settled_after: SETTLED_AFTER,
+            pack_after: None,
             #[cfg(feature = "planted-bugs")]
             weak_fingerprint: None,
             #[cfg(feature = "planted-bugs")]

@@ -3,7 +3,11 @@
 use onefold_core::{Pba, Result, VolumeId};
 
 use crate::{
-    format::{page::Table, record::WindowNumber, superblock::Root},
+    format::{
+        page::{Form, Table},
+        record::WindowNumber,
+        superblock::Root,
+    },
     kernel::Kernel,
     overlay::Tables,
     scheme::shadow::DomainCounts,
@@ -51,6 +55,9 @@ pub(crate) struct TableBuild<'a> {
     pub(crate) in_place: Option<u64>,
     pub(crate) mapped: u64,
     pub(crate) live: u64,
+    /// Packs that mappings name, and how many do.
+    pub(crate) packs: u64,
+    pub(crate) fragments: u64,
     /// The leaves of maps that clients changed, if anybody wants to know.
     pub(crate) changed: Vec<(VolumeId, u64)>,
     /// Pages of shared maps could not be read: counts may be too high.
@@ -73,10 +80,24 @@ impl<'a> TableBuild<'a> {
             in_place: None,
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
+            packs: old.state.packs,
+            fragments: old.state.fragments,
             changed: Vec::new(),
             inexact: old.state.inexact,
             domains: DomainCounts::default(),
         }
+    }
+
+    /// A mapping counts from now on.
+    pub(crate) fn maps_one_more(&mut self, form: Form) {
+        self.mapped += 1;
+        self.fragments += u64::from(form.is_packed());
+    }
+
+    /// A mapping counted until now.
+    pub(crate) fn maps_one_less(&mut self, form: Form) {
+        self.mapped = self.mapped.saturating_sub(1);
+        self.fragments = self.fragments.saturating_sub(u64::from(form.is_packed()));
     }
 
     /// Rewrites leaves of a table, and the pages above them.

@@ -15,7 +15,7 @@ use onefold_block::{
         catalogue::Volume,
         geometry::SUPERBLOCKS,
         leftover,
-        page::{self, MapEntry, PageId, ReferenceEntry, Table, ZoneEntry},
+        page::{self, Form, MapEntry, PageId, ReferenceEntry, Table, ZoneEntry},
     },
 };
 use onefold_core::{Disk, Pba};
@@ -399,7 +399,7 @@ fn wrong_map_entries_volumes_and_counters_are_found() {
         catalogue(&copy, |volume| volume.map = map);
         (texts(&copy), map_page.0.index * 288 + slot)
     };
-    let block = |pba| MapEntry::Block { pba, carried: false, prefix: 5 };
+    let block = |pba| MapEntry::Block { pba, form: Form::Raw, prefix: 5 };
     let (found, lba) = map(block(Pba(0)));
     assert!(
         found.iter().any(|line| line.contains(&format!("volume 1, block {lba}"))

@@ -7,12 +7,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use golden::{BLOCKS, Calls, Model, Step, assert_holds, begin, fill, history, later, play};
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Acts, Engine, Format, Settings,
+    Acts, Engine, Format, Idleness, Settings,
     check::{check, scrub},
     format::{
         geometry::SUPERBLOCKS,
@@ -33,7 +34,7 @@ const fn golden(name: &'static str, label: [u8; 4], killed: bool) -> Golden {
     Golden { name, label, killed }
 }
 
-const ALL: [Golden; 8] = [
+const ALL: [Golden; 9] = [
     golden("v1-thin", [1, 1, 0, 0], false),
     golden("v1-thin-killed", [1, 1, 0, 0], true),
     golden("v1-ordered", [1, 1, 1, 1], false),
@@ -42,7 +43,11 @@ const ALL: [Golden; 8] = [
     golden("v1-sha256-table-killed", [1, 2, 1, 0], true),
     golden("v2-sha256", [2, 5, 0, 0], false),
     golden("v3-snapshots-killed", [3, 1, 0, 0], true),
+    golden(PACKS, [3, 1, 0, 0], false),
 ];
+
+/// The image whose cold blocks are packed.
+const PACKS: &str = "v3-packs";
 
 impl Golden {
     fn file(&self) -> PathBuf {
@@ -94,6 +99,12 @@ impl Golden {
 
 fn open(disk: &Arc<MemoryDisk>) -> Engine {
     let settings = Settings::for_memory(32 << 20);
+    Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap()
+}
+
+/// As [`open`], by who packs what he finds.
+fn packing(disk: &Arc<MemoryDisk>) -> Engine {
+    let settings = Settings { pack_after: Some(Duration::ZERO), ..Settings::for_memory(32 << 20) };
     Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings).unwrap()
 }
 
@@ -163,9 +174,19 @@ fn make() {
         }
         let disk = Arc::new(MemoryDisk::new(BLOCKS));
         Engine::format(&*disk, &format).unwrap();
-        let engine = open(&disk);
+        let mut engine = open(&disk);
         begin(&engine);
         fill(&engine, &history(golden.has_acts()), &CALLS);
+        if golden.name == PACKS {
+            drop(engine);
+            engine = packing(&disk);
+            for _ in 0..5 {
+                while engine.idle_step(Idleness::Pause).unwrap() {}
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            assert!(engine.status().fragments > 50);
+        }
         if !golden.killed {
             engine.close().unwrap();
         }
@@ -234,4 +255,33 @@ fn a_killed_store_had_records_that_no_checkpoint_held() {
         let engine = open(&golden.disk());
         assert!(engine.durable().0 > number(112), "{}", golden.name);
     }
+}
+
+#[test]
+fn packs_of_an_older_program_are_read_and_shared() {
+    let golden = ALL.iter().find(|golden| golden.name == PACKS).unwrap();
+    let (disk, model) = (golden.disk(), golden.model());
+    let features = get(&disk, SUPERBLOCKS[0]).0[1192];
+    assert_eq!(features & 2, 2);
+    let engine = packing(&disk);
+    let before = engine.status();
+    assert!(before.packs > 0 && before.fragments > 2 * before.packs, "{before:?}");
+    let step = || {
+        while engine.idle_step(Idleness::Pause).unwrap() {}
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+    };
+    step();
+    // All of `clone` again, in a volume of its own.
+    let (id, _) = engine.create_volume("again", 1500).unwrap();
+    for (lba, &n) in &model["clone"] {
+        golden::persevere(&engine, || engine.write(id, lba * 4096, &golden::content(n)));
+    }
+    (0..3).for_each(|_| step());
+    assert!(engine.status().fragments > before.fragments);
+    assert_holds(&engine, &model, PACKS);
+    engine.close().unwrap();
+    let disk: Arc<dyn Disk> = disk;
+    assert!(check(&disk, &mut |_| {}).unwrap().is_well());
+    assert!(scrub(&disk, &mut |_| {}, &mut || false).unwrap().is_well());
 }

@@ -13,7 +13,7 @@ use onefold_block::{
         carrier::Carrier,
         catalogue::Volume,
         geometry::SUPERBLOCKS,
-        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        page::{self, Form, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         share::Share,
         superblock::Root,
     },
@@ -317,9 +317,9 @@ fn wrong_map_entries_become_errors() {
     let leaf = table(&disk, Table::Map, 1).pop().unwrap().0;
     let page_block = root(&disk, Table::References, 0).page.address;
     let mut entries = vec![
-        MapEntry::Block { pba: Pba(1), carried: false, prefix: 9 },
-        MapEntry::Block { pba: page_block, carried: false, prefix: 9 },
-        MapEntry::Block { pba: Pba(ZONES * ZONE_BLOCKS - 1), carried: true, prefix: 9 },
+        MapEntry::Block { pba: Pba(1), form: Form::Raw, prefix: 9 },
+        MapEntry::Block { pba: page_block, form: Form::Raw, prefix: 9 },
+        MapEntry::Block { pba: Pba(ZONES * ZONE_BLOCKS - 1), form: Form::Carried, prefix: 9 },
     ];
     let mut lost = Vec::new();
     let map = forge(&disk, &root(&disk, Table::Map, 1), leaf, &mut |page| {
@@ -327,8 +327,8 @@ fn wrong_map_entries_become_errors() {
             .filter(|&slot| matches!(MapEntry::get(page, slot), Some(MapEntry::Block { .. })));
         let used: Vec<u64> = used.collect();
         // One that names another block's content.
-        if let Some(MapEntry::Block { pba, carried, prefix }) = MapEntry::get(page, used[3]) {
-            entries.push(MapEntry::Block { pba, carried, prefix: prefix ^ 1 });
+        if let Some(MapEntry::Block { pba, form, prefix }) = MapEntry::get(page, used[3]) {
+            entries.push(MapEntry::Block { pba, form, prefix: prefix ^ 1 });
         }
         for (&slot, entry) in used.iter().zip(&entries) {
             entry.set(page, slot);

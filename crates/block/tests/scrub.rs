@@ -40,8 +40,8 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
             {
                 let page = get(&disk, pointer.address);
                 for slot in (0..288).filter(|_| id.level == 0) {
-                    if let Some(MapEntry::Block { pba, carried, .. }) = MapEntry::get(&page, slot)
-                        && carried == wanted
+                    if let Some(MapEntry::Block { pba, form, .. }) = MapEntry::get(&page, slot)
+                        && form.is_compressed() == wanted
                     {
                         let name = format!("volume {}", volume - 1);
                         names.entry(pba).or_default().insert((name, Lba(id.index * 288 + slot)));

@@ -9,6 +9,7 @@ use onefold_block::{
         catalogue::{CatalogueChange, Discard, Volume},
         claim::{self, Claim, Claimant, SECTOR},
         geometry::Geometry,
+        pack::Pack,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
         share::Share,
@@ -118,11 +119,17 @@ pub(crate) fn zone_list_examples() -> Vec<Vec<u8>> {
     corrupt::blocks_of_kind(b"OFz1")
 }
 
-/// A carrier: its records and its compressed block.
+/// A carrier: its records and its compressed block. A pack: its fragments.
 pub fn carrier(data: &[u8]) {
     let identity = identity();
     let mut block = block(data);
     let mut expanded = Block::zeroed();
+    if let Some(pack) = Pack::shape(&identity, &block, Pba(0)) {
+        assert!((1..=32).contains(&pack.len()), "a pack has as many fragments as it may");
+        for fragment in 0..=u8::MAX {
+            let _ = pack.expand(fragment, &mut expanded);
+        }
+    }
     if let Some(carrier) = Carrier::shape(&identity, &block, Pba(0)) {
         let _ = carrier.expand(0, 0, &mut expanded);
     }

@@ -1,6 +1,6 @@
 //! Each physical block: its reference count, its bit in the zone table, its page, its carrier.
 
-use onefold_core::{Pba, ZoneId};
+use onefold_core::{Block, Pba, ZoneId};
 
 use super::{
     batch::read_each,
@@ -8,7 +8,11 @@ use super::{
     tables::Checker,
     usage::Usage,
 };
-use crate::format::{carrier::Carrier, page::ReferenceEntry};
+use crate::format::{carrier::Carrier, pack::Pack, page::ReferenceEntry};
+
+/// A carrier or a pack: where it is, whether it is a pack by the maps that name it, if any does, and what the table
+/// of fingerprints says of it. What once had many references is named by none.
+type Compressed = (Pba, Option<bool>, Option<u64>);
 
 /// Carriers between two reports of progress.
 const CARRIERS: usize = 4096;
@@ -23,7 +27,7 @@ impl Checker<'_> {
             for (n, fact) in facts.blocks.iter().enumerate() {
                 let pba = self.geometry.start_of(ZoneId(zone)).plus(n as u64);
                 let place = Place::Block(pba);
-                let (table, counted) = (fact.references(), fact.counted);
+                let (table, counted) = (fact.references(), fact.counted());
                 if self.in_place {
                     self.compare_in_place(
                         usage,
@@ -37,7 +41,9 @@ impl Checker<'_> {
                 }
                 let is_data = table > 0 || counted > 0;
                 if is_data && fact.carried() {
-                    carriers.push(pba);
+                    let is_known = counted > 0 && !usage.is_unknown(pba) && table > 0;
+                    let form = (counted > 0).then(|| fact.is_pack());
+                    carriers.push((pba, form, is_known.then_some(fact.prefix)));
                 }
                 if !usage.is_dark(pba) {
                     if counted > table && table < ReferenceEntry::SATURATED {
@@ -147,23 +153,37 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads carriers and compares their checksums.
-    fn carriers(&mut self, mut carriers: Vec<Pba>, proven: &mut dyn FnMut(Pba) -> bool) {
-        self.report.carriers += carriers.len() as u64;
-        carriers.retain(|&pba| !proven(pba));
-        let total = carriers.len();
-        for (n, batch) in carriers.chunks(CARRIERS).enumerate() {
+    /// Reads carriers and packs, and compares their checksums.
+    fn carriers(&mut self, mut all: Vec<Compressed>, proven: &mut dyn FnMut(Pba) -> bool) {
+        self.report.carriers +=
+            all.iter().filter(|(_, is_pack, _)| *is_pack != Some(true)).count() as u64;
+        all.retain(|&(pba, ..)| !proven(pba));
+        let total = all.len();
+        for (n, batch) in all.chunks(CARRIERS).enumerate() {
             (self.progress)(Progress {
                 what: Phase::Carriers,
                 done: (n * CARRIERS) as u64,
                 total: total as u64,
             });
             let Checker { walker, report, damaged_carriers, .. } = self;
-            read_each(walker.disk, batch, &mut |pba, block| {
+            let places: Vec<Pba> = batch.iter().map(|&(pba, ..)| pba).collect();
+            read_each(walker.disk, &places, &mut |pba, block| {
+                let at = places.partition_point(|place| *place < pba);
+                let (_, is_pack, prefix) = batch[at];
+                let name = if is_pack == Some(true) { "pack" } else { "carrier" };
+                let is_whole = |block: &Block| {
+                    let is_carrier = || Carrier::proven(walker.identity, block, pba).is_some();
+                    let pack = || Pack::proven(walker.identity, block, pba);
+                    let is_right = |pack: Pack<'_>| {
+                        prefix.is_none_or(|prefix| pack.checksum().prefix() == prefix)
+                    };
+                    is_pack != Some(true) && is_carrier()
+                        || is_pack != Some(false) && pack().is_some_and(is_right)
+                };
                 let what = match block {
-                    Err(e) => format!("it is a carrier, but can't be read: {e}"),
-                    Ok(block) if Carrier::proven(walker.identity, block, pba).is_none() => {
-                        "it should be a carrier, but is damaged or something else".to_owned()
+                    Err(e) => format!("it is a {name}, but can't be read: {e}"),
+                    Ok(block) if !is_whole(block) => {
+                        format!("it should be a {name}, but is damaged or something else")
                     }
                     Ok(_) => return,
                 };

@@ -27,6 +27,7 @@ mod leftover;
 mod look;
 mod lost;
 mod overlay_disk;
+mod packs;
 mod per_leaf;
 mod places;
 mod recovered;

@@ -96,6 +96,10 @@ pub struct Report {
     pub pages: u64,
     /// Carriers that live mappings name.
     pub carriers: u64,
+    /// Packs that they name.
+    pub packs: u64,
+    /// Logical blocks that are in packs.
+    pub fragments: u64,
     /// Blocks in use that nothing names.
     pub leaked_blocks: u64,
     /// Blocks whose count is saturated; a repair restores them.

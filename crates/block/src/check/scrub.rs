@@ -27,7 +27,8 @@ use crate::{
         Identity,
         carrier::Carrier,
         catalogue::Volume,
-        page::{self, MapEntry, ReferenceEntry, Table},
+        pack::{Pack, near_pack},
+        page::{self, Form, MapEntry, ReferenceEntry, Table},
         stored::{self, Stored},
     },
     kernel::Kernel,
@@ -106,6 +107,9 @@ type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 
 /// The problem with a carrier that gives no data.
 const BAD_CARRIER: &str = "is a damaged carrier, or none";
+
+/// The problem with a pack of which a fragment gives no data.
+const BAD_PACK: &str = "is a damaged pack";
 
 /// The problem with data that is another.
 const OTHER_FINGERPRINT: &str = "does not have the fingerprint that it should have";
@@ -252,11 +256,19 @@ fn verify_blocks(
     let several = identity.domains().count() > 1 || identity.has_older() || identity.has_erased();
     read_each(&*kernel.disk, &places, &mut |pba, block| {
         let (expected, carried) = expected[&pba];
-        let stored = Stored { pba, carried, prefix: expected.prefix() };
+        let stored = Stored { pba, form: Form::of(carried), prefix: expected.prefix() };
         let block = match block {
             Ok(block) => block,
             Err(e) => return report.add(pba, format!("can't be read: {e}"), false),
         };
+        if carried
+            && (Pack::shape(identity, block, pba).is_some() || near_pack(identity, block, pba))
+        {
+            if let Some((what, is_whole)) = wrong_with_pack(identity, pba, block, &expected) {
+                report.add(pba, what.into(), is_whole);
+            }
+            return;
+        }
         match content(kernel, blocks.domain, stored, block) {
             Ok((content, proven)) => {
                 let block = several.then(|| block.clone());
@@ -272,6 +284,32 @@ fn verify_blocks(
     compare_hashes(kernel, blocks, report);
 }
 
+/// The problem with a pack that should have this checksum, and whether all its data is there nevertheless.
+fn wrong_with_pack(
+    identity: &Identity,
+    pba: Pba,
+    block: &Block,
+    expected: &Fingerprint,
+) -> Option<(&'static str, bool)> {
+    let Some(pack) = Pack::shape(identity, block, pba) else { return Some((BAD_PACK, false)) };
+    let proven = Pack::proven(identity, block, pba).is_some();
+    if proven && pack.checksum() != *expected {
+        return Some((OTHER_FINGERPRINT, false));
+    }
+    let mut content = Block::zeroed();
+    let is_whole = (0..pack.len() as u8).all(|fragment| {
+        pack.expand(fragment, &mut content).is_ok()
+            && pack
+                .fingerprint(fragment)
+                .is_some_and(|kept| identity.fingerprinter.one(&content).agrees(&kept))
+    });
+    match (proven, is_whole) {
+        (true, true) => None,
+        (false, true) => Some(("is a damaged pack, but its data is whole", true)),
+        (_, false) => Some((BAD_PACK, false)),
+    }
+}
+
 /// The content of a block as its clients see it if it is of this domain, and whether all bytes of its
 /// carrier are as they were written. A reader needs no more than the data.
 fn content(
@@ -280,9 +318,9 @@ fn content(
     stored: Stored,
     block: &Block,
 ) -> Result<(Block, bool), String> {
-    let Stored { pba, carried, prefix } = stored;
+    let Stored { pba, form, prefix } = stored;
     let identity = &kernel.identity;
-    if !carried {
+    if form == Form::Raw {
         let mut content = block.clone();
         identity.open_raw(domain, prefix, pba, &mut content).map_err(|e| e.to_string())?;
         return Ok((content, true));
@@ -305,7 +343,7 @@ fn is_elsewhere(
     blocks: &mut Blocks,
 ) -> bool {
     let identity = &kernel.identity;
-    if stored.carried && Carrier::proven(identity, block, stored.pba).is_none() {
+    if stored.form == Form::Carried && Carrier::proven(identity, block, stored.pba).is_none() {
         return false;
     }
     let agrees = |found: &Fingerprint| found.agrees(expected);
@@ -348,7 +386,8 @@ fn compare_hashes(kernel: &Kernel, blocks: &mut Blocks, report: &mut ScrubReport
 
 /// True when what a carrier carries was stored before the data key of a domain was changed.
 fn is_by_older(identity: &Identity, domain: u32, one: &Pending) -> bool {
-    let older = identity.older_fingerprinter_of(domain).filter(|_| one.stored.carried);
+    let older =
+        identity.older_fingerprinter_of(domain).filter(|_| one.stored.form == Form::Carried);
     older.is_some_and(|older| older.one(&one.content).agrees(&one.expected))
 }
 
@@ -365,12 +404,12 @@ fn settle(
         return;
     }
     let mut bad: Vec<Pba> = Vec::new();
-    let mut look = |_: &Tables, volume: &Volume, _: Lba, pba: Pba, carried: bool, prefix: u64| {
+    let mut look = |_: &Tables, volume: &Volume, _: Lba, pba: Pba, form: Form, prefix: u64| {
         if !unknown.contains(pba) || !kernel.identity.has_domain(volume.domain) {
             return;
         }
         // The place may hold something else by now, which is whole.
-        let stored = Stored { pba, carried, prefix };
+        let stored = Stored { pba, form, prefix };
         let is_it = |found: &Fingerprint| found.has_prefix(prefix);
         let whole = read_one(&*kernel.disk, pba)
             .is_ok_and(|block| stored::found(&kernel.identity, stored, &block, is_it).is_some());
@@ -387,7 +426,7 @@ fn settle(
 }
 
 /// Sees a mapping to a block: the tables that have it, its map, its address, and what is mapped.
-type SeesMapping<'f> = &'f mut dyn FnMut(&Tables, &Volume, Lba, Pba, bool, u64);
+type SeesMapping<'f> = &'f mut dyn FnMut(&Tables, &Volume, Lba, Pba, Form, u64);
 
 /// Looks at all mappings of maps that have names, some leaves at a time. False when it was cancelled.
 fn each_mapping(
@@ -417,10 +456,10 @@ fn each_mapping(
             for (leaf, pointer, page) in found {
                 for slot in 0..Table::Map.per_leaf() {
                     let lba = Lba(leaf * Table::Map.per_leaf() + slot);
-                    if let Some(MapEntry::Block { pba, carried, prefix }) =
+                    if let Some(MapEntry::Block { pba, form, prefix }) =
                         entry_in(&tables.discards, id, lba, Some((&pointer, &page)))
                     {
-                        sees(&tables, volume, lba, pba, carried, prefix);
+                        sees(&tables, volume, lba, pba, form, prefix);
                     }
                 }
             }
@@ -442,17 +481,28 @@ fn name_bad(
         return;
     }
     let ScrubReport { bad, unread, .. } = report;
-    let mut name = |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, _: bool, _: u64| {
-        let Some(&n) = at.get(&pba) else { return };
-        let name = full_name(&tables.volumes, volume);
-        let bad = &mut bad[n];
-        bad.names_found += 1;
-        // Every map that is hit is named, however often the others are.
-        let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
-        if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
-            bad.names.push((name, lba));
-        }
-    };
+    let mut name =
+        |tables: &Tables, volume: &Volume, lba: Lba, pba: Pba, form: Form, prefix: u64| {
+            let Some(&n) = at.get(&pba) else { return };
+            // One fragment may be whole beside another that is not.
+            let stored = Stored { pba, form, prefix };
+            let is_it = |found: &Fingerprint| found.has_prefix(prefix);
+            let is_whole = form.is_packed()
+                && read_one(&*kernel.disk, pba).is_ok_and(|block| {
+                    stored::found(&kernel.identity, stored, &block, is_it).is_some()
+                });
+            if is_whole {
+                return;
+            }
+            let name = full_name(&tables.volumes, volume);
+            let bad = &mut bad[n];
+            bad.names_found += 1;
+            // Every map that is hit is named, however often the others are.
+            let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
+            if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
+                bad.names.push((name, lba));
+            }
+        };
     let walked = each_mapping(kernel, unread, progress, cancel, &mut name);
     report.cancelled |= !walked;
 }

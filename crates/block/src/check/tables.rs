@@ -19,6 +19,7 @@ use super::{
     accounts::Accounts,
     counts::Counts,
     lost::Lost,
+    packs::{Fragment, Packs},
     report::{Phase, Place, Progress, Report},
     usage::{Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
@@ -30,7 +31,7 @@ use crate::{
         catalogue::{MapKind, Volume},
         choices::LeafChanges,
         geometry::Geometry,
-        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, body},
+        page::{self, Form, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, body},
         record::WindowNumber,
         superblock::{Root, State, Superblock},
     },
@@ -66,6 +67,9 @@ pub(crate) struct Checker<'a> {
     pub(crate) damaged_pages: Vec<(PageId, Pointer)>,
     /// Carriers that live mappings name and that are damaged.
     pub(crate) damaged_carriers: Vec<Pba>,
+    /// Packs that mappings name, and the mappings that do and count.
+    packs: u64,
+    fragments: u64,
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
     lost: Lost,
@@ -144,6 +148,8 @@ impl<'a> Checker<'a> {
             shares_dark: false,
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
+            packs: 0,
+            fragments: 0,
             stretches: Vec::new(),
             lost: Lost::default(),
             counts: Counts::of(&superblock.state, geometry),
@@ -157,6 +163,7 @@ impl<'a> Checker<'a> {
     /// bytes.
     pub(crate) fn run(&mut self, memory: u64, proven: &mut dyn FnMut(Pba) -> bool) {
         (self.report.leaked_blocks, self.report.carriers, self.report.lost_addresses) = (0, 0, 0);
+        (self.packs, self.fragments) = (0, 0);
         // In place, a fingerprint may not be written yet, or may have been lost in a crash.
         self.dark.may_lack = self.in_place;
         if self.in_place && !self.state.clean {
@@ -179,6 +186,7 @@ impl<'a> Checker<'a> {
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
+        self.judge_packs();
         if self.state.shares_pages() {
             let are_whole = !(self.maps_dark || self.catalogue_dark || self.shares_dark);
             for note in self.lost.notes(&self.walker, &self.volumes, are_whole) {
@@ -189,6 +197,23 @@ impl<'a> Checker<'a> {
         self.report.volumes =
             self.volumes.iter().filter(|volume| volume.is_named(MapKind::Volume)).count() as u64;
         self.report.pending_discards = self.discards.len() as u64;
+    }
+
+    /// Compares the superblock's numbers of packs, and of what names them.
+    fn judge_packs(&mut self) {
+        let State { packs, fragments, .. } = *self.state;
+        (self.report.packs, self.report.fragments) = (self.packs, self.fragments);
+        let is_known = !self.maps_dark
+            && !self.catalogue_dark
+            && !self.counts_too_high()
+            && self.report.saturated_blocks == 0;
+        if is_known && (packs, fragments) != (self.packs, self.fragments) {
+            let what = format!(
+                "it counts {packs} packs and {fragments} addresses in them, but there are {} and {}",
+                self.packs, self.fragments
+            );
+            self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
+        }
     }
 
     /// Walks a tree: all of it, judging its pages, or quietly those `leaves` that are wanted.
@@ -553,6 +578,7 @@ impl<'a> Checker<'a> {
             }
             self.report.mapped_blocks = mapped;
         }
+        self.packs += usage.packs();
         self.compare(&usage, proven);
     }
 
@@ -615,6 +641,9 @@ impl<'a> Checker<'a> {
         lender: Option<&Block>,
     ) -> u64 {
         let mut mapped = 0;
+        let Walker { disk, identity } = self.walker;
+        let packs =
+            Packs::of_leaf(disk, identity, page, |pba| self.may_hold(pba) && usage.has(pba));
         for slot in 0..Table::Map.per_leaf() {
             let lba = Lba(id.index * Table::Map.per_leaf() + slot);
             let place = Place::Address(volume.id, lba);
@@ -636,11 +665,12 @@ impl<'a> Checker<'a> {
                         self.report.lost_addresses += 1;
                         self.lost.add(pointer.address);
                     }
-                    let MapEntry::Block { pba, .. } = entry else { continue };
+                    let MapEntry::Block { pba, form, prefix } = entry else { continue };
                     if lender.is_some_and(|lender| MapEntry::get(lender, slot) == Some(entry)) {
                         continue;
                     }
                     mapped += 1;
+                    self.fragments += u64::from(first && form.is_packed());
                     if !self.may_hold(pba) {
                         if first {
                             self.report.problem(
@@ -663,7 +693,15 @@ impl<'a> Checker<'a> {
                         && references < ReferenceEntry::SATURATED;
                     self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
-                        Named::Agrees | Named::Elsewhere => {}
+                        Named::Agrees => {
+                            if let Form::Packed(fragment) = form
+                                && let Fragment::Differs(what) = packs.judge(pba, fragment, prefix)
+                            {
+                                let what = format!("its map entry for block {pba} has {what}");
+                                self.report.problem(place, what);
+                            }
+                        }
+                        Named::Elsewhere => {}
                         Named::Free => self.report.problem(
                             place,
                             format!("its map entry names block {pba}, which is free"),

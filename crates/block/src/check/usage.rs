@@ -10,7 +10,7 @@ use onefold_core::{Fingerprint, Pba, ZoneId};
 
 use crate::format::{
     geometry::Geometry,
-    page::{MapEntry, ReferenceEntry},
+    page::{Form, MapEntry, ReferenceEntry},
     zone_bitmap::ZoneBitmap,
 };
 
@@ -22,8 +22,8 @@ pub(crate) const FACT_BYTES: u64 = size_of::<Fact>() as u64;
 pub(crate) struct Fact {
     pub(crate) prefix: u64,
     table: u32,
-    /// Map entries that name it.
-    pub(crate) counted: u32,
+    /// Map entries that name it, with [`Fact::PACK`] if they name fragments of it.
+    counted: u32,
 }
 
 impl Fact {
@@ -34,6 +34,29 @@ impl Fact {
 
     pub(crate) fn carried(&self) -> bool {
         self.table >> 31 != 0
+    }
+
+    /// Set in the count of map entries: they name fragments.
+    const PACK: u32 = 1 << 31;
+
+    /// Map entries that name it.
+    pub(crate) fn counted(&self) -> u32 {
+        self.counted & !Fact::PACK
+    }
+
+    /// True when the first map entry that named it named a fragment.
+    pub(crate) fn is_pack(&self) -> bool {
+        self.counted & Fact::PACK != 0
+    }
+
+    /// One more map entry names it. Returns whether it is the first one.
+    fn count(&mut self, form: Form) -> bool {
+        let before = self.counted();
+        if before == 0 && form.is_packed() {
+            self.counted |= Fact::PACK;
+        }
+        self.counted += u32::from(before < ReferenceEntry::SATURATED);
+        before == 0
     }
 
     fn set(&mut self, references: u32, carried: bool) {
@@ -134,6 +157,17 @@ impl Usage {
         within(&self.dark.fingerprints, pba.0)
     }
 
+    /// Packs that map entries name.
+    pub(crate) fn packs(&self) -> u64 {
+        let facts = self.zones.values().flat_map(|zone| zone.blocks.iter());
+        facts.filter(|fact| fact.is_pack()).count() as u64
+    }
+
+    /// True when the accounts of a block are these.
+    pub(crate) fn has(&self, pba: Pba) -> bool {
+        self.stretch.contains(&self.geometry.zone_of(pba).0)
+    }
+
     /// True when the zone table can't tell of a zone.
     pub(crate) fn is_dark_zone(&self, zone: u64) -> bool {
         self.dark.has_zone(zone)
@@ -184,33 +218,35 @@ impl Usage {
 
     /// Counts a map entry, and compares it.
     pub(crate) fn count(&mut self, entry: &MapEntry) -> Named {
-        let MapEntry::Block { pba, carried, prefix } = *entry else { return Named::Elsewhere };
-        if !self.stretch.contains(&self.geometry.zone_of(pba).0) {
+        let MapEntry::Block { pba, form, prefix } = *entry else { return Named::Elsewhere };
+        if !self.has(pba) {
             return Named::Elsewhere;
         }
         let (offset, unknown, may_lack) =
             (self.geometry.offset_of(pba), self.is_unknown(pba), self.dark.may_lack);
         let Some(zone) = self.facts(pba) else { return Named::Free };
         let fact = &mut zone.blocks[offset];
-        fact.counted = fact.counted.saturating_add(1);
+        let is_first = fact.count(form);
         if zone.used.is_some_and(|used| !used.get(offset)) {
             return Named::Free;
         }
         // Of a block that nobody can tell of, the first map entry is believed.
-        if fact.counted == 1 && fact.references() == 0 {
-            fact.set(0, carried);
-            fact.prefix = prefix;
-        } else if fact.counted == 1 && unknown {
+        if is_first && fact.references() == 0 {
+            fact.set(0, form.is_compressed());
+            fact.prefix = if form.is_packed() { 0 } else { prefix };
+        } else if form.is_packed() {
+            // The prefix is that of a fragment, and the table has the pack's: who has read the pack compares them.
+        } else if is_first && unknown {
             fact.prefix = prefix;
         }
         if fact.prefix == 0 && may_lack {
             fact.prefix = prefix;
         }
-        if fact.prefix != prefix {
+        if fact.prefix != prefix && !form.is_packed() {
             return Named::Differs("another fingerprint");
         }
-        if fact.carried() != carried {
-            return Named::Differs("another kind of block (raw or in a carrier)");
+        if fact.carried() != form.is_compressed() || fact.is_pack() != form.is_packed() {
+            return Named::Differs("another kind of block (raw, in a carrier or in a pack)");
         }
         Named::Agrees
     }

@@ -382,8 +382,8 @@ fn edit(
             None => {}
             Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
             Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
-            Some(MapEntry::Block { pba, carried, prefix }) => {
-                let wanted = Wanted { pba, carried, prefix };
+            Some(MapEntry::Block { pba, form, prefix }) => {
+                let wanted = Wanted { pba, form, prefix };
                 read_block(kernel, (volume, domain), lba, wanted, &mut block)?
             }
         }

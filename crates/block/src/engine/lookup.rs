@@ -8,6 +8,7 @@ use onefold_core::{Block, Error, Fingerprint, Kind, Pba, Read, Result};
 use crate::{
     format::{
         carrier::Carrier,
+        pack::Pack,
         page::{self, ReferenceEntry, Table},
     },
     index::{hash_of, paged},
@@ -34,22 +35,8 @@ pub(crate) fn look_up(
     tables: &Tables,
     wanted: &[Option<Sought<'_>>],
 ) -> Result<Vec<Option<Placed>>> {
-    let mut candidates: Vec<(usize, Pba)> = Vec::new();
-    let mut on_disk: Vec<(usize, u64)> = Vec::new();
-    {
-        let index = kernel.index.lock();
-        let mut found = Vec::new();
-        for (n, sought) in
-            wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
-        {
-            let hash = hash_of(sought.fingerprint.prefix());
-            if index.candidates(hash, &mut found) {
-                on_disk.push((n, hash));
-            }
-            candidates.extend(found.drain(..).map(|pba| (n, pba)));
-        }
-    }
-    candidates_on_disk(kernel, tables, &on_disk, &mut candidates);
+    let candidates =
+        candidates(kernel, tables, wanted.iter().map(|sought| Some(sought.as_ref()?.fingerprint)));
     let mut stored = vec![None; wanted.len()];
     if candidates.is_empty() {
         return Ok(stored);
@@ -98,6 +85,107 @@ pub(crate) fn look_up(
         }
     }
     Ok(stored)
+}
+
+/// The blocks that may hold what has these fingerprints, each with the number of who looks for it.
+fn candidates<'a>(
+    kernel: &Kernel,
+    tables: &Tables,
+    wanted: impl Iterator<Item = Option<&'a Fingerprint>>,
+) -> Vec<(usize, Pba)> {
+    let mut candidates: Vec<(usize, Pba)> = Vec::new();
+    let mut on_disk: Vec<(usize, u64)> = Vec::new();
+    {
+        let index = kernel.index.lock();
+        let mut found = Vec::new();
+        for (n, fingerprint) in wanted.enumerate().filter_map(|(n, wanted)| Some((n, wanted?))) {
+            let hash = hash_of(fingerprint.prefix());
+            if index.candidates(hash, &mut found) {
+                on_disk.push((n, hash));
+            }
+            candidates.extend(found.drain(..).map(|pba| (n, pba)));
+        }
+    }
+    candidates_on_disk(kernel, tables, &on_disk, &mut candidates);
+    candidates
+}
+
+/// A fragment of a pack, and what it holds.
+pub(crate) struct Fragment {
+    pub(crate) pack: Pba,
+    pub(crate) number: u8,
+    pub(crate) content: Box<Block>,
+}
+
+/// For each fingerprint: the fragments that have it, of packs that some map names as of the tables. Packs that may
+/// have one are read, and proved by their checksums; a fragment may be one that no map names any more. The
+/// caller compares what they hold.
+///
+/// # Errors
+/// A page of references can't be read. A pack that can't be read has no fragments.
+pub(crate) fn fragments(
+    kernel: &Kernel,
+    tables: &Tables,
+    wanted: &[Option<Fingerprint>],
+) -> Result<Vec<Vec<Fragment>>> {
+    let mut found: Vec<Vec<Fragment>> = wanted.iter().map(|_| Vec::new()).collect();
+    if tables.state.packs == 0 {
+        return Ok(found);
+    }
+    let mut candidates = candidates(kernel, tables, wanted.iter().map(Option::as_ref));
+    {
+        let state = kernel.state.lock();
+        candidates.retain(|&(_, pba)| state.allocator.fresh(pba).is_none());
+    }
+    let all = candidates.iter().map(|&(_, pba)| pba.0);
+    let references = kernel.pages.holding(Table::References, 0, &tables.state.references, all)?;
+    candidates.retain(|&(_, pba)| {
+        let entry = references.get(pba.0).map(|((_, page), slot)| ReferenceEntry::get(page, slot));
+        pba.0 < kernel.disk.blocks() && entry.is_some_and(|one| one.carried && one.references > 0)
+    });
+    let mut places: Vec<Pba> = candidates.iter().map(|&(_, pba)| pba).collect();
+    places.sort_unstable();
+    places.dedup();
+    if places.is_empty() {
+        return Ok(found);
+    }
+    let blocks = read_packs(kernel, &places);
+    let proven = |(&at, block)| Pack::proven(&kernel.identity, Option::<Block>::as_ref(block)?, at);
+    let packs: Vec<Option<Pack<'_>>> = places.iter().zip(&blocks).map(proven).collect();
+    for (n, pba) in candidates {
+        let pack = places.binary_search(&pba).ok().and_then(|at| packs[at].as_ref());
+        let (Some(pack), Some(fingerprint)) = (pack, &wanted[n]) else { continue };
+        let number = match kernel.keeps(Rule::FragmentHasFingerprint) {
+            true => pack.number_of(fingerprint),
+            false => Some(0),
+        };
+        let mut content = Block::zeroed();
+        if let Some(number) = number
+            && pack.expand(number, &mut content).is_ok()
+        {
+            found[n].push(Fragment { pack: pba, number, content });
+        }
+    }
+    Ok(found)
+}
+
+/// Reads packs, all together; `None` where that can't be done. Nobody has compared their checksums.
+pub(crate) fn read_packs(kernel: &Kernel, places: &[Pba]) -> Vec<Option<Block>> {
+    let mut blocks = Block::zeroed_vec(places.len());
+    let is_within = |at: Pba| at.0 < kernel.disk.blocks();
+    let mut reads: Vec<Read<'_>> = places
+        .iter()
+        .zip(&mut blocks)
+        .filter(|(at, _)| is_within(**at))
+        .map(|(&at, block)| Read::new(at, std::slice::from_mut(block)))
+        .collect();
+    if !reads.is_empty() {
+        kernel.disk.read(&mut reads);
+    }
+    let mut whole = reads.into_iter().map(|read| read.result.is_ok());
+    let whole: Vec<bool> =
+        places.iter().map(|&at| is_within(at) && whole.next() == Some(true)).collect();
+    blocks.into_iter().zip(whole).map(|(block, whole)| whole.then_some(block)).collect()
 }
 
 /// Adds what the index on disk knows; its pages are read together. One that can't be read knows

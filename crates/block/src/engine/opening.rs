@@ -34,7 +34,7 @@ use crate::{
         accept_unread_superblock, scheme,
         verbs::{FoundAtOpening, Progress, Scheme},
     },
-    settings::Settings,
+    settings::{Settings, Tidying},
     space::{Allocator, Releases, zone_list::ZoneList},
     table::Pages,
     window::{
@@ -127,6 +127,7 @@ pub(crate) fn open(
         superblock.state.saw_data_keys(sealing.highest_generation());
     }
     let scheme = scheme(superblock.fixed.scheme);
+    may_pack(&*scheme, &settings, sealing.is_some())?;
     let kernel = unrecovered(disk, clock, settings, superblock, sealing)?;
     kernel.coverage.add(Mark::SuperblockDamaged, usize::from(other == Other::Damaged));
     kernel.coverage.add(Mark::GrownInOneSuperblock, usize::from(other == Other::Smaller));
@@ -141,6 +142,22 @@ pub(crate) fn open(
     }
     charge_recovered(&kernel);
     Ok((kernel, scheme))
+}
+
+/// Refuses to pack where nobody can.
+fn may_pack(scheme: &dyn Scheme, settings: &Settings, is_sealed: bool) -> Result<()> {
+    let why = match (settings.pack_after, scheme.begin_moment()) {
+        (None, _) => return Ok(()),
+        (Some(_), _) if is_sealed => "blocks of an encrypted store can't be packed yet",
+        (Some(_), Err(_)) => {
+            "this store changes its tables in place, or is a laboratory's: its blocks can't be packed"
+        }
+        (Some(_), Ok(())) if settings.tidying != Tidying::Moves => {
+            "blocks are packed by moving them, which is turned off"
+        }
+        (Some(_), Ok(())) => return Ok(()),
+    };
+    Err(Error::new(Kind::Unsupported, why))
 }
 
 /// Steps 1 and 2: the zone list, and its zones that no checkpoint holds.
@@ -175,6 +192,7 @@ fn unrecovered(
     let domains = Domains::of(&tables.state.domains, volumes.living());
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
+    let packs = tables.state.packs;
     let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };
     let state = State {
         windows: Windows::after(tables.state.last_window, tables.state.durable),
@@ -224,6 +242,7 @@ fn unrecovered(
         sealed: Mutex::default(),
         index_cursor: std::sync::atomic::AtomicU64::new(0),
         filter_cursor: std::sync::atomic::AtomicU64::new(0),
+        fragments_known: std::sync::atomic::AtomicBool::new(packs == 0),
     })
 }
 

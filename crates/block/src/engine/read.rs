@@ -12,7 +12,8 @@ use crate::{
     format::{
         FIRST_DOMAIN,
         carrier::Carrier,
-        page::MapEntry,
+        pack::Pack,
+        page::{Form, MapEntry},
         stored::{Stored, by_older},
     },
     kernel::{Kernel, Where},
@@ -24,7 +25,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) pba: Pba,
-    pub(crate) carried: bool,
+    pub(crate) form: Form,
     pub(crate) prefix: u64,
 }
 
@@ -37,7 +38,7 @@ enum Step {
     Disk(Wanted),
 }
 
-/// How much of a read came from the disk.
+/// How much of a read came from the disk, apart from packs: no copy brings fragments nearer to each other.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FromDisk {
     pub(crate) blocks: usize,
@@ -165,7 +166,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
     from_disk
 }
 
-/// Issues the device reads of a batch, then expands and verifies.
+/// Issues the device reads of a batch, then expands and verifies. Each pack is read once for all its fragments.
 fn read_wanted(
     kernel: &Kernel,
     (volume, domain): (VolumeId, u32),
@@ -174,9 +175,14 @@ fn read_wanted(
 ) -> FromDisk {
     // One device read for blocks that are neighbours both on the disk and in the answer.
     let mut runs: Vec<(usize, usize, usize, Pba)> = Vec::new();
+    let mut packs = Packs::default();
     for (r, steps) in steps.iter().enumerate() {
         for (n, step) in steps.iter().enumerate() {
             let Step::Disk(wanted) = step else { continue };
+            if wanted.form.is_packed() {
+                packs.want(wanted.pba);
+                continue;
+            }
             match runs.last_mut() {
                 Some((read, at, count, pba))
                     if *read == r && *at + *count == n && pba.plus(*count as u64) == wanted.pba =>
@@ -187,12 +193,13 @@ fn read_wanted(
             }
         }
     }
-    if runs.is_empty() {
+    if runs.is_empty() && packs.places.is_empty() {
         return FromDisk::default();
     }
+    let runs_of_packs = packs.make_room();
     let blocks = kernel.disk.blocks();
-    let results: Vec<Result<()>> = {
-        let mut device: Vec<Read<'_>> = Vec::with_capacity(runs.len());
+    let mut results: Vec<Result<()>> = {
+        let mut device: Vec<Read<'_>> = Vec::with_capacity(runs.len() + runs_of_packs.len());
         let mut pending = runs.iter().peekable();
         for (r, read) in reads.iter_mut().enumerate() {
             let mut rest: &mut [Block] = read.into;
@@ -204,6 +211,12 @@ fn read_wanted(
                 offset = at + count;
                 device.push(Read::new(pba, target));
             }
+        }
+        let mut rest: &mut [Block] = &mut packs.blocks;
+        for &(_, count, pba) in &runs_of_packs {
+            let (target, after) = rest.split_at_mut(count);
+            rest = after;
+            device.push(Read::new(pba, target));
         }
         let beyond = |read: &Read<'_>| read.at.0 + read.into.len() as u64 > blocks;
         if device.iter().any(beyond) {
@@ -224,6 +237,14 @@ fn read_wanted(
         }
         device.into_iter().map(|read| read.result).collect()
     };
+    for (&(first, count, _), result) in runs_of_packs.iter().zip(results.split_off(runs.len())) {
+        if let Err(e) = result {
+            if !kernel.keeps(Rule::FailedReadFailsAlone) {
+                kernel.stop(&e);
+            }
+            packs.read_each(kernel, first..first + count, &e);
+        }
+    }
     for (&(r, at, count, pba), result) in runs.iter().zip(results) {
         if let Err(e) = result
             && reads[r].result.is_ok()
@@ -238,10 +259,86 @@ fn read_wanted(
     }
     for (read, steps) in reads.iter_mut().zip(steps) {
         if read.result.is_ok() {
-            read.result = verify(kernel, (volume, domain), read.first, read.into, steps);
+            let of = (volume, domain);
+            read.result = verify(kernel, of, read.first, read.into, (steps, &packs));
         }
     }
     FromDisk { blocks: runs.iter().map(|run| run.2).sum(), runs: runs.len() }
+}
+
+/// The packs that a batch of reads needs. Nothing is allocated without one.
+#[derive(Default)]
+struct Packs {
+    /// Sorted once all are known.
+    places: Vec<Pba>,
+    /// What lies there.
+    blocks: Vec<Block>,
+    /// Those that can't be read.
+    failed: Vec<(Pba, Error)>,
+}
+
+impl Packs {
+    /// Neighbours that lie in one pack come one after the other.
+    fn want(&mut self, pack: Pba) {
+        if self.places.last() != Some(&pack) {
+            self.places.push(pack);
+        }
+    }
+
+    /// Makes room for all of them. Gives the runs in which they lie: the number of the first, how many, and where.
+    fn make_room(&mut self) -> Vec<(usize, usize, Pba)> {
+        self.places.sort_unstable();
+        self.places.dedup();
+        if !self.places.is_empty() {
+            self.blocks = Block::zeroed_vec(self.places.len());
+        }
+        let mut runs: Vec<(usize, usize, Pba)> = Vec::new();
+        for (n, &pack) in self.places.iter().enumerate() {
+            match runs.last_mut() {
+                Some((_, count, first)) if first.plus(*count as u64) == pack => *count += 1,
+                _ => runs.push((n, 1, pack)),
+            }
+        }
+        runs
+    }
+
+    /// Of a run that could not be read those are read that can be.
+    fn read_each(&mut self, kernel: &Kernel, run: std::ops::Range<usize>, error: &Error) {
+        for n in run {
+            let (at, into) = (self.places[n], std::slice::from_mut(&mut self.blocks[n]));
+            let mut read = [Read::new(at, into)];
+            if at.0 < kernel.disk.blocks() {
+                kernel.disk.read(&mut read);
+            } else {
+                read[0].result = Err(error.clone());
+            }
+            let [read] = read;
+            if let Err(e) = read.result {
+                self.failed.push((at, e));
+            }
+        }
+    }
+
+    /// The pack at a place, as it was read.
+    fn at(&self, pack: Pba) -> Result<Option<&Block>> {
+        if let Some((_, e)) = self.failed.iter().find(|(at, _)| *at == pack) {
+            return Err(e.clone());
+        }
+        Ok(self.places.binary_search(&pack).ok().map(|n| &self.blocks[n]))
+    }
+}
+
+/// The pack of a block of a read: its own, not that of the block before it.
+fn pack_of(kernel: &Kernel, steps: &[Step], n: usize, own: Pba) -> Pba {
+    let before = n.checked_sub(1).and_then(|before| steps.get(before));
+    match before {
+        Some(Step::Disk(Wanted { pba, form: Form::Packed(_), .. }))
+            if !kernel.keeps(Rule::PackReadForItsOwn) =>
+        {
+            *pba
+        }
+        _ => own,
+    }
 }
 
 /// Which block of a failed read of neighbours can't be read.
@@ -267,7 +364,7 @@ fn verify(
     (volume, domain): (VolumeId, u32),
     first: Lba,
     into: &mut [Block],
-    steps: &[Step],
+    (steps, packs): (&[Step], &Packs),
 ) -> Result<()> {
     let bad = |n: usize, pba: Pba, why: &str| {
         let lba = first.plus(n as u64);
@@ -277,10 +374,25 @@ fn verify(
         )
     };
     for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
-        if let Step::Disk(Wanted { pba, carried: false, prefix }) = *step {
+        if let Step::Disk(Wanted { pba, form: Form::Packed(fragment), .. }) = *step {
+            let at = pack_of(kernel, steps, n, pba);
+            let unread = |e: Error| {
+                let lba = first.plus(n as u64);
+                e.context(format!("volume {volume}, block {lba}"))
+            };
+            let found = packs
+                .at(at)
+                .map_err(unread)?
+                .and_then(|pack| Pack::shape(&kernel.identity, pack, at))
+                .ok_or_else(|| bad(n, pba, "is not the pack that it should be"))?;
+            found
+                .expand(fragment, block)
+                .map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
+        }
+        if let Step::Disk(Wanted { pba, form: Form::Raw, prefix }) = *step {
             kernel.identity.open_raw(domain, prefix, pba, block)?;
         }
-        if let Step::Disk(Wanted { pba, carried: true, prefix }) = *step {
+        if let Step::Disk(Wanted { pba, form: Form::Carried, prefix }) = *step {
             let raw = block.clone();
             let carrier = Carrier::shape(&kernel.identity, &raw, pba)
                 .filter(|carrier| carrier.header.address == pba);
@@ -304,8 +416,8 @@ fn verify(
         if fingerprint.has_prefix(wanted.prefix) {
             continue;
         }
-        let Wanted { pba, carried, prefix } = wanted;
-        let stored = Stored { pba, carried, prefix };
+        let Wanted { pba, form, prefix } = wanted;
+        let stored = Stored { pba, form, prefix };
         let is_it = |found: &Fingerprint| found.has_prefix(prefix);
         let older = by_older(&kernel.identity, domain, stored, &mut into[n], is_it)?;
         if kernel.keeps(Rule::ReadsVerified) && older.is_none() {
@@ -480,7 +592,7 @@ fn from_entry(entry: MapEntry, block: &mut Block) -> Step {
             Step::Done
         }
         MapEntry::Lost => Step::Lost,
-        MapEntry::Block { pba, carried, prefix } => Step::Disk(Wanted { pba, carried, prefix }),
+        MapEntry::Block { pba, form, prefix } => Step::Disk(Wanted { pba, form, prefix }),
     }
 }
 

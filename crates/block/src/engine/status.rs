@@ -84,6 +84,10 @@ pub struct Status {
     pub mapped_blocks: u64,
     /// Physical blocks that hold data, as of the last checkpoint.
     pub live_blocks: u64,
+    /// Physical blocks among them that are packs, of several compressed blocks each.
+    pub packs: u64,
+    /// Logical blocks that are in packs.
+    pub fragments: u64,
     /// Blocks of tables, as of the last checkpoint.
     pub table_blocks: u64,
     /// Logical blocks that pending discards still cover at most: space still to come.
@@ -204,6 +208,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         domains: state.domains.all().iter().map(domain_of).collect(),
         mapped_blocks: tables.mapped_blocks,
         live_blocks: tables.live_blocks,
+        packs: tables.packs,
+        fragments: tables.fragments,
         table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
         pending_blocks: state
             .overlays

@@ -12,6 +12,7 @@ pub mod domain_entry;
 pub mod geometry;
 pub mod in_place;
 pub mod leftover;
+pub mod pack;
 pub mod page;
 pub mod record;
 pub(crate) mod sealing;

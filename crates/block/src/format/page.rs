@@ -372,6 +372,46 @@ pub fn set_pointer(page: &mut Page, slot: u64, pointer: &Pointer) {
         .copy_from_slice(&pointer.encode());
 }
 
+/// How a physical block holds what an address names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Form {
+    /// As it is.
+    #[default]
+    Raw,
+    /// Compressed in a carrier.
+    Carried,
+    /// Compressed in a pack, as the fragment of this number in its table, below [`FRAGMENTS_MAX`].
+    Packed(u8),
+}
+
+/// Fragments of a pack: a kind of mapping names one by its low five bits.
+pub const FRAGMENTS_MAX: usize = 32;
+
+/// The kind of a mapping to the first fragment of a pack; those of the others follow.
+const FIRST_FRAGMENT: u8 = 128;
+
+const LAST_FRAGMENT: u8 = FIRST_FRAGMENT + FRAGMENTS_MAX as u8 - 1;
+
+impl Form {
+    /// The form of a block that is compressed in a carrier, or raw.
+    #[must_use]
+    pub fn of(carried: bool) -> Form {
+        if carried { Form::Carried } else { Form::Raw }
+    }
+
+    /// True unless a block is stored as it is.
+    #[must_use]
+    pub fn is_compressed(self) -> bool {
+        self != Form::Raw
+    }
+
+    /// True for a fragment of a pack.
+    #[must_use]
+    pub fn is_packed(self) -> bool {
+        matches!(self, Form::Packed(_))
+    }
+}
+
 /// Where a logical address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum MapEntry {
@@ -388,8 +428,8 @@ pub enum MapEntry {
     Block {
         /// Where.
         pba: Pba,
-        /// True when compressed in a carrier.
-        carried: bool,
+        /// How it lies there.
+        form: Form,
         /// First 64 bits of the fingerprint: enough to verify a read without a second table.
         prefix: u64,
     },
@@ -409,17 +449,18 @@ impl MapEntry {
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> Option<MapEntry> {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        let block = |carried| MapEntry::Block {
+        let block = |form| MapEntry::Block {
             pba: Pba(from_low_bytes(&bytes[1..6])),
-            carried,
+            form,
             prefix: from_low_bytes(&bytes[6..]),
         };
         Some(match bytes[0] {
             0 => MapEntry::Hole,
-            1 => block(false),
-            2 => block(true),
+            1 => block(Form::Raw),
+            2 => block(Form::Carried),
             3 => MapEntry::Zero,
             4 => MapEntry::Lost,
+            kind @ FIRST_FRAGMENT..=LAST_FRAGMENT => block(Form::Packed(kind - FIRST_FRAGMENT)),
             _ => return None,
         })
     }
@@ -432,8 +473,12 @@ impl MapEntry {
             MapEntry::Hole => {}
             MapEntry::Zero => bytes[0] = 3,
             MapEntry::Lost => bytes[0] = 4,
-            MapEntry::Block { pba, carried, prefix } => {
-                bytes[0] = if carried { 2 } else { 1 };
+            MapEntry::Block { pba, form, prefix } => {
+                bytes[0] = match form {
+                    Form::Raw => 1,
+                    Form::Carried => 2,
+                    Form::Packed(fragment) => FIRST_FRAGMENT + fragment % FRAGMENTS_MAX as u8,
+                };
                 bytes[1..6].copy_from_slice(&low_bytes::<5>(pba.0));
                 bytes[6..].copy_from_slice(&prefix.to_le_bytes());
             }
@@ -446,7 +491,7 @@ impl MapEntry {
 pub struct ReferenceEntry {
     /// Logical addresses that name it. At [`Self::SATURATED`] it never falls again.
     pub references: u32,
-    /// True when the block is compressed in a carrier.
+    /// True when the block is a carrier, or a pack.
     pub carried: bool,
 }
 
@@ -527,7 +572,9 @@ mod tests {
         let entries = [
             MapEntry::Zero,
             MapEntry::Lost,
-            MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX },
+            MapEntry::Block { pba: Pba::MAX, form: Form::Carried, prefix: u64::MAX },
+            MapEntry::Block { pba: Pba(7), form: Form::Packed(0), prefix: 3 },
+            MapEntry::Block { pba: Pba::MAX, form: Form::Packed(31), prefix: u64::MAX },
             MapEntry::Hole,
         ];
         for entry in entries {

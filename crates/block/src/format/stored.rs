@@ -2,13 +2,13 @@
 
 use onefold_core::{Block, Fingerprint, Pba, Result};
 
-use super::{Identity, carrier::Carrier};
+use super::{Identity, carrier::Carrier, pack::Pack, page::Form};
 
 /// Where a block is stored, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stored {
     pub(crate) pba: Pba,
-    pub(crate) carried: bool,
+    pub(crate) form: Form,
     /// The prefix of its fingerprint as maps keep it.
     pub(crate) prefix: u64,
 }
@@ -18,19 +18,25 @@ pub(crate) struct Stored {
 pub(crate) fn opened(
     identity: &Identity,
     domain: u32,
-    Stored { pba, carried, prefix }: Stored,
+    Stored { pba, form, prefix }: Stored,
     block: &Block,
 ) -> Option<Block> {
-    if carried {
-        let mut expanded = Block::zeroed();
-        let carrier =
-            Carrier::shape(identity, block, pba).filter(|one| one.header.address == pba)?;
-        carrier.expand(domain, prefix, &mut expanded).ok()?;
-        return Some(*expanded);
+    let mut content = Block::zeroed();
+    match form {
+        Form::Raw => {
+            content.0 = block.0;
+            identity.open_raw(domain, prefix, pba, &mut content).ok()?;
+        }
+        Form::Carried => {
+            let carrier =
+                Carrier::shape(identity, block, pba).filter(|one| one.header.address == pba)?;
+            carrier.expand(domain, prefix, &mut content).ok()?;
+        }
+        Form::Packed(fragment) => {
+            Pack::shape(identity, block, pba)?.expand(fragment, &mut content).ok()?;
+        }
     }
-    let mut content = block.clone();
-    identity.open_raw(domain, prefix, pba, &mut content).ok()?;
-    Some(content)
+    Some(*content)
 }
 
 /// The domain in which a block that was read has the fingerprint that is wanted, what it holds, and its
@@ -69,7 +75,7 @@ pub(crate) fn by_older(
     else {
         return Ok(None);
     };
-    if !stored.carried {
+    if stored.form == Form::Raw {
         sealing.reopen_raw(domain, stored.prefix, stored.pba, content)?;
     }
     Ok(Some(older.one(content)).filter(|found| agrees(found)))

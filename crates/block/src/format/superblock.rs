@@ -89,6 +89,9 @@ impl Fixed {
 /// Maps share pages: table 8 has their accounts, and table 10 is the catalogue.
 pub const SHARING: u64 = 1;
 
+/// Mappings name fragments of packs. Plain stores alone have them.
+pub const PACKS: u64 = 2;
+
 /// The zone list is not where it was when the store was made.
 pub const MOVED_LIST: u64 = 4;
 
@@ -106,7 +109,7 @@ pub const DOMAIN_LIMITS: u64 = 32;
 pub const DATA_KEYS: u64 = 64;
 
 /// The features that this program knows.
-const FEATURES: u64 = SHARING | MOVED_LIST | SEALED | DOMAINS | DOMAIN_LIMITS | DATA_KEYS;
+const FEATURES: u64 = SHARING | PACKS | MOVED_LIST | SEALED | DOMAINS | DOMAIN_LIMITS | DATA_KEYS;
 
 /// What a sealed superblock hides, in two parts with the features between them.
 const HIDDEN: [std::ops::Range<usize>; 2] = [104..1192, 1200..TAG_AT];
@@ -154,6 +157,10 @@ pub struct State {
     pub live_blocks: u64,
     /// Logical blocks mapped to physical ones.
     pub mapped_blocks: u64,
+    /// Packs that mappings name.
+    pub packs: u64,
+    /// Logical blocks that are mapped to a fragment of one.
+    pub fragments: u64,
     /// Entries of the catalogue table. Of a store that shares pages, its places, free ones too.
     pub volumes: u32,
     /// Entries of the table of pending discards.
@@ -324,13 +331,16 @@ struct Raw {
     shares: RawRoot,
     next_domain: U32,
     data_generation: U32,
-    reserved: [u8; 24],
+    packs: U64,
+    fragments: U64,
+    reserved: [u8; 8],
     keys: U64,
     domains: [RawDomain; DOMAIN_ENTRIES],
 }
 
 const _: () = assert!(std::mem::offset_of!(Raw, features) == 1192);
 const _: () = assert!(std::mem::offset_of!(Raw, next_domain) == 1240);
+const _: () = assert!(std::mem::offset_of!(Raw, packs) == 1248);
 const _: () = assert!(std::mem::offset_of!(Raw, keys) == 1272);
 const _: () = assert!(std::mem::offset_of!(Raw, domains) == 1280);
 const _: () = assert!(size_of::<Raw>() <= TAG_AT);
@@ -474,7 +484,9 @@ impl Superblock {
             shares: state.shares.into(),
             next_domain: U32::new(state.next_domain),
             data_generation: U32::new(state.data_generation),
-            reserved: [0; 24],
+            packs: U64::new(state.packs),
+            fragments: U64::new(state.fragments),
+            reserved: [0; 8],
             keys: U64::new(state.keys),
             domains: domain_entry::encode(&state.domains),
         };
@@ -507,6 +519,10 @@ impl Superblock {
         }
         if version == VERSION_FEATURES && raw.features.get() & !FEATURES != 0 {
             return Found::OtherFeatures(raw.features.get() & !FEATURES);
+        }
+        // Nobody has defined how a pack is sealed.
+        if version == VERSION_FEATURES && raw.features.get() & (SEALED | PACKS) == SEALED | PACKS {
+            return Found::OtherFeatures(PACKS);
         }
         if version == VERSION_FEATURES && raw.features.get() & SEALED != 0 {
             return raw.outline().map_or(Found::Damaged, |sealed| Found::Sealed(Box::new(sealed)));
@@ -612,6 +628,12 @@ impl Raw {
             && features & (SEALED | DATA_KEYS) != DATA_KEYS
     }
 
+    /// A number of packs, or of what names them: without that feature there are none.
+    fn packed(&self, raw: U64) -> Option<u64> {
+        let has_packs = self.features.get() & PACKS != 0;
+        (raw.get() == 0 || has_packs && raw.get() <= MAPPED_MAX).then_some(raw.get())
+    }
+
     fn superblock(&self) -> Option<Superblock> {
         let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
@@ -694,6 +716,8 @@ impl Raw {
                     .then_some(self.live_blocks.get())?,
                 mapped_blocks: (self.mapped_blocks.get() <= MAPPED_MAX)
                     .then_some(self.mapped_blocks.get())?,
+                packs: self.packed(self.packs)?,
+                fragments: self.packed(self.fragments)?,
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX)
                     .then_some(self.volumes.get())?,
                 discards: (self.discards.get() <= super::catalogue::DISCARDS_MAX)

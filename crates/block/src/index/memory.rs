@@ -158,6 +158,11 @@ impl MemoryIndex {
         self.refused > 0 || self.entries >= self.entries_max
     }
 
+    /// True when half of the entries are there that make it full.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.entries >= self.entries_max / 2
+    }
+
     /// The entries whose hashes begin with the bits of segment `number`, sorted.
     pub(crate) fn segment(&self, number: usize) -> Vec<Entry> {
         let entry = |slot: u64| Entry {

@@ -76,6 +76,19 @@ impl Index {
         self.memory.insert(hash, pba);
     }
 
+    /// Adds an entry that the table on disk may have, found anew after opening. It is left out when memory has
+    /// little room: then a spill comes soon, which would be in vain for what is on disk already.
+    pub(crate) fn learn(&mut self, hash: u64, pba: Pba) {
+        let may_be_on_disk = self.filter.as_ref().is_some_and(|filter| filter.may_hold(hash));
+        let has_room = match may_be_on_disk {
+            true => !self.memory.is_half_full(),
+            false => !self.memory.is_full(),
+        };
+        if has_room {
+            self.memory.insert(hash, pba);
+        }
+    }
+
     /// Drops an entry.
     pub(crate) fn remove(&mut self, hash: u64, pba: Pba) {
         let on_disk = self.filter.is_some() || self.spilling.is_some();

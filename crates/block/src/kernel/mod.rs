@@ -22,7 +22,9 @@ pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 pub(crate) use domains::{Domains, kept_for};
-pub(crate) use mover::{Emptying, Mover, Plan, Resealing, SharedPlan, Sharers, Stage};
+pub(crate) use mover::{
+    Emptying, Learning, Mover, Plan, Resealing, SEEN_MAX, SharedPlan, Sharers, Stage,
+};
 use onefold_core::{Block, Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
@@ -86,6 +88,8 @@ pub(crate) struct Kernel {
     pub(crate) index_cursor: std::sync::atomic::AtomicU64,
     /// The next page of the index on disk that the filter may not know.
     pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
+    /// The index knows which fragments packs have, as far as it has room for them.
+    pub(crate) fragments_known: std::sync::atomic::AtomicBool,
 }
 
 impl Kernel {

@@ -30,6 +30,12 @@ pub(crate) struct Mover {
     pub(crate) sharers: Option<Sharers>,
     /// How far it has come with what is under older data keys.
     pub(crate) resealing: Resealing,
+    /// The leaves that packing still has to look at, once it has begun.
+    pub(crate) packing: Option<Leaves>,
+    /// As [`goes_on`](Self::goes_on), of packing.
+    pub(crate) packing_goes_on: Option<(VolumeId, Lba)>,
+    /// How far a walk has come that learns which fragments packs have.
+    pub(crate) learning: Learning,
     /// Nothing is moved but what is under the older data key of this domain, and nobody waits meanwhile.
     pub(crate) reseals_alone: Option<u32>,
     /// Clients are at work.
@@ -38,6 +44,15 @@ pub(crate) struct Mover {
     pub(crate) goes_on: Option<(VolumeId, Lba)>,
     /// The leaf, with what a reader found of it, that is looked at next, or whose blocks are moved.
     pub(crate) handed: Option<HandedLeaf>,
+}
+
+/// A walk through all maps after opening, that learns which fragments packs have.
+#[derive(Default)]
+pub(crate) struct Learning {
+    /// Where it goes on.
+    pub(crate) at: (VolumeId, u64),
+    /// Pages of leaves that it has seen, as far as they are remembered.
+    pub(crate) seen: BTreeSet<Pba>,
 }
 
 /// The inner pages of a family above the leaves of one inner page.
@@ -112,7 +127,7 @@ pub(crate) struct Resealing {
 }
 
 /// Pages that a walk remembers to have seen: of 72 GiB of data. It looks at others once for each map.
-const SEEN_MAX: usize = 1 << 16;
+pub(crate) const SEEN_MAX: usize = 1 << 16;
 
 impl Resealing {
     /// True when a page was seen already, by the tables of this checkpoint.

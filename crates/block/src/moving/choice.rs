@@ -43,11 +43,14 @@ pub(crate) fn comes_together(
     count(&after) * 3 <= count(&places) * 2
 }
 
-/// The blocks that a leaf names: their addresses, the entries and where they lie.
+/// The blocks that a leaf names: their addresses, the entries and where they lie. Fragments of a pack lie together,
+/// and no copy would bring them nearer to their neighbours.
 fn blocks(leaf: u64, page: &Page) -> impl Iterator<Item = (Lba, MapEntry, Pba)> {
     let first = leaf * Table::Map.per_leaf();
     (0..Table::Map.per_leaf()).filter_map(move |slot| match MapEntry::get(page, slot)? {
-        entry @ MapEntry::Block { pba, .. } => Some((Lba(first + slot), entry, pba)),
+        entry @ MapEntry::Block { pba, form, .. } if !form.is_packed() => {
+            Some((Lba(first + slot), entry, pba))
+        }
         _ => None,
     })
 }
@@ -78,12 +81,13 @@ mod tests {
     use onefold_core::Block;
 
     use super::*;
+    use crate::format::page::Form;
 
     /// A leaf whose blocks lie at these places, from its first address on.
     fn leaf(places: impl Iterator<Item = u64>) -> Page {
         let mut page = Block::zeroed();
         for (slot, at) in (0..).zip(places) {
-            MapEntry::Block { pba: Pba(at), carried: false, prefix: at }.set(&mut page, slot);
+            MapEntry::Block { pba: Pba(at), form: Form::Raw, prefix: at }.set(&mut page, slot);
         }
         page.0
     }

@@ -4,6 +4,10 @@
 //! *Invariant:* each leaf that a checkpoint changed is looked at some time after it was left alone. When
 //! more of them changed than are remembered, a walk passes all of them. A walk that is under way goes on
 //! where it is and begins anew at its end: one that began anew at once would never come to the last maps.
+//!
+//! A walk waits until the forgotten leaves were left alone. Where that takes longer than it takes to change more
+//! leaves than are remembered, it would wait for ever: packing forgets the leaves that changed longest ago, and
+//! its walk goes on meanwhile.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -30,6 +34,8 @@ pub(crate) struct Leaves {
     begins_anew: bool,
     /// When more leaves had changed than are remembered, for the last time.
     overflowed: Duration,
+    /// Only those are forgotten that changed longest ago, and no walk waits for them.
+    forgets_oldest: bool,
 }
 
 impl Default for Leaves {
@@ -41,22 +47,49 @@ impl Default for Leaves {
             walk: Some(FIRST),
             begins_anew: false,
             overflowed: Duration::ZERO,
+            forgets_oldest: false,
         }
     }
 }
 
 impl Leaves {
+    /// Of a store that was opened now, whose leaves are to lie still for some time from now on. That time may be
+    /// so long that more leaves change within it than are remembered.
+    pub(crate) fn from_now(now: Duration) -> Leaves {
+        let overflowed = now.max(Duration::from_nanos(1));
+        Leaves { overflowed, forgets_oldest: true, ..Leaves::default() }
+    }
+
     /// A checkpoint changed these leaves.
     pub(crate) fn note(&mut self, leaves: &[LeafOf], now: Duration) {
+        let mut noted = leaves;
         if self.changed.len() + leaves.len() > LEAVES_MAX {
-            self.changed.clear();
             self.begins_anew |= self.walk.is_some_and(|at| at > FIRST);
             self.walk.get_or_insert(FIRST);
-            self.overflowed = now;
-        } else if !leaves.is_empty() {
-            self.changed.extend(leaves.iter().map(|&leaf| (leaf, now)));
+            if self.forgets_oldest {
+                self.forget_oldest();
+                noted = &leaves[..leaves.len().min(LEAVES_MAX - self.changed.len())];
+            } else {
+                self.changed.clear();
+                self.overflowed = now;
+                noted = &[];
+            }
+        }
+        if !noted.is_empty() {
+            self.changed.extend(noted.iter().map(|&leaf| (leaf, now)));
             self.oldest = self.oldest.min(now);
         }
+    }
+
+    /// Forgets the half of the leaves that changed longest ago.
+    fn forget_oldest(&mut self) {
+        let mut times: Vec<Duration> = self.changed.values().copied().collect();
+        let middle = times.len() / 2;
+        if middle < times.len() {
+            let (_, &mut middle, _) = times.select_nth_unstable(middle);
+            self.changed.retain(|_, at| *at > middle);
+        }
+        self.oldest = self.changed.values().copied().min().unwrap_or(Duration::MAX);
     }
 
     /// A leaf is looked at again, whoever changed it.
@@ -178,6 +211,27 @@ mod tests {
             leaves.walk_on((volume.0 < 3).then_some((VolumeId(volume.0 + 1), 0)));
         }
         assert_eq!(seen, 3, "the last map");
+    }
+
+    #[test]
+    fn rule_20_a_walk_of_packing_goes_on_however_many_leaves_change() {
+        let hour = S * 3600;
+        let mut leaves = Leaves::from_now(S);
+        let (mut walked, mut settled) = (0, 0);
+        // 18 other ones each second, of a million.
+        for second in 1..=3 * 3600 {
+            let now = S * second;
+            let changed: Vec<LeafOf> =
+                (0..18).map(|n| leaf(u64::from(second * 18 + n) * 7919 % 1_000_000)).collect();
+            leaves.note(&changed, now);
+            assert!(!leaves.take(changed[3], now, hour), "it is hot");
+            settled += u32::from(leaves.take_settled(now, hour).is_some());
+            if leaves.walk(now, hour).is_some() {
+                walked += 1;
+                leaves.walk_on((second % 900 > 0).then_some(leaf(u64::from(second % 900))));
+            }
+        }
+        assert!(walked > 3600, "{walked} steps of a walk, and {settled} that had settled");
     }
 
     #[test]

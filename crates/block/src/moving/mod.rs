@@ -25,7 +25,7 @@ pub(crate) use self::{
     handed::{Handed, HandedLeaf},
     leaves::Leaves,
 };
-use crate::format::page::{MapEntry, Table};
+use crate::format::page::{Form, MapEntry, Table};
 
 /// Why blocks are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) enum Why {
     Emptying,
     /// What is under the older data key of a domain comes under the newest.
     Resealing,
+    /// Several blocks that lie still become one.
+    Packing,
 }
 
 /// What keeps parts of maps under the older data key of their domain. Moving may find several of them.
@@ -91,8 +93,10 @@ pub(crate) struct Put {
 #[derive(Default)]
 pub(crate) struct Moves {
     puts: BTreeMap<VolumeId, BTreeMap<Lba, Put>>,
-    /// The whole fingerprint of each copy.
+    /// The whole fingerprint of each copy; of a pack its checksum.
     copies: BTreeMap<Pba, Fingerprint>,
+    /// The copies that are packs.
+    packs: BTreeSet<Pba>,
     /// Leaves that are written at new places, whatever is in them.
     pages: BTreeSet<(Home, u64)>,
     /// New entries for maps that share pages, by their family.
@@ -101,7 +105,7 @@ pub(crate) struct Moves {
     pub(crate) most: Most,
     /// The leaves of fingerprints that are written at new places lose those of blocks without references.
     pub(crate) clears_fingerprints: bool,
-    /// Entries that name a block which was there already.
+    /// Entries that name a block which was there already, or a pack that another one names.
     known: usize,
     /// What names the copies of blocks that are sealed again, by the blocks.
     resealed: BTreeMap<Pba, MapEntry>,
@@ -242,7 +246,7 @@ impl Moves {
         from: MapEntry,
         (copy, fingerprint): (Pba, Fingerprint),
     ) {
-        let to = MapEntry::Block { pba: copy, carried: false, prefix: fingerprint.prefix() };
+        let to = MapEntry::Block { pba: copy, form: Form::Raw, prefix: fingerprint.prefix() };
         self.families.entry(family).or_default().put(lba, Put { from, to });
         self.copies.insert(copy, fingerprint);
     }
@@ -250,6 +254,34 @@ impl Moves {
     /// Notes that a page of a family is to be written at a new place; it is that of a leaf, or above it.
     pub(crate) fn note_shared_page(&mut self, family: u32, page: Pba, leaf: u64) {
         self.families.entry(family).or_default().pages.insert(page, leaf);
+    }
+
+    /// Notes that the blocks at some addresses of a map, or of the maps of a family, were copied together into a
+    /// pack with this checksum. Each address has the entry that was copied, the number of its fragment, and
+    /// the prefix of its fingerprint.
+    pub(crate) fn note_pack(
+        &mut self,
+        volume: VolumeId,
+        family: Option<u32>,
+        (pack, checksum): (Pba, Fingerprint),
+        fragments: &[(Lba, MapEntry, u8, u64)],
+    ) {
+        for &(lba, from, fragment, prefix) in fragments {
+            let to = MapEntry::Block { pba: pack, form: Form::Packed(fragment), prefix };
+            let put = Put { from, to };
+            match family {
+                Some(family) => self.families.entry(family).or_default().put(lba, put),
+                None => drop(self.puts.entry(volume).or_default().insert(lba, put)),
+            }
+        }
+        self.copies.insert(pack, checksum);
+        self.packs.insert(pack);
+        self.known += fragments.len().saturating_sub(1);
+    }
+
+    /// True for a copy that is a pack.
+    pub(crate) fn is_pack(&self, copy: Pba) -> bool {
+        self.packs.contains(&copy)
     }
 
     /// What is to be put at an address of a family, in place of different entries.
@@ -301,7 +333,7 @@ impl Moves {
         (copy, fingerprint): (Pba, Fingerprint),
     ) {
         let prefix = fingerprint.prefix();
-        let to = MapEntry::Block { pba: copy, carried: false, prefix };
+        let to = MapEntry::Block { pba: copy, form: Form::Raw, prefix };
         self.puts.entry(volume).or_default().insert(lba, Put { from, to });
         self.copies.insert(copy, fingerprint);
     }
@@ -354,7 +386,7 @@ mod tests {
     use super::*;
 
     fn raw(pba: u64) -> MapEntry {
-        MapEntry::Block { pba: Pba(pba), carried: false, prefix: 0x0909_0909_0909_0909 }
+        MapEntry::Block { pba: Pba(pba), form: Form::Raw, prefix: 0x0909_0909_0909_0909 }
     }
 
     #[test]

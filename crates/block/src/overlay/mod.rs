@@ -21,7 +21,7 @@ use crate::moments::Moment;
 use crate::{
     format::{
         catalogue::CatalogueChange,
-        page::MapEntry,
+        page::{Form, MapEntry},
         record::{Change, Record, WindowNumber, from_low_bytes, low_bytes},
     },
     hash::{MixMap, MixSet},
@@ -77,8 +77,13 @@ struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
 impl Entries {
     fn insert(&mut self, volume: VolumeId, lba: Lba, entry: MapEntry, window: WindowNumber) {
         let (pba, how, prefix) = match entry {
-            MapEntry::Block { pba, carried: false, prefix } => (pba, How::Raw, prefix),
-            MapEntry::Block { pba, carried: true, prefix } => (pba, How::Carried, prefix),
+            MapEntry::Block { pba, form: Form::Raw, prefix } => (pba, How::Raw, prefix),
+            MapEntry::Block { pba, form: Form::Carried, prefix } => (pba, How::Carried, prefix),
+            // No record names a fragment.
+            MapEntry::Block { form: Form::Packed(_), .. } => {
+                debug_assert!(false, "a record names a fragment");
+                return;
+            }
             MapEntry::Lost => (Pba(0), How::Lost, 0),
             MapEntry::Hole | MapEntry::Zero => return,
         };
@@ -103,14 +108,14 @@ impl Entries {
     fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
         let Packed { pba, how, window, prefix } =
             *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
-        let block = |carried| MapEntry::Block {
+        let block = |form| MapEntry::Block {
             pba: Pba(from_low_bytes(&pba)),
-            carried,
+            form,
             prefix: u64::from_le_bytes(prefix),
         };
         let entry = match how {
-            How::Raw => block(false),
-            How::Carried => block(true),
+            How::Raw => block(Form::Raw),
+            How::Carried => block(Form::Carried),
             How::Lost => MapEntry::Lost,
         };
         Some(Entry { entry, window: WindowNumber(from_low_bytes(&window)) })
@@ -235,7 +240,8 @@ impl Overlay {
         self.records += 1;
         match record.change {
             Change::Block { pba, carried, fingerprint } => {
-                let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
+                let form = Form::of(carried);
+                let entry = MapEntry::Block { pba, form, prefix: fingerprint.prefix() };
                 self.entries.insert(record.volume, record.lba, entry, window);
             }
             Change::Range { blocks, keep } => {
@@ -513,7 +519,7 @@ mod tests {
         let change =
             Change::Block { pba: Pba::MAX, carried: true, fingerprint: Fingerprint([0xff; 16]) };
         overlay.publish(&Record { volume, lba, change, timestamp: WindowNumber::MAX.timestamp(3) });
-        let entry = MapEntry::Block { pba: Pba::MAX, carried: true, prefix: u64::MAX };
+        let entry = MapEntry::Block { pba: Pba::MAX, form: Form::Carried, prefix: u64::MAX };
         assert_eq!(
             overlay.entries.get(volume, lba),
             Some(Entry { entry, window: WindowNumber::MAX })

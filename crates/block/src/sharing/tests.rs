@@ -13,7 +13,7 @@ use onefold_core::{Block, Error, Kind, Pba, Result};
 use super::{Budget, Leaving, MapPages, MapStore, Orphan, Sharing, Waiting, orphans::Handed};
 use crate::format::{
     Identity,
-    page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
+    page::{self, FANOUT, Form, MapEntry, Page, PageId, Pointer, Root, Table},
     record::WindowNumber,
     share::Share,
 };
@@ -172,7 +172,7 @@ const FAMILY: u32 = 5;
 const LEAVES: [u64; 8] = [0, 1, 2, FANOUT - 1, FANOUT, FANOUT + 1, 5 * FANOUT, FANOUT * FANOUT + 3];
 
 fn block(n: u64) -> MapEntry {
-    MapEntry::Block { pba: Pba(10 + n), carried: n.is_multiple_of(3), prefix: n }
+    MapEntry::Block { pba: Pba(10 + n), form: Form::of(n.is_multiple_of(3)), prefix: n }
 }
 
 impl World {

@@ -306,12 +306,13 @@ pub(crate) const FIGURES: &[Figure] = &[
         ByOperator,
         "Blocks that the store wrote again by itself: next to their neighbours, by moves or, with leaves \
          in place, by records (compaction), or elsewhere to make whole zones free, or under \
-         another data key.",
+         another data key, or packed with others into one.",
         &[
             number(BLOCK, "/server/writes/moved_blocks").labelled("why", "compaction"),
             number(BLOCK, "/server/writes/neighbour_blocks").labelled("why", "neighbours"),
             number(BLOCK, "/server/writes/emptied_blocks").labelled("why", "emptying"),
             number(BLOCK, "/server/writes/resealed_blocks").labelled("why", "resealing"),
+            number(BLOCK, "/server/writes/packed_blocks").labelled("why", "packing"),
         ],
     ),
     figure(
@@ -363,6 +364,16 @@ pub(crate) const FIGURES: &[Figure] = &[
         ByOperator,
         "Content of all volumes without zeroes and holes, as of the last checkpoint.",
         &[number(BLOCK, "/space/mapped_bytes")],
+    ),
+    figure(
+        "store_packed_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Content that is packed, several blocks in one, and the space that it takes.",
+        &[
+            number(BLOCK, "/space/packed_bytes").labelled("of", "content"),
+            number(BLOCK, "/space/pack_bytes").labelled("of", "packs"),
+        ],
     ),
     figure(
         "snapshots",

@@ -166,6 +166,12 @@ pub(crate) struct Space {
     pub(crate) saved_bytes: u64,
     /// Mapped for each byte stored.
     pub(crate) ratio: f64,
+    /// Content that is packed, several blocks in one.
+    #[serde(default)]
+    pub(crate) packed_bytes: u64,
+    /// Space that packs take.
+    #[serde(default)]
+    pub(crate) pack_bytes: u64,
     /// Tables of the store itself.
     pub(crate) table_bytes: u64,
     /// Space that dropped ranges and volumes still cover: space to come.
@@ -297,6 +303,9 @@ pub(crate) struct Writes {
     /// Blocks that came from an older data key under the newest one.
     #[serde(default)]
     pub(crate) resealed_blocks: u64,
+    /// Blocks that were packed with others into one.
+    #[serde(default)]
+    pub(crate) packed_blocks: u64,
     pub(crate) flushes: u64,
     pub(crate) durable_writes: u64,
     pub(crate) windows: u64,
@@ -410,6 +419,8 @@ impl Report {
                 stored_bytes: stored,
                 saved_bytes: mapped.saturating_sub(stored),
                 ratio: rate(mapped, stored).unwrap_or(1.0),
+                packed_bytes: status.fragments.saturating_mul(BLOCK),
+                pack_bytes: status.packs.saturating_mul(BLOCK),
                 table_bytes: status.table_blocks * BLOCK,
                 pending_bytes: status.pending_blocks.saturating_mul(BLOCK),
                 host_bytes: file.host_bytes(),
@@ -474,6 +485,7 @@ impl From<&Counts> for Writes {
             neighbour_blocks: counts.neighbour_blocks,
             emptied_blocks: counts.emptied_blocks,
             resealed_blocks: counts.resealed_blocks,
+            packed_blocks: counts.packed_blocks,
             flushes: counts.flushes,
             durable_writes: counts.durable_writes,
             windows: counts.windows,

@@ -200,6 +200,17 @@ impl Report {
 
     fn rest_of_space(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let space = &self.space;
+        if space.pack_bytes > 0 {
+            row(
+                f,
+                "packed",
+                format_args!(
+                    "{} that lay still are packed into {}",
+                    Size(space.packed_bytes),
+                    Size(space.pack_bytes)
+                ),
+            )?;
+        }
         if space.pending_bytes > 0 {
             row(
                 f,

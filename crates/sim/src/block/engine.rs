@@ -83,6 +83,7 @@ impl Thin {
             tidying: options.moves.map_or(Tidying::Records, |_| Tidying::Moves),
             blocks_a_run: options.moves.map_or(16, |moves| moves.blocks_a_run),
             settled_after: Duration::from_millis(options.moves.map_or(0, |moves| moves.settled_ms)),
+            pack_after: options.moves.and_then(|moves| moves.pack_ms).map(Duration::from_millis),
         }
     }
 
@@ -345,6 +346,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 12] = {
                 MoveStepsLimited,
                 PlansOutliveCheckpoints,
                 MovesWaitForRoom,
+                Rule::PackKeptByEach,
+                Rule::PackCountsEach,
+                Rule::PacksBeforeSuperblock,
+                Rule::PackedIfUnchanged,
+                Rule::PacksAreNoDuplicates,
+                Rule::PackReadForItsOwn,
+                Rule::FragmentHasFingerprint,
             ],
             &["thin", "ordered", "cow"],
         ),

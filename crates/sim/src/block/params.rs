@@ -292,6 +292,15 @@ impl Params {
             self.steps[checkpoint] = self.steps[checkpoint].max(1);
             self.steps_per_op = self.steps_per_op.max(150);
         }
+        if self.options.moves.is_some_and(|moves| moves.pack_ms.is_some()) {
+            // Blocks that shrink, and are not all duplicates of others.
+            self.palette.compressible = self.palette.compressible.max(80);
+            self.palette.duplicates = self.palette.duplicates.min(50);
+            // It comes after all else that a pause does.
+            (self.steps[6], self.steps_per_op) = (12, self.steps_per_op.max(600));
+            let idle = Op::ALL.iter().position(|&one| one == Op::Idle).unwrap_or_default();
+            self.mix[idle] = self.mix[idle].max(3);
+        }
         self
     }
 
@@ -641,8 +650,21 @@ fn moves(seed: u64, options: &StoreOptions) -> Option<Moving> {
         settled_ms: [0, 0, 0, 1_000][rng.below(4) as usize],
         step: move_step(seed),
         readers: readers(seed),
+        pack_ms: packing(seed, options),
     };
     (wanted && !is_kept_before(WITH_MOVES, seed)).then_some(moving)
+}
+
+/// Behind this line of the lists of kept seeds are those in which cold blocks are packed.
+const WITH_PACKS: &str = "# With packs";
+
+/// How long blocks lie still before they are packed, from a source of its own. The seeds that were kept before
+/// stay what they were.
+fn packing(seed: u64, options: &StoreOptions) -> Option<u64> {
+    let rng = &mut Rng::new(seed ^ 0x7061_636b_7300_0101);
+    let wanted = rng.percent(50) && !options.sealed;
+    let after = [0, 0, 0, 1_000][rng.below(4) as usize];
+    (wanted && !is_kept_before(WITH_PACKS, seed)).then_some(after)
 }
 
 /// Behind this line of the lists of kept seeds are those in which somebody reads all in order, or few blocks

@@ -33,6 +33,8 @@ pub struct Moving {
     pub step: Option<usize>,
     /// Now and then somebody reads all in order.
     pub readers: bool,
+    /// Blocks of leaves that nobody changed for so long are packed.
+    pub pack_ms: Option<u64>,
 }
 
 /// How a store is made and opened; drawn from the seed.

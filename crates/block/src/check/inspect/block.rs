@@ -16,7 +16,8 @@ use crate::{
         catalogue::CatalogueChange,
         geometry::SUPERBLOCKS,
         leftover,
-        page::header,
+        pack::Pack,
+        page::{Form, header},
         record::{Change, Record},
         stored::{self, Stored},
     },
@@ -69,9 +70,16 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
         }
     } else if Carrier::shape(view.identity, &block, pba).is_some() {
         show_carrier(view, pba, &block, out);
+    } else if let Some(pack) = Pack::shape(view.identity, &block, pba) {
+        let proven = Pack::proven(view.identity, &block, pba).is_some();
+        line(out, if proven { "pack: whole" } else { "pack: damaged" });
+        for fragment in 0..pack.len() as u8 {
+            let fingerprint = pack.fingerprint(fragment).unwrap_or_default();
+            field(out, "fragment", format_args!("{fragment}: fingerprint {fingerprint}"));
+        }
     } else {
         let found = view.fingerprint(pba).ok().filter(|_| sealing.is_some()).and_then(|wanted| {
-            let stored = Stored { pba, carried: false, prefix: wanted.prefix() };
+            let stored = Stored { pba, form: Form::Raw, prefix: wanted.prefix() };
             stored::found(view.identity, stored, &block, |found| found.agrees(&wanted))
         });
         match found {
@@ -165,7 +173,7 @@ fn show_carrier(view: &View<'_>, pba: Pba, block: &Block, out: &mut String) {
             let fingerprinter = view.identity.fingerprinter_of(domain);
             let newest = fingerprinter.map(|one| one.one(&content)).unwrap_or_default();
             let is_it = |of: &Fingerprint| prefix.is_some_and(|prefix| of.has_prefix(prefix));
-            let place = Stored { pba, carried: true, prefix: prefix.unwrap_or(0) };
+            let place = Stored { pba, form: Form::Carried, prefix: prefix.unwrap_or(0) };
             let older = match is_it(&newest) {
                 true => None,
                 false => stored::by_older(view.identity, domain, place, &mut content, is_it)

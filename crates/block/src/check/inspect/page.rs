@@ -7,7 +7,7 @@ use crate::{
     check::{report::Named, walk::children},
     format::{
         catalogue::{Discard, MapKind, Volume},
-        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        page::{self, Form, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         share::Share,
     },
     index::paged,
@@ -19,8 +19,8 @@ pub(super) fn map_entry_text(entry: MapEntry) -> String {
         MapEntry::Hole => "hole".to_owned(),
         MapEntry::Zero => "zeroes".to_owned(),
         MapEntry::Lost => "lost: an error to read".to_owned(),
-        MapEntry::Block { pba, carried, prefix } => {
-            format!("block {pba}, {}, fingerprint {}…", kind(carried), prefix_text(prefix))
+        MapEntry::Block { pba, form, prefix } => {
+            format!("block {pba}, {}, fingerprint {}…", form_text(form), prefix_text(prefix))
         }
     }
 }
@@ -30,7 +30,16 @@ fn prefix_text(prefix: u64) -> String {
     hex_digits(prefix.to_le_bytes())
 }
 
-/// How a block lies.
+/// How a block holds what an address names.
+fn form_text(form: Form) -> String {
+    match form {
+        Form::Raw => kind(false).to_owned(),
+        Form::Carried => kind(true).to_owned(),
+        Form::Packed(fragment) => format!("fragment {fragment} of a pack"),
+    }
+}
+
+/// How a block lies; what is compressed may be in a pack as well.
 pub(super) fn kind(carried: bool) -> &'static str {
     if carried { "in a carrier" } else { "raw" }
 }

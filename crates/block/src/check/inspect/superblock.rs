@@ -108,6 +108,10 @@ fn describe(superblock: &Superblock, out: &mut String) {
         ),
     );
     field(out, "mapped", format_args!("{} logical blocks", state.mapped_blocks));
+    if state.packs > 0 {
+        let text = format_args!("{}, with {} logical blocks", state.packs, state.fragments);
+        field(out, "packs", text);
+    }
     field(out, "generation", format_args!("{} is the next zone's", state.next_generation));
     let roots = [
         ("references", state.references),

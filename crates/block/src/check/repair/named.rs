@@ -14,12 +14,14 @@ use crate::{
     block_set::BlockSet,
     check::{
         batch::read_one,
+        packs::{Fragment, Packs},
         tables::Checker,
         usage::{Named as Verdict, Usage},
+        walk::Walker,
     },
     format::{
         Identity,
-        page::{MapEntry, Table},
+        page::{Form, MapEntry, Table},
         stored::{self, Stored},
     },
 };
@@ -40,7 +42,7 @@ pub(super) struct Named {
 struct Contradiction {
     at: (Pba, u64),
     pba: Pba,
-    carried: bool,
+    form: Form,
     prefix: u64,
 }
 
@@ -52,6 +54,10 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
         checker.load_blocks(&mut usage, |_, _, _| {});
         let mut contradictions = Vec::new();
         each_map_leaf(checker, None, &mut |checker, volume, id, pointer, page| {
+            let Walker { disk, identity } = checker.walker;
+            let packs = Packs::of_leaf(disk, identity, page, |pba| {
+                checker.can_be_data(pba) && usage.has(pba)
+            });
             for slot in 0..Table::Map.per_leaf() {
                 let lba = Lba(id.index * Table::Map.per_leaf() + slot);
                 let at = (pointer.address, slot);
@@ -69,13 +75,19 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
                 }
                 match entry {
                     None => _ = named.wrong.insert(at, MapEntry::Lost),
-                    Some(MapEntry::Block { pba, carried, prefix }) => {
+                    Some(entry @ MapEntry::Block { pba, form, prefix }) => {
+                        let is_of_pack = |fragment| match packs.judge(pba, fragment, prefix) {
+                            Fragment::Agrees | Fragment::Unknown => true,
+                            Fragment::Differs(_) => false,
+                        };
                         if !checker.can_be_data(pba) {
                             named.wrong.insert(at, MapEntry::Lost);
-                        } else if let Verdict::Differs(_) =
-                            usage.count(&MapEntry::Block { pba, carried, prefix })
+                        } else if let Verdict::Differs(_) = usage.count(&entry) {
+                            contradictions.push(Contradiction { at, pba, form, prefix });
+                        } else if let Form::Packed(fragment) = form
+                            && !is_of_pack(fragment)
                         {
-                            contradictions.push(Contradiction { at, pba, carried, prefix });
+                            named.wrong.insert(at, MapEntry::Lost);
                         } else {
                             named.data.insert(pba);
                         }
@@ -91,9 +103,8 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
                 format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
             return Err(Error::new(Kind::Corrupt, message));
         }
-        for Contradiction { at, pba, carried, prefix } in contradictions {
-            if content(checker.walker.disk, checker.walker.identity, pba, carried, prefix).is_some()
-            {
+        for Contradiction { at, pba, form, prefix } in contradictions {
+            if content(checker.walker.disk, checker.walker.identity, pba, form, prefix).is_some() {
                 named.data.insert(pba);
             } else {
                 named.wrong.insert(at, MapEntry::Lost);
@@ -109,14 +120,14 @@ pub(super) fn content(
     disk: &dyn Disk,
     identity: &Identity,
     pba: Pba,
-    carried: bool,
+    form: Form,
     prefix: u64,
 ) -> Option<Fingerprint> {
     let block = read_one(disk, pba).ok()?;
     let kept = |found: &Fingerprint| {
         [*found, found.unshared()].into_iter().find(|kept| kept.prefix() == prefix)
     };
-    let stored = Stored { pba, carried, prefix };
+    let stored = Stored { pba, form, prefix };
     let (_, _, fingerprint) =
         stored::found(identity, stored, &block, |found| kept(found).is_some())?;
     kept(&fingerprint)

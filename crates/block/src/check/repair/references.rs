@@ -14,13 +14,14 @@ use crate::{
     block_set::BlockSet,
     check::{
         counts::Counts,
+        packs::checksum_of,
         report::{Phase, Progress},
         tables::Checker,
         usage::{Named, Usage},
     },
     format::{
         domain_entry::DomainEntry,
-        page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table},
+        page::{self, Form, MapEntry, PageId, Pointer, ReferenceEntry, Table},
         superblock::Root,
     },
 };
@@ -36,6 +37,9 @@ pub(super) struct Rebuilt {
     pub(super) shares: Root,
     pub(super) live: u64,
     pub(super) mapped: u64,
+    /// Packs, and the addresses in them.
+    pub(super) packs: u64,
+    pub(super) fragments: u64,
     /// Blocks with references.
     pub(super) blocks: BlockSet,
     /// Domains with limits, and what they store.
@@ -46,7 +50,7 @@ pub(super) struct Rebuilt {
 pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Rebuilt> {
     let (mut references, mut fingerprints) =
         (Leaves::of(Table::References), Leaves::of(Table::Fingerprints));
-    let (mut live, mut mapped) = (0, 0);
+    let (mut live, mut mapped, mut packs, mut fragments) = (0, 0, 0, 0);
     let mut names = PageNames::new(checker.geometry);
     let mut blocks = BlockSet::new(checker.geometry);
     let mut domains = Counts::of(checker.state, checker.geometry);
@@ -61,7 +65,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         let mut usage = Usage::counting(checker.geometry, stretch.clone(), &checker.dark);
         checker.load_blocks(&mut usage, |_, _, _| {});
         // Blocks of which the maps, proven by content, say something else than the old tables.
-        let mut corrected: BTreeMap<Pba, (bool, u64)> = BTreeMap::new();
+        let mut corrected: BTreeMap<Pba, (Form, u64)> = BTreeMap::new();
         let first = (n == 0).then_some(&mut names);
         let mut once = PageNames::new(checker.geometry);
         let counted = first.unwrap_or(&mut once);
@@ -70,8 +74,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                 domains.leaf(volume.domain, at.address, page, |pba| checker.may_hold(pba));
             }
             for slot in 0..Table::Map.per_leaf() {
-                let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
-                    MapEntry::get(page, slot)
+                let Some(entry @ MapEntry::Block { pba, form, prefix }) = MapEntry::get(page, slot)
                 else {
                     continue;
                 };
@@ -79,8 +82,9 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                     continue;
                 }
                 mapped += u64::from(n == 0);
+                fragments += u64::from(n == 0 && form.is_packed());
                 if let Named::Differs(_) = usage.count(&entry) {
-                    corrected.insert(pba, (carried, prefix));
+                    corrected.insert(pba, (form, prefix));
                 }
             }
         });
@@ -88,10 +92,11 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
             usage.zones.iter().map(|(&zone, facts)| (zone * checker.geometry.zone_blocks, facts));
         let named: Vec<(Pba, u32)> = starts
             .flat_map(|(start, facts)| (start..).zip(facts.blocks.iter()))
-            .filter(|(_, fact)| fact.counted > 0)
-            .map(|(pba, fact)| (Pba(pba), fact.counted))
+            .filter(|(_, fact)| fact.counted() > 0)
+            .map(|(pba, fact)| (Pba(pba), fact.counted()))
             .collect();
         live += named.len() as u64;
+        packs += usage.packs();
         for group in named
             .chunk_by(|one, other| one.0.0 / per_leaf / LEAVES == other.0.0 / per_leaf / LEAVES)
         {
@@ -120,14 +125,24 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
                 // With leaves in place a crash may have taken it.
                 let old = old.filter(|old| *old != Fingerprint::default());
                 let (disk, identity) = (checker.walker.disk, checker.walker.identity);
-                let proven = corrected.get(&pba).and_then(|&(carried, prefix)| {
-                    Some((carried, content(disk, identity, pba, carried, prefix)?))
+                let of_pack = |form: Form| fact.is_pack() || form.is_packed();
+                let whole = || checksum_of(disk, identity, pba);
+                let proven = corrected.get(&pba).and_then(|&(form, prefix)| match of_pack(form) {
+                    true => Some((true, whole()?)),
+                    false => {
+                        Some((form.is_compressed(), content(disk, identity, pba, form, prefix)?))
+                    }
                 });
                 let (carried, fingerprint) = match (proven, old) {
                     (Some(proven), _) => proven,
+                    // The maps name fragments, so that the table can only have the checksum.
+                    (None, old) if fact.is_pack() => {
+                        (true, whole().or(old).unwrap_or_else(|| cut(fact.prefix)))
+                    }
                     (None, Some(old)) => (fact.carried(), old),
                     (None, None) => {
-                        let found = content(disk, identity, pba, fact.carried(), fact.prefix);
+                        let form = Form::of(fact.carried());
+                        let found = content(disk, identity, pba, form, fact.prefix);
                         (fact.carried(), found.unwrap_or_else(|| cut(fact.prefix)))
                     }
                 };
@@ -154,7 +169,17 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
     let counted =
         counted.map(|entry| DomainEntry { stored: Some(domains.stored(entry.number)), ..*entry });
     let domains = counted.collect();
-    Ok(Rebuilt { references, fingerprints, shares, live, mapped, blocks, domains })
+    Ok(Rebuilt {
+        references,
+        fingerprints,
+        shares,
+        live,
+        mapped,
+        packs,
+        fragments,
+        blocks,
+        domains,
+    })
 }
 
 /// The known part of the fingerprint of a block whose content is damaged. No block that is written

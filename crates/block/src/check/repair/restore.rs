@@ -15,6 +15,7 @@ use crate::{
         carrier::Carrier,
         geometry::Geometry,
         in_place,
+        pack::{Pack, near_pack},
         page::{self, PageId, Pointer},
         record::WindowNumber,
         superblock::Superblock,
@@ -99,11 +100,14 @@ pub(super) fn carriers(
     let (mut restored, mut tries) = (0, rot::Tries::default());
     for &pba in damaged {
         let Ok(mut block) = read_one(disk, pba) else { continue };
-        if let Some(bit) =
-            tries.restore_copy(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
-        {
+        let is_whole = |block: &Block| {
+            Carrier::proven(identity, block, pba).is_some()
+                || near_pack(identity, block, pba) && Pack::proven(identity, block, pba).is_some()
+        };
+        if let Some(bit) = tries.restore_copy(&mut block, is_whole) {
             write(disk, pba, &block)?;
-            repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
+            let name = if near_pack(identity, &block, pba) { "pack" } else { "carrier" };
+            repaired.restored.push(format!("{name} at block {pba}: bit {bit} was flipped back"));
             restored += 1;
         }
     }

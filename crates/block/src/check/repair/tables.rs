@@ -15,7 +15,7 @@ use crate::{
         geometry::SUPERBLOCKS,
         page::{PageId, Pointer, Table, ZoneEntry},
         record::WindowNumber,
-        superblock::{Root, State, Superblock},
+        superblock::{PACKS, Root, State, Superblock},
     },
     table::rebuild::PageWriter,
 };
@@ -132,6 +132,9 @@ pub(super) fn rebuild(
         used_blocks,
         live_blocks: blocks.live,
         mapped_blocks: blocks.mapped,
+        packs: blocks.packs,
+        fragments: blocks.fragments,
+        features: old.features | if blocks.fragments > 0 { PACKS } else { 0 },
         volumes: checker.volumes.len() as u32,
         discards: checker.discards.len() as u32,
         references: blocks.references,

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Error, Kind, Result, VolumeId};
+use onefold_core::{Error, Kind, Lba, Result, VolumeId};
 
 use crate::{
     counters::add,
@@ -92,10 +92,18 @@ pub(crate) fn build(
     scheme.release(kernel, &build.space.pages)?;
     let written = build.writer.written;
     add(&kernel.counters.checkpoint_blocks, written);
-    let TableBuild { freed, mapped, live, changed, domains, .. } = build;
-    let more_features = domains.features();
+    let TableBuild { freed, mapped, live, packs, fragments, changed, domains, .. } = build;
+    // A store that had packs keeps the feature, as it keeps others.
+    let packing = if packs > 0 || fragments > 0 { superblock::PACKS } else { 0 };
+    let more_features = domains.features() | packing;
     let (domains, limits) = domains.finish();
     mover.leaves.note(&changed, kernel.clock.now());
+    if let Some(leaves) = &mut mover.packing {
+        leaves.note(&changed, kernel.clock.now());
+        // A leaf that changed is looked at from its beginning.
+        let leaf = |(volume, lba): (_, Lba)| (volume, lba.0 / Table::Map.per_leaf());
+        mover.packing_goes_on.take_if(|at| changed.contains(&leaf(*at)));
+    }
     let has_moves = !moves.is_empty();
     kernel.coverage.add(Mark::MovesPut, usize::from(has_moves));
     #[cfg_attr(not(feature = "planted-bugs"), allow(unused_variables))]
@@ -130,6 +138,8 @@ pub(crate) fn build(
             oldest_generation: state.allocator.oldest_generation(committed),
             live_blocks: live,
             mapped_blocks: mapped,
+            packs,
+            fragments,
             volumes: entries,
             discards: pending_count,
             references,
@@ -172,7 +182,10 @@ pub(crate) fn build(
 }
 
 /// After opening: finds out whether deleted maps left anything behind.
-fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Result<()> {
+pub(in crate::engine) fn look_for_leftovers(
+    kernel: &Kernel,
+    checkpointer: &mut Checkpointer,
+) -> Result<()> {
     let tables = {
         let state = kernel.state.lock();
         if state.leftovers != Leftovers::Unknown {

@@ -126,6 +126,8 @@ impl TableBuild<'_> {
         }
         if memory.refused > 0 {
             kernel.index_cursor.store(0, std::sync::atomic::Ordering::Relaxed);
+            // Fragments of packs may be among them.
+            kernel.fragments_known.store(old.packs == 0, std::sync::atomic::Ordering::Relaxed);
         }
         Ok(IndexOnDisk { root, bits, entries, birth, filter: Some(filter) })
     }

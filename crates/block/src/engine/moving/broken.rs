@@ -1,7 +1,18 @@
 //! Steps that break a rule; only the simulator runs them.
 
+use onefold_core::{Block, Pba};
+
 use super::handing::Placed;
 use crate::{kernel::Kernel, moving::Moves, rules::Rule};
+
+/// Breaks `PacksBeforeSuperblock` in the same way. Returns whether it does.
+pub(super) fn packs_late(kernel: &Kernel, packs: &[(Pba, Box<Block>)], moves: &mut Moves) -> bool {
+    if kernel.keeps(Rule::PacksBeforeSuperblock) {
+        return false;
+    }
+    moves.late.extend(packs.iter().map(|(at, pack)| (*at, (**pack).clone())));
+    true
+}
 
 /// Breaks `CopiesBeforeSuperblock`: copies wait until the superblock that names them is written. Returns
 /// whether they do.

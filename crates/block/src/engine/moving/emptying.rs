@@ -370,7 +370,9 @@ fn note_shared_pages(
     (shared, leaf): (&SharedPlan, u64),
     moves: &mut Moves,
 ) {
-    if pages.is_empty() || !has_shared_room(kernel, scheme, moves, pages.len(), shared) {
+    if pages.is_empty()
+        || !has_shared_room(kernel, scheme, moves, (pages.len(), pages.len()), shared)
+    {
         return;
     }
     sharers::count(kernel, moves, shared);

@@ -78,8 +78,8 @@ pub(super) fn copies_of(
         .iter()
         .zip(&all)
         .map(|(&(_, entry), known)| match entry {
-            MapEntry::Block { pba, carried, prefix } if known.is_none() => {
-                Some(Wanted { pba, carried, prefix })
+            MapEntry::Block { pba, form, prefix } if known.is_none() => {
+                Some(Wanted { pba, form, prefix })
             }
             _ => None,
         })

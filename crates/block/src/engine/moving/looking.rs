@@ -54,8 +54,19 @@ pub(in crate::engine) fn has_room(
     more: usize,
     shared: u64,
 ) -> bool {
+    has_room_for_both(kernel, scheme, moves, (more, more), shared)
+}
+
+/// The same for so many addresses that are to name something else, and for as many places as they need.
+pub(super) fn has_room_for_both(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    moves: &Moves,
+    (more, places): (usize, usize),
+    shared: u64,
+) -> bool {
     let mut state = kernel.state.lock();
-    let copies = more as u64;
+    let (copies, places) = (more as u64, places as u64);
     // Of the pages of a checkpoint none are counted yet for moves that nobody has begun.
     let counted = match state.moving.records() {
         0 => 0,
@@ -64,7 +75,7 @@ pub(in crate::engine) fn has_room(
     let before = state.moving.count_shared_pages(shared);
     let pages = scheme.reserve(kernel, &state, &state.moving, copies);
     state.moving.set_shared_pages(before);
-    let wanted = copies + pages.saturating_sub(counted) + kept(kernel, &state, moves.most.own);
+    let wanted = places + pages.saturating_sub(counted) + kept(kernel, &state, moves.most.own);
     moves.len() + more <= moves.most.moves && has_spare(kernel, scheme, &state, wanted)
 }
 
@@ -189,11 +200,12 @@ pub(super) fn next_movable(kernel: &Kernel, volume: &Volume, from: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::page::Form;
 
     #[test]
     fn rule_20_a_step_reads_the_counts_of_so_many_pages_and_the_next_one_goes_on() {
         let per_page = Table::References.per_leaf();
-        let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), carried: false, prefix: n };
+        let at = |n: u64| MapEntry::Block { pba: Pba(n * per_page), form: Form::Raw, prefix: n };
         let leaf: Found = (0..288).map(|n| (Lba(288 + n), at(n * 5 % 288))).collect();
         let (mut goes_on, mut seen) = (None, Vec::new());
         loop {
@@ -208,7 +220,7 @@ mod tests {
         assert_eq!(seen, leaf);
         // Blocks whose counts lie in few pages are looked at together.
         let mut near: Found = (0..288)
-            .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), carried: false, prefix: n }))
+            .map(|n| (Lba(n), MapEntry::Block { pba: Pba(n * 2), form: Form::Raw, prefix: n }))
             .collect();
         assert!(part_of(None, VolumeId(4), &mut near).is_none() && near.len() == 288);
     }

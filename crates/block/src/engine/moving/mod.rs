@@ -14,8 +14,11 @@
 mod broken;
 mod emptying;
 mod handing;
+mod learning;
 mod looking;
 mod neighbours;
+mod packing;
+mod placing;
 mod resealing;
 mod sharers;
 
@@ -28,13 +31,15 @@ pub(super) use self::{
 };
 use self::{
     handing::{Copied, Placed},
-    looking::{Look, is_movable, movable, want_checkpoint},
+    looking::{Look, has_room_for_both, is_movable, movable, want_checkpoint},
+    placing::place,
     sharers::{ALONE_PAGES_MAX, OfLeaf, SHARED_PAGES_MAX, has_shared_room},
 };
 use crate::{
     counters::add,
     coverage::Mark,
-    format::page::{MapEntry, Table},
+    engine::checkpoint::build::look_for_leftovers,
+    format::page::{Form, MapEntry, Table},
     idleness::Idleness,
     kernel::{Checkpointer, Kernel, Mover, Phase, Plan},
     moving::{Most, Moves, Why},
@@ -42,7 +47,7 @@ use crate::{
     rules::Rule,
     scheme::verbs::Scheme,
     sharing::Orphan,
-    space::{Extent, ZoneSource},
+    space::Extent,
 };
 
 /// Beside requests a checkpoint moves so much less than in a pause, since clients wait for it: for its room,
@@ -55,6 +60,11 @@ const BESIDE_MIN: usize = 4 * 288;
 /// Copies a few blocks, or looks for some to copy. Returns whether there may be more to do now.
 pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     let mut checkpointer = kernel.checkpointing.lock();
+    if kernel.settings.pack_after.is_some() && matches!(checkpointer.phase, Phase::Idle) {
+        // A store that nobody writes to has no checkpoint that would find out, and is what packing is for. What
+        // can't be read stays.
+        let _ = look_for_leftovers(kernel, &mut checkpointer);
+    }
     let Checkpointer { phase: Phase::Idle, moves, mover, orphans, .. } = &mut *checkpointer else {
         return Ok(false);
     };
@@ -76,6 +86,9 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         Most { moves: most, shared_pages, own }
     };
     let (tables, orphans) = (kernel.tables(), orphans.as_deref());
+    if mover.beside_requests && mover.plan.why == Why::Packing {
+        packing::put_off(mover);
+    }
     if mover.plan.sequence != tables.state.sequence {
         if !kernel.keeps(Rule::PlansOutliveCheckpoints)
             && let Some((lba, _)) = mover.plan.blocks.first()
@@ -100,6 +113,10 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         if matches!(found, Look::Nothing) {
             found = resealing::look(kernel, &tables, (&mut *mover, orphans), moves);
         }
+        if matches!(found, Look::Nothing) && !mover.beside_requests && mover.reseals_alone.is_none()
+        {
+            found = packing::look(kernel, &tables, (&mut *mover, orphans), moves);
+        }
         match found {
             Look::Chosen(plan) => mover.plan = plan,
             Look::More => return Ok(true),
@@ -113,13 +130,20 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
     let limited = kernel.keeps(Rule::MoveStepsLimited);
     let most = if limited { kernel.settings.limits.moved } else { usize::MAX };
     let mut some = mover.plan.blocks.len().min(most).min(moves.most.moves);
-    let has_room_for = |some| match &mover.plan.shared {
-        Some(shared) => has_shared_room(kernel, scheme, moves, some, shared),
-        None => has_room(kernel, scheme, moves, some, 0),
+    let has_room_for = |some| {
+        // How many packs they need is known when they are compressed; with less than this there is no use.
+        let places = match mover.plan.why {
+            Why::Packing => packing::packs_of(some),
+            _ => some,
+        };
+        match &mover.plan.shared {
+            Some(shared) => has_shared_room(kernel, scheme, moves, (some, places), shared),
+            None => has_room_for_both(kernel, scheme, moves, (some, places), 0),
+        }
     };
     let mut fits = has_room_for(some);
     // Neighbours come together or not at all.
-    while !fits && some > 1 && mover.plan.why == Why::Resealing {
+    while !fits && some > 1 && matches!(mover.plan.why, Why::Resealing | Why::Packing) {
         some /= 2;
         fits = has_room_for(some);
     }
@@ -139,12 +163,12 @@ pub(crate) fn move_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         }
         return Ok(!kernel.keeps(Rule::MovesWaitForRoom));
     }
-    copy_some(kernel, &tables, (mover, some), moves)
+    copy_some((kernel, scheme), &tables, (mover, some), moves)
 }
 
 /// Copies the next blocks of a plan. Those that changed since, or can't be read, stay where they are.
 fn copy_some(
-    kernel: &Kernel,
+    (kernel, scheme): (&Kernel, &dyn Scheme),
     tables: &Tables,
     (mover, some): (&mut Mover, usize),
     moves: &mut Moves,
@@ -161,6 +185,25 @@ fn copy_some(
     next.reverse();
     let asked = next.len();
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
+    if plan.why == Why::Packing {
+        if packing::pack((kernel, scheme), tables, plan, &copied, moves)? {
+            return Ok(true);
+        }
+        kernel.coverage.hit(Mark::MovesFull);
+        if moves.is_empty() {
+            // There will be no room for these. The leaf stays until it changes, and others have their turn.
+            plan.blocks.clear();
+            return Ok(true);
+        }
+        // Those without a place come with the next checkpoint.
+        next.retain(|&(lba, _)| match &plan.shared {
+            Some(shared) => !moves.has_shared(shared.family, lba),
+            None => !moves.has(plan.volume, lba),
+        });
+        plan.blocks.extend(next.into_iter().rev());
+        want_checkpoint(kernel, mover.beside_requests, moves);
+        return Ok(!kernel.keeps(Rule::MovesWaitForRoom));
+    }
     let before = moves.len();
     let mut again = Vec::new();
     if plan.why == Why::Resealing {
@@ -201,63 +244,11 @@ fn copy_some(
             // No hole is left: reading what else lives in the zones would be in vain.
             Why::Emptying if moves.is_empty() => emptying::give_up(kernel, mover),
             Why::Resealing => resealing::lacks_room(tables, mover, moves),
-            Why::Emptying | Why::Neighbours => {}
+            Why::Emptying | Why::Neighbours | Why::Packing => {}
         }
     }
     mover.resealing.worked |= has_worked;
     Ok(true)
-}
-
-/// Finds places for copies, of which about `run` belong together. Returns whether all of them got one.
-fn place(
-    kernel: &Kernel,
-    tables: &Tables,
-    (why, run): (Why, u64),
-    copied: Vec<Copied>,
-) -> Result<(Placed, bool)> {
-    let mut placed = Placed::new();
-    let mut left = copied.into_iter().peekable();
-    while left.peek().is_some() {
-        let wanted = left.len() as u64;
-        if why == Why::Emptying {
-            read_ahead(kernel);
-        }
-        let (extent, current) = {
-            let mut state = kernel.state.lock();
-            let zones = kernel.zones(state.releases.zone_table());
-            let extent = match why {
-                Why::Neighbours => state.allocator.place_copies(wanted, run.max(wanted), &zones),
-                Why::Emptying => state.allocator.place_in_holes(wanted, &zones),
-                Why::Resealing => {
-                    let together = state.allocator.place_copies(wanted, wanted, &zones);
-                    match together {
-                        Ok(None) => state.allocator.place_in_holes(wanted, &zones),
-                        placed => placed,
-                    }
-                }
-            };
-            (extent, state.overlays.tables().state.sequence)
-        };
-        // Stopping takes the state.
-        let extent = extent.map_err(|e| kernel.stop(&e))?;
-        debug_assert_eq!(current, tables.state.sequence, "no checkpoint ends under the lock");
-        let Some(extent) = extent else { return Ok((placed, false)) };
-        placed.push((extent, left.by_ref().take(extent.blocks as usize).collect()));
-    }
-    Ok((placed, true))
-}
-
-/// Has the bitmap of the zone in memory that takes the next copies. Else it would be read under the lock of
-/// the state, for every few copies: the zones whose holes are filled have few.
-fn read_ahead(kernel: &Kernel) {
-    let (zone, root) = {
-        let state = kernel.state.lock();
-        (state.allocator.hole_ahead(), state.releases.zone_table())
-    };
-    // Who places the copies is told what can't be read.
-    if let Some(zone) = zone {
-        let _ = kernel.zones(root).bitmaps(zone, 1);
-    }
 }
 
 /// Seals copies for their places, in a sealed store.
@@ -307,6 +298,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
         Why::Neighbours => &kernel.counters.neighbour_blocks,
         Why::Emptying => &kernel.counters.emptied_blocks,
         Why::Resealing => &kernel.counters.resealed_blocks,
+        Why::Packing => &kernel.counters.packed_blocks,
     };
     add(counter, copies.len() as u64);
     kernel.coverage.add(Mark::BlocksMoved, copies.len());
@@ -320,7 +312,7 @@ fn note(kernel: &Kernel, plan: &Plan, extent: Extent, copies: Vec<Copied>, moves
             && let MapEntry::Block { pba, .. } = copy.from
         {
             let prefix = copy.fingerprint.prefix();
-            moves.note_resealed(pba, MapEntry::Block { pba: to.0, carried: false, prefix });
+            moves.note_resealed(pba, MapEntry::Block { pba: to.0, form: Form::Raw, prefix });
         }
         match &plan.shared {
             Some(shared) => {

@@ -1,5 +1,7 @@
 //! Which blocks should be neighbours: those of a leaf that lies in many runs.
 
+use std::time::Duration;
+
 use onefold_core::{Result, VolumeId};
 
 use super::{
@@ -9,7 +11,7 @@ use super::{
 use crate::{
     format::page::Table,
     kernel::{Kernel, Mover, Plan, SharedPlan},
-    moving::{HandedLeaf, Moves, Why, comes_together, scattered},
+    moving::{HandedLeaf, Leaves, Moves, Why, comes_together, scattered},
     overlay::Tables,
     sharing::Orphan,
 };
@@ -69,7 +71,7 @@ pub(super) fn look(
 }
 
 /// The next thing to look at.
-enum Next {
+pub(super) enum Next {
     Leaf(VolumeId, u64),
     /// A map has no more leaves.
     EndOfMap,
@@ -88,22 +90,33 @@ fn next_leaf(kernel: &Kernel, tables: &Tables, mover: &mut Mover) -> Next {
         }
         mover.handed = None;
     }
-    if let Some((volume, leaf)) = mover.leaves.take_settled(now, settled) {
+    next_settled(kernel, tables, &mut mover.leaves, settled)
+}
+
+/// The next leaf that nobody changed for so long: of those that changed, then of a walk.
+pub(super) fn next_settled(
+    kernel: &Kernel,
+    tables: &Tables,
+    leaves: &mut Leaves,
+    settled: Duration,
+) -> Next {
+    let now = kernel.clock.now();
+    if let Some((volume, leaf)) = leaves.take_settled(now, settled) {
         return Next::Leaf(volume, leaf);
     }
-    let Some((at, from)) = mover.leaves.walk(now, settled) else { return Next::Nothing };
+    let Some((at, from)) = leaves.walk(now, settled) else { return Next::Nothing };
     let Some((&id, volume)) = tables.volumes.range(at..).next() else {
-        mover.leaves.walk_on(None);
+        leaves.walk_on(None);
         return Next::EndOfMap;
     };
     let from = if id == at { from } else { 0 };
     match next_movable(kernel, volume, from).ok().flatten() {
         Some(leaf) => {
-            mover.leaves.walk_on(Some((id, leaf + 1)));
+            leaves.walk_on(Some((id, leaf + 1)));
             Next::Leaf(id, leaf)
         }
         None => {
-            mover.leaves.walk_on(id.0.checked_add(1).map(|next| (VolumeId(next), 0)));
+            leaves.walk_on(id.0.checked_add(1).map(|next| (VolumeId(next), 0)));
             Next::EndOfMap
         }
     }
@@ -179,6 +192,6 @@ fn plan(
 }
 
 /// True when no more than two pages of maps are written for each block.
-fn is_worth_pages(blocks: usize, moves: &Moves, shared: &SharedPlan) -> bool {
+pub(super) fn is_worth_pages(blocks: usize, moves: &Moves, shared: &SharedPlan) -> bool {
     moves.uncounted(shared.family, &shared.places) <= 2 * blocks as u64
 }

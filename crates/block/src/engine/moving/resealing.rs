@@ -31,7 +31,7 @@ use crate::{
     engine::lookup::{Sought, look_up},
     format::{
         catalogue::{MapKind, Volume},
-        page::{self, MapEntry, Page, Table},
+        page::{self, Form, MapEntry, Page, Table},
     },
     kernel::{Kernel, Leftovers, Mover, Plan, Resealing},
     moving::{Found, Hindered, Home, Moves, Put, Why},
@@ -276,7 +276,7 @@ pub(super) fn to_copy(
     for (copied, placed) in older.into_iter().zip(stored) {
         let known = placed.map(|Placed { pba, carried }| MapEntry::Block {
             pba,
-            carried,
+            form: Form::of(carried),
             prefix: copied.fingerprint.prefix(),
         });
         match known.filter(|&to| !is_named_there(plan, copied.lba, to, moves)) {
@@ -294,7 +294,7 @@ fn sought(domain: u32, copied: &Copied) -> Option<Sought<'_>> {
 }
 
 /// True when a page at the place of a shared leaf has this entry at the address, or gets it.
-fn is_named_there(plan: &Plan, lba: Lba, entry: MapEntry, moves: &Moves) -> bool {
+pub(super) fn is_named_there(plan: &Plan, lba: Lba, entry: MapEntry, moves: &Moves) -> bool {
     let Some(shared) = &plan.shared else { return false };
     let slot = lba.0 % Table::Map.per_leaf();
     let mut pages = shared.leaves.iter();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use onefold_core::{Lba, Pba, Result};
 
-use super::looking::has_room;
+use super::looking::has_room_for_both;
 use crate::{
     coverage::Mark,
     format::{
@@ -108,17 +108,18 @@ pub(super) fn of_leaf(
     Ok(found)
 }
 
-/// True when there is room for copies, and for the pages of the maps of a family besides.
+/// True when there is room for copies of so many blocks in so many places, and for the pages of the maps of a family besides.
 pub(super) fn has_shared_room(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     moves: &Moves,
-    more: usize,
+    (more, places): (usize, usize),
     shared: &SharedPlan,
 ) -> bool {
     let pages = moves.uncounted(shared.family, &shared.places);
     let counted = kernel.state.lock().moving.shared_pages();
-    counted + pages <= moves.most.shared_pages && has_room(kernel, scheme, moves, more, pages)
+    counted + pages <= moves.most.shared_pages
+        && has_room_for_both(kernel, scheme, moves, (more, places), pages)
 }
 
 /// Counts the pages of the maps of a family for the next checkpoint.

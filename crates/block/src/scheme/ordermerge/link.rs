@@ -16,7 +16,7 @@ use super::{
 use crate::{
     counters::add,
     format::{
-        page::{MapEntry, PageId, Pointer, Table},
+        page::{Form, MapEntry, PageId, Pointer, Table},
         record::{Change, WindowNumber},
     },
     kernel::Kernel,
@@ -142,7 +142,8 @@ fn link_window(
                 )?;
             }
             Change::Block { pba, carried, fingerprint } => {
-                let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
+                let form = Form::of(carried);
+                let entry = MapEntry::Block { pba, form, prefix: fingerprint.prefix() };
                 blocks
                     .entry((record.volume, record.lba.0 / Table::Map.per_leaf()))
                     .or_default()

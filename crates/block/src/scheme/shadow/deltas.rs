@@ -5,7 +5,7 @@ use onefold_core::Pba;
 use crate::{
     format::{
         domain_entry::DOMAIN_ENTRIES,
-        page::Table,
+        page::{Form, Table},
         record::{from_low_bytes, low_bytes},
     },
     index::hash_of,
@@ -41,11 +41,28 @@ pub(crate) enum Touch {
     New { carried: bool },
     /// The same; and it is a copy of a block that is moved.
     Copy,
+    /// The same; and it is a pack, a copy of several.
+    Pack,
+    /// An address names a fragment of it from now on. Domains are of sealed stores, which have no packs.
+    RaiseFragment,
+    /// An address named a fragment of it until now.
+    LowerFragment,
 }
 
 impl Touch {
     const RAISE: u8 = 4;
     const LOWER: u8 = Touch::RAISE + DOMAIN_ENTRIES as u8 + 1;
+    const PACKS: u8 = Touch::LOWER + DOMAIN_ENTRIES as u8 + 1;
+
+    /// An address names this from now on: a block, or a fragment of one.
+    pub(crate) fn raise(form: Form, slot: Slot) -> Touch {
+        if form.is_packed() { Touch::RaiseFragment } else { Touch::Raise(slot) }
+    }
+
+    /// An address named this until now.
+    pub(crate) fn lower(form: Form, slot: Slot) -> Touch {
+        if form.is_packed() { Touch::LowerFragment } else { Touch::Lower(slot) }
+    }
 
     fn encode(self) -> u8 {
         match self {
@@ -54,6 +71,9 @@ impl Touch {
             Touch::Copy => 3,
             Touch::Raise(slot) => Touch::RAISE + slot.0,
             Touch::Lower(slot) => Touch::LOWER + slot.0,
+            Touch::Pack => Touch::PACKS,
+            Touch::RaiseFragment => Touch::PACKS + 1,
+            Touch::LowerFragment => Touch::PACKS + 2,
         }
     }
 
@@ -63,7 +83,10 @@ impl Touch {
             1 | 2 => Touch::New { carried: byte == 2 },
             3 => Touch::Copy,
             Touch::RAISE..Touch::LOWER => Touch::Raise(Slot(byte - Touch::RAISE)),
-            _ => Touch::Lower(Slot(byte - Touch::LOWER)),
+            Touch::LOWER..Touch::PACKS => Touch::Lower(Slot(byte - Touch::LOWER)),
+            Touch::PACKS => Touch::Pack,
+            _ if byte == Touch::PACKS + 1 => Touch::RaiseFragment,
+            _ => Touch::LowerFragment,
         }
     }
 }
@@ -88,8 +111,13 @@ impl Delta {
         Pba(from_low_bytes(&self.pba))
     }
 
-    fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         from_low_bytes(&self.hash)
+    }
+
+    /// True when an address names a fragment of the block from now on.
+    pub(crate) fn raises_fragment(&self) -> bool {
+        self.touch == Touch::RaiseFragment.encode()
     }
 }
 
@@ -102,6 +130,8 @@ pub(crate) struct Sum {
     pub(crate) new: Option<bool>,
     /// A copy of a block that is moved.
     pub(crate) copy: bool,
+    /// A pack, or a block of which somebody names a fragment.
+    pub(crate) pack: bool,
     /// As far as anybody who touched it knows.
     pub(crate) hash: Option<u64>,
     /// Its domain, as far as anybody who touched it knows.
@@ -119,13 +149,22 @@ impl Sum {
                 Touch::Examine => sum.examine = true,
                 Touch::New { carried } => (sum.examine, sum.new) = (true, Some(carried)),
                 Touch::Copy => (sum.examine, sum.new, sum.copy) = (true, Some(false), true),
+                Touch::Pack => {
+                    (sum.examine, sum.new, sum.copy) = (true, Some(true), true);
+                    sum.pack = true;
+                }
+                Touch::RaiseFragment => (sum.difference, sum.pack) = (sum.difference + 1, true),
+                Touch::LowerFragment => (sum.difference, sum.pack) = (sum.difference - 1, true),
             }
             if let Touch::Raise(slot) | Touch::Lower(slot) = touch
                 && slot != Slot::NONE
             {
                 sum.domain = Some(slot);
             }
-            if touch != Touch::Examine {
+            // Nobody finds a pack, or a fragment, by its fingerprint.
+            let is_of_pack =
+                matches!(touch, Touch::Pack | Touch::RaiseFragment | Touch::LowerFragment);
+            if touch != Touch::Examine && !is_of_pack {
                 sum.hash = Some(delta.hash());
             }
         }
@@ -147,7 +186,8 @@ mod tests {
         let slots = (0..DOMAIN_ENTRIES).map(Slot::of).chain([Slot::NONE]);
         let of_domains = slots.flat_map(|slot| [Touch::Raise(slot), Touch::Lower(slot)]);
         let news = [false, true].map(|carried| Touch::New { carried });
-        let others = [Touch::Examine, Touch::Copy, news[0], news[1]];
+        let packs = [Touch::Pack, Touch::RaiseFragment, Touch::LowerFragment];
+        let others = [Touch::Examine, Touch::Copy, news[0], news[1]].into_iter().chain(packs);
         let all: Vec<Touch> = of_domains.chain(others).collect();
         assert!(all.iter().all(|&touch| Touch::decode(touch.encode()) == touch));
         let mut codes: Vec<u8> = all.iter().map(|touch| touch.encode()).collect();

@@ -14,7 +14,7 @@ use crate::{
     coverage::Mark,
     format::{
         catalogue::Volume,
-        page::{self, MapEntry, Pointer, Table},
+        page::{self, Form, MapEntry, Pointer, Table},
         record::WindowNumber,
     },
     kernel::Kernel,
@@ -47,16 +47,18 @@ impl TableBuild<'_> {
             if leaves.is_empty() {
                 continue;
             }
-            let mut mapped = self.mapped;
+            let (mut mapped, mut fragments) = (self.mapped, self.fragments);
             let mut note = |old: MapEntry, new: MapEntry| {
-                if let MapEntry::Block { pba, prefix, .. } = old {
-                    let lower = Delta::new(pba, Touch::Lower(Slot::NONE), prefix);
+                if let MapEntry::Block { pba, form, prefix } = old {
+                    let lower = Delta::new(pba, Touch::lower(form, Slot::NONE), prefix);
                     deltas.extend(std::iter::repeat_n(lower, lowered));
                     mapped = mapped.saturating_sub(1);
+                    fragments = fragments.saturating_sub(u64::from(form.is_packed()));
                 }
-                if let MapEntry::Block { pba, prefix, .. } = new {
-                    deltas.push(Delta::new(pba, Touch::Raise(Slot::NONE), prefix));
+                if let MapEntry::Block { pba, form, prefix } = new {
+                    deltas.push(Delta::new(pba, Touch::raise(form, Slot::NONE), prefix));
                     mapped += 1;
+                    fragments += u64::from(form.is_packed());
                 }
             };
             let root = volume.map;
@@ -65,7 +67,7 @@ impl TableBuild<'_> {
                 self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
                     changes.apply(of, &mine, leaf, pointer, page, &mut note)
                 })?;
-            self.mapped = mapped;
+            (self.mapped, self.fragments) = (mapped, fragments);
         }
         self.changed = choice.changed;
         Ok(choice.left)
@@ -229,7 +231,11 @@ impl Changes<'_> {
         for (lba, put) in moves.of_leaf(id, leaf) {
             let slot = lba.0 - first;
             let stays = MapEntry::get(page, slot) == Some(put.from);
-            if stays || !kernel.keeps(Rule::MovedIfUnchanged) {
+            let is_pack = matches!(put.to, MapEntry::Block { form: Form::Packed(_), .. });
+            if stays
+                || !kernel.keeps(Rule::MovedIfUnchanged)
+                || is_pack && !kernel.keeps(Rule::PackedIfUnchanged)
+            {
                 set(page, slot, put.to)?;
             }
             kernel.coverage.add(Mark::MovePut, usize::from(stays));

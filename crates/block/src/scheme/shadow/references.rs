@@ -10,10 +10,13 @@ use onefold_core::{Error, Fingerprint, Kind, Pba, Result};
 use super::deltas::{Delta, Slot, Sum, Touch, leaf_of};
 use crate::{
     coverage::Mark,
+    engine::lookup::read_packs,
     format::{
+        pack::Pack,
         page::{self, ReferenceEntry, Table},
         superblock::Root,
     },
+    index::hash_of,
     kernel::Kernel,
     moving::{Home, Moves},
     overlay::Overlay,
@@ -23,6 +26,12 @@ use crate::{
 
 /// Blocks that are looked up under one lock of the state: whoever reads or writes waits for it.
 const EXAMINED_TOGETHER: usize = 4096;
+
+/// Packs that became free whose fragments a checkpoint takes out of the index: 16 MiB are read for that.
+const FORGOTTEN_MAX: usize = 4096;
+
+/// As many are read at once.
+const FORGOTTEN_TOGETHER: usize = 64;
 
 impl TableBuild<'_> {
     /// Changes reference counts; finds the blocks that are free from now on, and notes those whose
@@ -38,17 +47,19 @@ impl TableBuild<'_> {
         // New blocks and those put off: they are free unless something names them now.
         self.examine(frozen.allocated(), &mut deltas);
         self.examine(deferred.into_iter(), &mut deltas);
+        let touch = |copy| if moves.is_pack(copy) { Touch::Pack } else { Touch::Copy };
         let copies = moves.copies();
-        deltas.extend(copies.map(|(copy, of)| Delta::new(copy, Touch::Copy, of.prefix())));
+        deltas.extend(copies.map(|(copy, of)| Delta::new(copy, touch(copy), of.prefix())));
         deltas.sort_unstable_by_key(Delta::pba);
         let mut leaves: Vec<u64> = deltas
             .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
             .map(|of_leaf| leaf_of(&of_leaf[0]))
             .collect();
         with_pages(&mut leaves, moves.pages(Home::References));
-        let (kernel, mut live) = (self.kernel, self.live);
+        let (kernel, mut live, mut packs) = (self.kernel, self.live, self.packs);
         let mut domains = std::mem::take(&mut self.domains);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gone = Vec::new();
         let root = self.rebuild(
             Table::References,
             0,
@@ -59,7 +70,10 @@ impl TableBuild<'_> {
                 let to = deltas.partition_point(|delta| leaf_of(delta) <= leaf);
                 let mut index = kernel.index.lock();
                 for touches in deltas[from..to].chunk_by(|one, other| one.pba() == other.pba()) {
-                    let (pba, sum) = (touches[0].pba(), Sum::of(touches));
+                    let (pba, mut sum) = (touches[0].pba(), Sum::of(touches));
+                    if sum.pack && !kernel.keeps(Rule::PackCountsEach) {
+                        sum.difference = sum.difference.clamp(-1, 1);
+                    }
                     let slot = pba.0 % per_leaf;
                     let mut entry = ReferenceEntry::get(page, slot);
                     let before = entry.references;
@@ -81,25 +95,45 @@ impl TableBuild<'_> {
                             return Err(Error::new(Kind::Corrupt, message));
                         }
                         entry.references = limits.count_of(after);
+                        let frees_early =
+                            sum.pack && sum.difference < 0 && !kernel.keeps(Rule::PackKeptByEach);
+                        if frees_early {
+                            entry.references = 0;
+                        }
                     }
                     match (before, entry.references) {
                         (0, 0) if sum.examine => freed.push(pba),
                         (0, 1..) => {
                             live += 1;
+                            packs += u64::from(sum.pack);
                             domains.change(sum.domain.unwrap_or(Slot::NONE), true);
                             bits.push((pba, true));
                             // Nobody was to find a copy before.
+                            let found = moves.fingerprint(pba).filter(|_| sum.pack);
+                            if let Some(found) = found
+                                && !kernel.keeps(Rule::PacksAreNoDuplicates)
+                            {
+                                index.insert(hash_of(found.prefix()), pba);
+                            }
                             if new.is_none() || sum.copy {
                                 sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
+                            }
+                            if sum.pack {
+                                let named = touches.iter().filter(|one| one.raises_fragment());
+                                named.for_each(|one| index.insert(one.hash(), pba));
                             }
                         }
                         (1.., 0) => {
                             live = live.saturating_sub(1);
+                            packs = packs.saturating_sub(u64::from(sum.pack));
                             bits.push((pba, false));
                             if kernel.keeps(Rule::DomainFallsOnFree) {
                                 domains.change(sum.domain.unwrap_or(Slot::NONE), false);
                             }
                             freed.push(pba);
+                            if sum.pack {
+                                gone.push(pba);
+                            }
                         }
                         _ => {}
                     }
@@ -116,7 +150,8 @@ impl TableBuild<'_> {
                 Ok(page::body(page).iter().any(|&byte| byte != 0))
             },
         )?;
-        (self.live, self.domains) = (live, domains);
+        forget_fragments(kernel, &gone);
+        (self.live, self.packs, self.domains) = (live, packs, domains);
         self.freed.extend(freed);
         self.bits = bits;
         Ok((root, stored))
@@ -162,7 +197,8 @@ impl TableBuild<'_> {
                 let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
-                    let copy = moves.fingerprint(pba).map(|fingerprint| (fingerprint, false));
+                    let is_pack = moves.is_pack(pba);
+                    let copy = moves.fingerprint(pba).map(|fingerprint| (fingerprint, is_pack));
                     let known = copy.or_else(|| state.allocator.data.fresh(pba));
                     if let Some((mut fingerprint, carried)) = known {
                         if !kernel.keeps(Rule::WholeFingerprintStored) && !carried {
@@ -174,6 +210,23 @@ impl TableBuild<'_> {
                 Ok(true)
             },
         )
+    }
+}
+
+/// Takes what packs hold out of the index: they are free from now on, and nothing was written there yet. Entries of
+/// those that can't be read stay, as hints that lead nowhere, and so do those of more than are read at once.
+fn forget_fragments(kernel: &Kernel, gone: &[Pba]) {
+    for places in gone[..gone.len().min(FORGOTTEN_MAX)].chunks(FORGOTTEN_TOGETHER) {
+        let blocks = read_packs(kernel, places);
+        let mut index = kernel.index.lock();
+        for (&at, block) in places.iter().zip(&blocks).filter_map(|(at, b)| Some((at, b.as_ref()?)))
+        {
+            let Some(pack) = Pack::proven(&kernel.identity, block, at) else { continue };
+            kernel.coverage.hit(Mark::FragmentsForgotten);
+            // After opening its checksum came to be there as well.
+            let all = pack.fingerprints().chain([pack.checksum()]);
+            all.for_each(|of| index.remove(hash_of(of.prefix()), at));
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     format::{
         FIRST_DOMAIN,
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
-        page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
+        page::{Form, MapEntry, Page, PageId, Pointer, Table, body, seal},
         record::WindowNumber,
         share::Share,
         superblock::Root,
@@ -405,7 +405,7 @@ fn share(
     sharing.name(&origin.map.page)?;
     if !kernel.keeps(Rule::PagesCountApart) {
         let (pba, prefix) = (origin.map.page.address, origin.map.page.checksum);
-        sharing.store.raise(MapEntry::Block { pba, carried: false, prefix });
+        sharing.store.raise(MapEntry::Block { pba, form: Form::Raw, prefix });
     }
     Ok(())
 }
@@ -545,9 +545,9 @@ impl MapStore for SharedPages<'_, '_> {
     }
 
     fn raise(&mut self, entry: MapEntry) {
-        if let MapEntry::Block { pba, prefix, .. } = entry {
-            self.deltas.push(Delta::new(pba, Touch::Raise(self.slot), prefix));
-            self.build.mapped += 1;
+        if let MapEntry::Block { pba, form, prefix } = entry {
+            self.deltas.push(Delta::new(pba, Touch::raise(form, self.slot), prefix));
+            self.build.maps_one_more(form);
         }
     }
 
@@ -561,9 +561,9 @@ impl MapStore for SharedPages<'_, '_> {
     }
 
     fn lower(&mut self, entry: MapEntry) {
-        if let MapEntry::Block { pba, prefix, .. } = entry {
-            self.deltas.push(Delta::new(pba, Touch::Lower(self.slot), prefix));
-            self.build.mapped = self.build.mapped.saturating_sub(1);
+        if let MapEntry::Block { pba, form, prefix } = entry {
+            self.deltas.push(Delta::new(pba, Touch::lower(form, self.slot), prefix));
+            self.build.maps_one_less(form);
         }
     }
 }

@@ -25,7 +25,8 @@ pub(super) fn checked(report: &Report) -> serde_json::Value {
     json!({
         "volumes": report.volumes, "live_blocks": report.live_blocks,
         "mapped_blocks": report.mapped_blocks, "used_blocks": report.used_blocks,
-        "table_pages": report.pages, "carriers": report.carriers, "clean": report.clean,
+        "table_pages": report.pages, "carriers": report.carriers, "packs": report.packs,
+        "packed_blocks": report.fragments, "clean": report.clean,
         "leaked_blocks": report.leaked_blocks,
         "saturated_blocks": report.saturated_blocks, "lost_addresses": report.lost_addresses,
         "shared_critical": report.shared_critical,
@@ -47,6 +48,13 @@ pub(super) fn counts(report: &Report) {
         counted(report.pages, "table page"),
         counted(report.carriers, "carrier")
     ));
+    if report.packs > 0 {
+        output::line(format_args!(
+            "{} with {}, packed together",
+            counted(report.packs, "pack"),
+            size(report.fragments)
+        ));
+    }
     if !report.clean {
         output::line(
             "note: the store was not closed in order; the check covers the result of recovery too",

@@ -85,6 +85,7 @@ fn work(
     let file = match Found::at(&options.store)? {
         Found::Archive(directory) => {
             options.not_standing_by()?;
+            options.not_packing()?;
             witness::is_not_for(&options.store);
             return archive::run(options, &directory, service, trust);
         }
@@ -95,6 +96,7 @@ fn work(
         }
         Found::Cluster(url) => {
             options.not_of_archives()?;
+            options.not_packing()?;
             witness::is_not_for(&options.store);
             return cluster::run(options, &url, service, trust);
         }

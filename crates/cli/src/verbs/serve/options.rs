@@ -90,6 +90,13 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "pauses")]
     moving: MovingName,
 
+    /// Packs blocks of a block store that nobody changed for so many seconds, those that compress well,
+    /// several into one, in pauses; 3600 suits most. Without it none are. What is packed and written again
+    /// takes its whole room until it has not been changed for so long. Once a store has packs, older
+    /// programs refuse it. Encrypted stores can't do it yet
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pack_after: Option<u64>,
+
     /// Memory for caches, index, uncommitted records, windows and buffers together
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     pub(crate) memory: Size,
@@ -337,6 +344,14 @@ impl Options {
         }
     }
 
+    /// Refuses to pack for a store that has no packs.
+    pub(super) fn not_packing(&self) -> Result<(), Failure> {
+        match self.pack_after {
+            None => Ok(()),
+            Some(_) => Err(Failure::usage("--pack-after is for block stores")),
+        }
+    }
+
     /// Threads that deduplicate in the background.
     pub(super) fn workers(&self) -> usize {
         // A server that only reads may lack the right to do more.
@@ -359,7 +374,11 @@ impl Options {
             MovingName::Pauses => Tidying::Moves,
             MovingName::Off => Tidying::Off,
         };
-        Ok(Settings { persistence, tidying, ..Settings::for_memory(self.memory.0) })
+        let pack_after = self.pack_after.map(Duration::from_secs);
+        if pack_after.is_some() && tidying != Tidying::Moves {
+            return Err(Failure::usage("--pack-after needs --moving pauses: packing moves blocks"));
+        }
+        Ok(Settings { persistence, tidying, pack_after, ..Settings::for_memory(self.memory.0) })
     }
 
     /// A server for volumes, with what their peers may do.

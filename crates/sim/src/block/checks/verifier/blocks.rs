@@ -1,4 +1,4 @@
-//! The contents of clients' blocks: as they are, or compressed in a carrier.
+//! The contents of clients' blocks: as they are, compressed in a carrier, or fragments of a pack.
 
 use std::sync::Arc;
 
@@ -25,6 +25,25 @@ fn carried(bytes: &[u8; BLOCK_BYTES]) -> Option<&[u8]> {
     Some(&bytes[BLOCK_BYTES - length..])
 }
 
+/// The kinds of map entries that name fragments.
+pub(super) const FRAGMENTS: std::ops::Range<u8> = 128..160;
+
+/// The fragments of a pack: the fingerprint and the compressed bytes of each.
+fn fragments(bytes: &[u8; BLOCK_BYTES]) -> Option<Vec<(&[u8], &[u8])>> {
+    let count = number::<2>(bytes, 4) as usize;
+    let mut at = 48 + 18 * count;
+    if count == 0 || count > 32 || bytes[6] != 1 || bytes[7] != 0 || !zero(&bytes[24..32]) {
+        return None;
+    }
+    let mut found = Vec::new();
+    for entry in bytes[48..at].chunks_exact(18) {
+        let length = number::<2>(entry, 16) as usize;
+        found.push((&entry[..16], bytes.get(at..at + length).filter(|bytes| !bytes.is_empty())?));
+        at += length;
+    }
+    zero(&bytes[at..]).then_some(found)
+}
+
 /// HMAC-SHA-256 (RFC 2104).
 fn hmac(key: &[u8; 32], bytes: &[u8; BLOCK_BYTES]) -> [u8; 32] {
     let pad = |with: u8| -> Vec<u8> {
@@ -44,6 +63,33 @@ impl Reader<'_> {
             && bytes[8..16] == self.superblock.id[..8]
             && number::<8>(bytes, 32) == at
             && (self.sealed.is_some() || proof.as_bytes()[..16] == bytes[64..80])
+    }
+
+    /// The checksum of the pack at `at`, and how many fragments it has.
+    pub(super) fn pack(&self, at: u64) -> Option<([u8; 16], usize)> {
+        let bytes = self.block(at);
+        let mut copy = bytes.to_vec();
+        copy[32..48].fill(0);
+        copy.extend_from_slice(&[0; 16]);
+        let proof = blake3::keyed_hash(&self.superblock.secret, &copy);
+        let is_it = self.sealed.is_none()
+            && &bytes[..4] == b"OFk1"
+            && bytes[8..16] == self.superblock.id[..8]
+            && number::<8>(&bytes, 16) == at
+            && proof.as_bytes()[..16] == bytes[32..48];
+        is_it.then_some((super::layout::part(&bytes, 32), fragments(&bytes)?.len()))
+    }
+
+    /// The content of a fragment of the pack at `at`, which has this prefix there too.
+    fn fragment(&self, at: u64, number_of: u8, prefix: u64) -> Option<[u8; BLOCK_BYTES]> {
+        self.pack(at)?;
+        let block = self.block(at);
+        let fragments = fragments(&block)?;
+        let (fingerprint, bytes) = fragments.get(usize::from(number_of))?;
+        if number::<8>(fingerprint, 0) != prefix {
+            return None;
+        }
+        lz4_flex::block::decompress(bytes, BLOCK_BYTES).ok()?.try_into().ok()
     }
 
     /// The content of the carrier at `at`.
@@ -76,11 +122,11 @@ impl Reader<'_> {
     pub(super) fn content(
         &mut self,
         at: u64,
-        inside: bool,
+        kind: u8,
         prefix: u64,
         (critical, domain): (bool, u64),
     ) -> Held {
-        if let Some((held, (of, _))) = self.contents.get(&at).cloned() {
+        if let Some((held, (of, _))) = self.contents.get(&(at, kind)).cloned() {
             if of != domain {
                 self.problem(format!("block {at} is named in domain {of} and in {domain}"));
             }
@@ -89,23 +135,22 @@ impl Reader<'_> {
         let keys = self.sealed.map_or(1, |sealed| sealed.keys_of(domain));
         let by = (0..keys).map(|nth| (domain, nth));
         let found =
-            by.clone().find_map(|by| Some((self.look(at, inside, prefix, (critical, by))?, by)));
+            by.clone().find_map(|by| Some((self.look(at, kind, prefix, (critical, by))?, by)));
         let (held, by) = found.unwrap_or_else(|| {
             self.wrong(at, || {
                 format!("does not hold what a map names with the prefix {prefix:016x}")
             });
             (Held::Dark, (domain, 0))
         });
-        self.contents.insert(at, (held.clone(), by));
+        self.contents.insert((at, kind), (held.clone(), by));
         held
     }
 
     /// A leaf of a map, at `leaf`, names the block at `at`, which was looked at: it may not say that nothing is
     /// under an older data key if this is.
     pub(super) fn compare_mark(&mut self, leaf: u64, at: u64) {
-        let (Some((_, (domain, nth))), Some(sealed)) = (self.contents.get(&at), self.sealed) else {
-            return;
-        };
+        let known = self.contents.get(&(at, 1)).or_else(|| self.contents.get(&(at, 2)));
+        let (Some((_, (domain, nth))), Some(sealed)) = (known, self.sealed) else { return };
         let is = sealed.generation(*domain) - *nth as u64;
         let mark = number::<4>(&self.metadata(PAGE, leaf), 12);
         if mark > is {
@@ -118,11 +163,13 @@ impl Reader<'_> {
     fn look(
         &self,
         at: u64,
-        inside: bool,
+        kind: u8,
         prefix: u64,
         (critical, by): (bool, (u64, usize)),
     ) -> Option<Held> {
-        let bytes = if inside {
+        let bytes = if FRAGMENTS.contains(&kind) {
+            self.fragment(at, kind - FRAGMENTS.start, prefix)
+        } else if kind == 2 {
             self.expanded(at, prefix, by)
         } else {
             let mut block = self.block(at);

@@ -53,6 +53,10 @@ pub(super) struct Superblock {
     generation: u64,
     pub(super) referenced: u64,
     pub(super) mapped: u64,
+    /// Maps may name fragments of packs.
+    pub(super) packing: bool,
+    /// Packs, and the entries that name them.
+    pub(super) packs: (u64, u64),
     pub(super) volumes: u64,
     pub(super) discards: u64,
     pub(super) roots: [(Pointer, u64); 6],
@@ -159,13 +163,17 @@ impl Superblock {
         let bytes = &opened[..];
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || features & !125 != 0
+            || features & !127 != 0
+            || features & 10 == 10
             || features & 72 == 64
             || features & 32 == 32 && features & 25 != 25
             || features & 24 == 16
             || is_sealed != sealed.is_some()
             || moved == zero(&bytes[1200..1208])
-            || !zero(&bytes[if sharing { 1240 } else { 1208 }..])
+            || !sharing && !zero(&bytes[1208..1240])
+            || !zero(&bytes[1240..1248])
+            || features & 2 == 0 && !zero(&bytes[1248..1264])
+            || !zero(&bytes[1264..])
         {
             return Err("it belongs to the other place, or its end is not zero".to_owned());
         }
@@ -193,6 +201,8 @@ impl Superblock {
             generation: number::<8>(bytes, 152),
             referenced: number::<8>(bytes, 160),
             mapped: number::<8>(bytes, 168),
+            packing: features & 2 == 2,
+            packs: (number::<8>(bytes, 1248), number::<8>(bytes, 1256)),
             volumes: number::<4>(bytes, 176),
             discards: number::<4>(bytes, 180),
             roots: std::array::from_fn(|root| {

@@ -165,7 +165,8 @@ struct Reader<'a> {
     pages_hidden: bool,
     /// Contents of the blocks that were looked at, and their domains, each with the number of the data key that
     /// opened the block, the newest first.
-    contents: BTreeMap<u64, (Held, (u64, usize))>,
+    /// By their places, and the kind of entry that names them.
+    contents: BTreeMap<(u64, u8), (Held, (u64, usize))>,
     /// Domains with limits: the number, the blocks that the superblock says, and those that its
     /// families name.
     domains: Vec<(u64, u64, u64)>,
@@ -174,7 +175,8 @@ struct Reader<'a> {
 #[derive(Clone, Debug)]
 struct Link {
     count: u64,
-    carried: bool,
+    /// Of entries that name fragments 128, whichever they name.
+    kind: u8,
     prefix: u64,
     critical: bool,
 }

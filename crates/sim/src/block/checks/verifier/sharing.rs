@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Held, Reader, Volume,
+    blocks::FRAGMENTS,
     layout::{CATALOGUE, IN_PLACE},
     number,
     sealed::PAGE,
@@ -160,11 +161,11 @@ impl Reader<'_> {
                 let same = lender_body
                     .as_ref()
                     .is_some_and(|lender| lender[n * 14..n * 14 + 14] == *bytes);
-                if let Some((at, carried, prefix)) = self.map_entry_of(place.family, bytes)
+                if let Some((at, kind, prefix)) = self.map_entry_of(place.family, bytes)
                     && !same
                 {
                     pages.mapped += 1;
-                    self.link(at, carried, prefix, false);
+                    self.link(at, kind, prefix, false);
                 }
             }
             return;
@@ -319,7 +320,9 @@ impl Reader<'_> {
             let gone = |discard: &Discard| discard.covers(entry.number, lba, pointer.birth);
             let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
             *lost += u64::from(kind == LOST);
-            if discards.iter().any(gone) || ![1, 2, LOST].contains(&kind) {
+            if discards.iter().any(gone)
+                || !(FRAGMENTS.contains(&kind) || [1, 2, LOST].contains(&kind))
+            {
                 continue;
             }
             if lba >= entry.blocks {
@@ -330,7 +333,7 @@ impl Reader<'_> {
                 continue;
             }
             let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
-            let held: Held = self.content(at, kind == 2, prefix, (critical, entry.domain));
+            let held: Held = self.content(at, kind, prefix, (critical, entry.domain));
             volume.held.insert(lba, held);
             self.compare_mark(pointer.at, at);
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Forgotten, Held, Link, Reader, Volume,
+    blocks::FRAGMENTS,
     layout::{CATALOGUE, DISCARDS, FINGERPRINTS, IN_PLACE, INDEX, Listed, REFERENCES, ZONES, bit},
     number,
     tree::{Leaf, Leaves, Pointer, Table},
@@ -161,8 +162,8 @@ impl Reader<'_> {
         (!entry.name.is_empty()).then_some(volume)
     }
 
-    /// The block that an entry of a map names, whether in a carrier, and its prefix.
-    pub(super) fn map_entry_of(&mut self, map: u64, bytes: &[u8]) -> Option<(u64, bool, u64)> {
+    /// The block that an entry of a map names, its kind, and its prefix.
+    pub(super) fn map_entry_of(&mut self, map: u64, bytes: &[u8]) -> Option<(u64, u8, u64)> {
         let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
         if kind == 0 || kind == 3 || kind == LOST {
             if !zero(&bytes[1..]) {
@@ -170,18 +171,24 @@ impl Reader<'_> {
             }
             return None;
         }
-        if kind > 2 || !self.superblock.is_zone(at) {
+        let is_known = kind <= 2 || self.superblock.packing && FRAGMENTS.contains(&kind);
+        if !is_known || !self.superblock.is_zone(at) {
             self.problem(format!("an entry of map {map} is kind {kind} at {at}"));
             return None;
         }
-        Some((at, kind == 2, prefix))
+        Some((at, kind, prefix))
     }
 
     /// Counts an entry that names a block.
-    pub(super) fn link(&mut self, at: u64, carried: bool, prefix: u64, critical: bool) {
-        let link = self.links.entry(at).or_insert(Link { count: 0, carried, prefix, critical });
+    pub(super) fn link(&mut self, at: u64, kind: u8, prefix: u64, critical: bool) {
+        // What is critical is in no pack; who makes a range critical later finds it in one.
+        let (kind, prefix, critical) = match FRAGMENTS.contains(&kind) {
+            true => (FRAGMENTS.start, 0, false),
+            false => (kind, prefix, critical),
+        };
+        let link = self.links.entry(at).or_insert(Link { count: 0, kind, prefix, critical });
         link.count += 1;
-        if link.carried != carried || link.prefix != prefix {
+        if link.kind != kind || link.prefix != prefix {
             self.problem(format!("two entries name block {at} differently"));
         }
     }
@@ -195,7 +202,7 @@ impl Reader<'_> {
         gone: bool,
         mapped: &mut u64,
     ) {
-        let Some((at, carried, prefix)) = self.map_entry_of(entry.number, bytes) else {
+        let Some((at, kind, prefix)) = self.map_entry_of(entry.number, bytes) else {
             if bytes[0] == LOST && !gone {
                 volume.held.insert(lba, Held::Lost);
             }
@@ -203,14 +210,14 @@ impl Reader<'_> {
         };
         *mapped += 1;
         let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
-        self.link(at, carried, prefix, critical);
+        self.link(at, kind, prefix, critical);
         if gone {
             return;
         }
         if lba >= entry.blocks {
             self.problem(format!("block {lba} is beyond the end of volume {}", entry.number));
         }
-        let held = self.content(at, carried, prefix, (critical, entry.domain));
+        let held = self.content(at, kind, prefix, (critical, entry.domain));
         volume.held.insert(lba, held);
     }
 
@@ -279,6 +286,7 @@ impl Reader<'_> {
                 self.problem(format!("block {at} is critical and has {} links", link.count));
             }
         }
+        self.judge_packs(usage);
         self.fingerprints(&usage.fingerprints);
         self.free(usage, listed, in_place);
         if usage.references.hidden.is_empty()
@@ -289,6 +297,23 @@ impl Reader<'_> {
             let said = self.superblock.referenced;
             let found = self.referenced(usage);
             self.problem(format!("{found} blocks with references, and the superblock says {said}"));
+        }
+    }
+
+    /// The superblock says how many packs there are, and how many entries name them. Some may never be free.
+    fn judge_packs(&mut self, usage: &Usage) {
+        let packs = self.links.values().filter(|link| FRAGMENTS.contains(&link.kind));
+        let (packs, fragments) =
+            packs.fold((0, 0), |(packs, all), link| (packs + 1, all + link.count));
+        let said = self.superblock.packs;
+        let (most, exact) = (packs + self.never_freed(usage), self.exact());
+        if self.maps_hidden || !exact {
+            return;
+        }
+        if !(packs..=most).contains(&said.0) || said.1 != fragments {
+            self.problem(format!(
+                "{packs} packs with {fragments} entries, and the superblock says {said:?}"
+            ));
         }
     }
 
@@ -332,9 +357,9 @@ impl Reader<'_> {
         if if more { count < links.min(MANY) } else { count != links } {
             self.problem(format!("block {at} counts {count}, and has {links} with its own"));
         }
-        if carried != link.carried {
+        if carried != (link.kind != 1) {
             self.problem(format!(
-                "references and maps differ in whether block {at} is in a carrier"
+                "references and maps differ in whether block {at} is in a carrier or a pack"
             ));
         }
     }
@@ -345,7 +370,21 @@ impl Reader<'_> {
         let by_number: BTreeMap<u64, &Leaf> =
             leaves.found.iter().map(|leaf| (leaf.number, leaf)).collect();
         for (at, link) in self.links.clone() {
-            let Some((Held::Data(bytes), by)) = self.contents.get(&at) else { continue };
+            if FRAGMENTS.contains(&link.kind) {
+                let offset = (at % 252 * 16) as usize;
+                let leaf = by_number.get(&(at / 252)).filter(|leaf| leaf.whole(offset, 16));
+                let kept: Option<[u8; 16]> =
+                    leaf.map(|leaf| super::layout::part(&leaf.body, offset));
+                if let (Some((checksum, _)), Some(kept)) = (self.pack(at), kept)
+                    && checksum != kept
+                {
+                    self.problem(format!("pack {at} has another checksum than the table has"));
+                }
+                continue;
+            }
+            let Some((Held::Data(bytes), by)) = self.contents.get(&(at, link.kind)) else {
+                continue;
+            };
             if self.weak || leaves.hides(at / 252) {
                 continue;
             }
