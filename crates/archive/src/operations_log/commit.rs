@@ -246,22 +246,10 @@ impl Archive {
                     replayed?;
                     follow_data_keys(self, &position.tables)?;
                     position.has_passed()?;
-                    return self.saw_last_head(position);
+                    return saw_last_head(self, position);
                 }
             }
         }
-    }
-
-    /// Tells the opener of a sealed archive the head of the log's end. A label that a power cut may undo could
-    /// leave an archive that keeps no heads yet, so its head is not told.
-    fn saw_last_head(&self, position: &LogPosition) -> Result<()> {
-        let lasts = self.label.sealed.is_none()
-            || !self.keeps(Rule::HeadsNotedBehindLabel)
-            || is_label_durable(self, position)?;
-        if lasts {
-            heads::saw(&self.settings, &self.label, &position.tables);
-        }
-        Ok(())
     }
 
     /// Replays for a reader, which writes nothing: makes frames durable that no process recorded
@@ -367,6 +355,18 @@ fn read_back(files: &dyn Redundancy, position: &LogPosition, bytes: &[u8]) -> Re
         return Err(locks_fail());
     }
     files.confirm()
+}
+
+/// Tells the opener of a sealed archive the head of the log's end. A label that a power cut may undo could leave an
+/// archive that keeps no heads yet, so its head is not told.
+fn saw_last_head(archive: &Archive, position: &LogPosition) -> Result<()> {
+    let lasts = archive.label.sealed.is_none()
+        || !archive.keeps(Rule::HeadsNotedBehindLabel)
+        || is_label_durable(archive, position)?;
+    if lasts {
+        heads::saw(&archive.settings, &archive.label, &position.tables);
+    }
+    Ok(())
 }
 
 /// The log to its end: the tables with its new frames, if there are any.

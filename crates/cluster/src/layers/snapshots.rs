@@ -31,7 +31,7 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Volume, header, owner, parse_owner},
+    volume::{Mode, Volume, header, owner, parse_owner, settles},
 };
 
 fn missing(name: &str) -> Error {
@@ -314,8 +314,7 @@ impl<'s> Snapshots<'s> {
     /// still come, which would change the layer.
     fn make_sure(&self, volume: &Volume) -> Result<()> {
         self.make_ready(volume)?;
-        volume.drain();
-        if volume.may_change() && self.kernel().keeps(Rule::StepsAreSure) {
+        if !settles(volume) && self.kernel().keeps(Rule::StepsAreSure) {
             return Err(may_come(volume.name()));
         }
         Ok(())

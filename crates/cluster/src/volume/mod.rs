@@ -49,8 +49,11 @@ use std::sync::{
 
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
-pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
+pub(crate) use self::{
+    attached::settles,
+    ownership::{owner, parse_owner},
+};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
@@ -75,6 +78,11 @@ impl Drop for Trim<'_> {
             self.volume.unsure.store(true, Relaxed);
         }
     }
+}
+
+/// True when a change of a client failed and may still come.
+fn may_change(volume: &Volume) -> bool {
+    volume.unsure.load(Relaxed) || volume.group_commit.has_failed()
 }
 
 /// A volume that is attached.
@@ -238,17 +246,7 @@ impl Volume {
     fn is_alone(&self) -> bool {
         // The sessions that do not stand by ask for the lock alone.
         let locked = self.ownership.as_ref().is_some_and(Ownership::is_locked);
-        locked && !self.may_change() && self.objects.session().is_alone()
-    }
-
-    /// True when a change of a client failed and may still come.
-    pub(crate) fn may_change(&self) -> bool {
-        self.unsure.load(Relaxed) || self.group_commit.has_failed()
-    }
-
-    /// Waits until all writes are over that came before, whether they succeeded or failed.
-    pub(crate) fn drain(&self) {
-        self.group_commit.drain();
+        locked && !may_change(self) && self.objects.session().is_alone()
     }
 
     /// Counts a change, from before anybody can see it until everybody does.
