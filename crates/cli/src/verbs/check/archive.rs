@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use onefold::parts::{
     archive_care::{self, Depth, Extent, Outcome},
-    archive_dir::ArchiveDir,
+    archive_dir::{ArchiveDir, lost_objects},
+    operator::warn,
 };
 use onefold_console::{
     failure::Failure,
@@ -95,10 +96,16 @@ pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Res
     })?;
     drop(bars);
     let what = what(directory.path(), extent.only);
+    let lost = lost_objects(directory)?;
+    lost.iter().for_each(|sentence| warn(sentence));
     if json {
         output::json(&found(&made))?
     } else {
         tell(&made, data)
+    }
+    if !lost.is_empty() {
+        let objects = counted(lost.len() as u64, "object");
+        return Err(Failure::new(format!("{what} is damaged: {objects} lost or cut off")));
     }
     if made.is_well() {
         if !json {

@@ -18,7 +18,7 @@ use serde_json::json;
 use self::left::Left;
 use super::{Found, cluster, keeping::period::period, refused};
 use onefold::parts::{
-    archive_dir::{ArchiveDir, now},
+    archive_dir::{ArchiveDir, collect_objects as delete_objects, is_in_bucket, now},
     cluster_store::Url,
     operator::warn,
 };
@@ -280,7 +280,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         keep_partial: options.keep_partial.as_secs(),
         trash: options.trash.as_secs(),
         wait: !options.no_wait,
-        reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+        reserve_bytes: match is_in_bucket(&directory) {
+            true => 0,
+            false => Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+        },
         encode_all: options.encode,
         doubts_clock: !options.force,
     };
@@ -381,9 +384,31 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     if options.json {
         output::json(&done)?;
-        return Ok(());
+        return collect_objects(&directory, options);
     }
     done.tell(options, archive.label().late.is_some(), directory.path());
+    collect_objects(&directory, options)
+}
+
+/// Deletes objects that nothing in the archive needs, where it lies in a bucket.
+fn collect_objects(directory: &ArchiveDir, options: &Options) -> Result<(), Failure> {
+    let Some(collected) = delete_objects(directory)? else { return Ok(()) };
+    let (deleted, waiting) = (collected.deleted, collected.waiting);
+    tracing::debug!("{} objects that no frame names were deleted", collected.orphans);
+    if !options.json {
+        output::line(format_args!(
+            "deleted {}: {}",
+            counted(deleted.0 + collected.orphans, "object"),
+            Size(deleted.1)
+        ));
+        if waiting.0 > 0 {
+            output::line(format_args!(
+                "{} of {} will be deleted by a gc after a day, when nobody reads any more what was",
+                counted(waiting.0, "object"),
+                Size(waiting.1)
+            ));
+        }
+    }
     Ok(())
 }
 
@@ -590,11 +615,14 @@ impl Done {
             )),
             None => {}
         }
-        output::line(format_args!(
-            "free on the disk: {}; before: {}",
-            Size(done.free_bytes_after),
-            Size(done.free_bytes_before)
-        ));
+        // A bucket has no end that anybody knows.
+        if done.free_bytes_after < u64::MAX / 4 {
+            output::line(format_args!(
+                "free on the disk: {}; before: {}",
+                Size(done.free_bytes_after),
+                Size(done.free_bytes_before)
+            ));
+        }
         if done.cut_short {
             output::line("note: the budget ended before all was done; another gc goes on");
         }

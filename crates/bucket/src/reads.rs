@@ -1,0 +1,124 @@
+//! Ranges of packs, through memory that is bounded.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Kind, Result};
+use quick_cache::{Weighter, sync::Cache as Blocks};
+
+use crate::{log::Log, rules::Rule};
+
+/// Bytes of a block of the cache: a read of one byte fetches so many.
+const BLOCK: u64 = 128 << 10;
+
+/// Most bytes of one request.
+const REQUEST_MAX: u64 = 8 << 20;
+
+/// Where the bytes of a range are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The object.
+    pub(crate) name: String,
+    pub(crate) at: u64,
+    /// The first byte and the last one of the object that may be read with it, and its length if that is known.
+    pub(crate) within: (u64, u64),
+    pub(crate) total: Option<u64>,
+    /// The number of the frame that the object is: its hash is compared.
+    pub(crate) frame: Option<u64>,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<(String, u64), Arc<[u8]>> for ByBytes {
+    fn weight(&self, _: &(String, u64), bytes: &Arc<[u8]>) -> u64 {
+        bytes.len() as u64 + 128
+    }
+}
+
+/// Blocks of packs in memory. Names are never given twice, so a block stays true.
+pub(crate) struct Cache(Blocks<(String, u64), Arc<[u8]>, ByBytes>);
+
+impl Cache {
+    pub(crate) fn new(bytes: u64) -> Cache {
+        let items = (bytes / BLOCK) as usize + 1;
+        Cache(Blocks::with_weighter(items, bytes, ByBytes))
+    }
+
+    /// Fills `into` from an object.
+    ///
+    /// # Errors
+    /// `Corrupt` when the object is gone or has another length; those of the store.
+    pub(crate) fn read(&self, log: &Log, place: &Place, into: &mut [u8]) -> Result<()> {
+        let end = place.at + into.len() as u64;
+        let (first, last) = place.within;
+        let block_of = |at: u64| (at - first) / BLOCK;
+        let start_of = |block: u64| first + block * BLOCK;
+        let mut at = place.at;
+        while at < end {
+            let block = block_of(at);
+            let key = (place.name.clone(), start_of(block));
+            let bytes = match self.0.get(&key) {
+                Some(bytes) => bytes,
+                None => {
+                    // This block, and those behind it that are wanted too and are not here.
+                    let wanted = block_of(end - 1);
+                    let most = block + REQUEST_MAX / BLOCK - 1;
+                    let mut to = block;
+                    while to < wanted.min(most)
+                        && self.0.peek(&(place.name.clone(), start_of(to + 1))).is_none()
+                    {
+                        to += 1;
+                    }
+                    self.fetch(log, place, start_of(block), start_of(to + 1).min(last))?
+                }
+            };
+            let skip = (at - start_of(block)) as usize;
+            let there = bytes.get(skip..).unwrap_or_default();
+            let n = there.len().min((end - at) as usize);
+            if n == 0 {
+                return Err(Error::new(Kind::Corrupt, format!("{} is cut off", place.name)));
+            }
+            let to = (at - place.at) as usize;
+            into[to..to + n].copy_from_slice(&there[..n]);
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a run of blocks, keeps them, and returns the first one, with all behind it.
+    fn fetch(&self, log: &Log, place: &Place, from: u64, to: u64) -> Result<Arc<[u8]>> {
+        let read = match place.frame {
+            Some(number) => log.frame_and_bytes(number).map(|(_, bytes)| {
+                bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()
+            }),
+            None => log.get(&place.name, from, to - from, place.total).map(|body| body.bytes),
+        };
+        let mut bytes = read.map_err(|error| lost(&place.name, error))?;
+        if !log.settings.keeps(Rule::BodiesWhole) {
+            bytes.resize((to - from) as usize, 0);
+        }
+        if (bytes.len() as u64) < to - from {
+            return Err(Error::new(Kind::Corrupt, format!("{} is cut off", place.name)));
+        }
+        let mut at = from;
+        for block in bytes.chunks(BLOCK as usize) {
+            self.0.insert((place.name.clone(), at), block.into());
+            at += block.len() as u64;
+        }
+        Ok(bytes.into())
+    }
+}
+
+/// An object that a file needs can't be had.
+fn lost(name: &str, error: Error) -> Error {
+    match error.kind() {
+        Kind::NotFound => {
+            let why = format!(
+                "{name} is not in the bucket: it is lost, unless this process has been reading for a day \
+                 and more, and a collection has deleted it since"
+            );
+            Error::new(Kind::Io, why)
+        }
+        _ => error,
+    }
+}

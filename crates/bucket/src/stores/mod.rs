@@ -1,0 +1,6 @@
+//! Object stores.
+
+pub(crate) mod directory;
+pub(crate) mod memory;
+#[cfg(feature = "s3")]
+pub(crate) mod s3;
