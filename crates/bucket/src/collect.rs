@@ -7,17 +7,19 @@
 //! *Other processes:* who was shut out may go on deleting. What it deletes was dropped by a frame, or is of a
 //! writer that had ended before: no frame names these again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use onefold_core::{Kind, Result};
 
 use crate::{
-    format::{Id, LEASES, PACK_MAX, PROBES, Record, Sort, frame_name, lease_name},
-    reads::Place,
+    format::{Id, LEASES, PROBES, Record, Sort, frame_name, lease_name},
+    reads::whole_pack,
     rules::Rule,
     shared::Shared,
-    state::Extent,
-    uploads::pack_name,
+    state::{Extent, Pack},
     verify::listed,
     writer::Bucket,
 };
@@ -27,6 +29,9 @@ const BATCH: usize = 500;
 
 /// Most bytes that one collection writes again.
 const REWRITTEN_MAX: u64 = 1 << 30;
+
+/// Most bytes that one collection reads to write some of them again, and one pack more.
+const READ_MAX: u64 = 4 << 30;
 
 /// What a collection did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub struct Collected {
     pub waiting: (u64, u64),
     /// Bytes that were written again.
     pub rewritten: u64,
+    /// Packs that would be written again and stay as they are: they can't be read, or have another hash.
+    pub damaged: u64,
 }
 
 impl Bucket {
@@ -49,8 +56,8 @@ impl Bucket {
     pub fn collect(&self) -> Result<Collected> {
         let shared = &*self.shared;
         shared.core.lock().writer()?;
-        let mut collected =
-            Collected { rewritten: rewrite_sparse(shared)?, ..Collected::default() };
+        let mut collected = Collected::default();
+        rewrite_sparse(shared, &mut collected)?;
         shared.commit()?;
         delete_dropped(shared, &mut collected)?;
         delete_orphans(shared, &mut collected)?;
@@ -146,59 +153,70 @@ fn delete_orphans(shared: &Shared, collected: &mut Collected) -> Result<()> {
     collected.orphans = due.len() as u64;
     let leases = listed(log, LEASES)?.into_keys().filter(|name| *name < lease_name(own));
     due.extend(leases);
-    due.extend(listed(log, PROBES)?.into_keys());
+    // Another host may be trying the store now: its name may not be free for it again.
+    let now = time_of(shared, shared.core.lock().state.at)?;
+    for name in listed(log, PROBES)?.into_keys() {
+        let made = log.get(&name, 0, 1, None).map_or(u64::MAX, |body| body.modified);
+        if now.saturating_sub(made) >= log.settings.trash {
+            due.push(name);
+        }
+    }
     for name in due {
         log.ask(&mut || log.objects.delete(&name))?;
     }
+    collected.orphans += log.ask(&mut || log.objects.sweep())?;
     Ok(())
 }
 
-/// Writes again what is left of packs of which files have less than half; returns how many bytes.
-fn rewrite_sparse(shared: &Shared) -> Result<u64> {
-    let mut places: BTreeMap<(u64, u64), Vec<(u64, u64, Extent)>> = BTreeMap::new();
+/// Writes again what is left of packs of which files have less than half. Each pack is read whole and has its
+/// hash before a byte of it is copied: the copy's record calls it sound.
+fn rewrite_sparse(shared: &Shared, collected: &mut Collected) -> Result<()> {
+    let mut places: BTreeMap<(u64, u64), (Pack, Vec<(u64, u64, Extent)>)> = BTreeMap::new();
     {
         let core = shared.core.lock();
         let state = &core.state;
         for (inode, file) in &state.inodes {
             for (at, extent) in &file.extents {
-                let pack = state.packs.get(&extent.pack);
-                let sparse = |pack: &&crate::state::Pack| {
+                let sparse = |pack: &&Pack| {
                     pack.inline.is_none() && pack.live * 2 < u64::from(pack.bytes)
                 };
-                if pack.filter(sparse).is_some() {
-                    places.entry(extent.pack).or_default().push((*inode, *at, *extent));
+                if let Some(pack) = state.packs.get(&extent.pack).filter(sparse) {
+                    let (_, extents) = places.entry(extent.pack).or_insert((*pack, Vec::new()));
+                    extents.push((*inode, *at, *extent));
                 }
             }
         }
     }
-    let mut rewritten = 0;
-    for (pack, extents) in places {
-        let total = {
-            let core = shared.core.lock();
-            core.state.packs.get(&pack).map(|pack| u64::from(pack.bytes))
-        };
-        for (inode, at, extent) in extents {
-            if rewritten >= REWRITTEN_MAX || extent.bytes > PACK_MAX as u64 {
-                return Ok(rewritten);
-            }
-            let mut bytes = vec![0; extent.bytes as usize];
-            let within = (0, total.unwrap_or(0));
-            let at_pack = u64::from(extent.pack_at);
-            let place = Place { name: pack_name(pack), at: at_pack, within, total, frame: None };
-            match shared.cache.read(&shared.log, &place, &mut bytes) {
+    let mut read = 0;
+    for (id, (pack, extents)) in places {
+        if collected.rewritten >= REWRITTEN_MAX || read >= READ_MAX {
+            return Ok(());
+        }
+        let fresh = shared.core.lock().fresh.get(&id).cloned();
+        let whole = match fresh {
+            Some(fresh) => fresh,
+            None => match whole_pack(&shared.log, id, &pack) {
                 // Damage is for who checks the archive; the pack stays.
-                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => continue,
-                read => read?,
-            }
+                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => {
+                    collected.damaged += 1;
+                    continue;
+                }
+                whole => Arc::new(whole?),
+            },
+        };
+        read += whole.len() as u64;
+        for (inode, at, extent) in extents {
+            let from = extent.pack_at as usize;
+            let Some(bytes) = whole.get(from..from + extent.bytes as usize) else { continue };
             let mut core = shared.core.lock();
             let now = core.state.inodes.get(&inode).and_then(|file| file.extents.get(&at));
             if now == Some(&extent) {
-                core.write_short(inode, at, &bytes, shared.log.settings.small_max)?;
-                rewritten += extent.bytes;
+                core.write_short(inode, at, bytes, shared.log.settings.small_max)?;
+                collected.rewritten += extent.bytes;
             }
             drop(core);
             shared.sent_on()?;
         }
     }
-    Ok(rewritten)
+    Ok(())
 }

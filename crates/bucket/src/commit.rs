@@ -29,7 +29,7 @@ struct Taken {
     records: Vec<Record>,
     closed: Vec<Closed>,
     /// The pack whose bytes stand in the frame.
-    inline: Option<Open>,
+    inline: Option<(Open, [u8; 32])>,
     table_frame: u64,
     /// The bytes of a new table, with its number.
     table: Option<(u64, Vec<u8>)>,
@@ -69,16 +69,13 @@ impl Shared {
         let mut inline = None;
         for secret in [false, true] {
             let Some(open) = core.open[usize::from(secret)].take() else { continue };
-            let bytes = open.bytes.len() as u32;
-            if let Some(pack) = core.state.packs.get_mut(&(writer, open.number)) {
-                pack.bytes = bytes;
-            }
+            let closed = core.close(writer, &open, secret);
             let is_short = open.bytes.len() <= self.log.settings.inline_max;
             if is_short && !secret {
                 core.fresh.insert((writer, open.number), open.bytes.clone().into());
-                inline = Some(open);
+                inline = Some((open, closed.sum));
             } else {
-                core.closed.push(Closed { number: open.number, bytes, secret });
+                core.closed.push(closed);
                 core.enqueue((writer, open.number), open.bytes);
             }
         }
@@ -87,13 +84,13 @@ impl Shared {
         records.extend(closed.iter().map(|pack| Record::Pack {
             number: pack.number,
             bytes: pack.bytes,
+            sum: pack.sum,
             secret: pack.secret,
             inline: None,
         }));
-        if let Some(open) = &inline {
-            let bytes = open.bytes.len() as u32;
-            let number = open.number;
-            records.push(Record::Pack { number, bytes, secret: false, inline: Some(0) });
+        if let Some((open, sum)) = &inline {
+            let (number, bytes, sum) = (open.number, open.bytes.len() as u32, *sum);
+            records.push(Record::Pack { number, bytes, sum, secret: false, inline: Some(0) });
         }
         records.append(&mut core.pending);
         records.extend_from_slice(more);
@@ -103,7 +100,7 @@ impl Shared {
                 *at = place;
             }
         }
-        if let Some(open) = &inline
+        if let Some((open, _)) = &inline
             && let Some(pack) = core.state.packs.get_mut(&(writer, open.number))
         {
             pack.inline = Some((number, place));
@@ -150,7 +147,7 @@ impl Shared {
             table_frame: taken.table_frame,
             time: self.log.pace.wall(),
             records: &taken.records,
-            inline: taken.inline.as_ref().map_or(&[], |open| &open.bytes),
+            inline: taken.inline.as_ref().map_or(&[], |(open, _)| &open.bytes),
         });
         if bytes.len() as u64 > crate::format::FRAME_MAX {
             return Err(Error::new(Kind::NoSpace, "a change has too many parts for one frame"));
@@ -223,7 +220,7 @@ impl Shared {
         let mut core = self.core.lock();
         core.state.at += 1;
         core.state.sum = sum;
-        if let Some(open) = &taken.inline {
+        if let Some((open, _)) = &taken.inline {
             core.fresh.remove(&(taken.writer, open.number));
         }
         drop(core);
@@ -262,7 +259,7 @@ impl Shared {
             }
             let state = &core.state;
             let frames = state.at - state.table_frame;
-            let takes = (state.packs.len() * 64 + state.inodes.len() * 64) as u64;
+            let takes = (state.packs.len() * 96 + state.inodes.len() * 64) as u64;
             let many = frames >= self.log.settings.table_every
                 && (takes <= TABLE_BYTES || state.since_table >= takes / 8);
             if !many && frames < FRAMES_MAX {
@@ -300,5 +297,5 @@ impl Shared {
 /// Bytes of a frame, about.
 fn bytes_of(taken: &Taken) -> u64 {
     (inline_at(records_bytes(&taken.records)) + 32) as u64
-        + taken.inline.as_ref().map_or(0, |open| open.bytes.len() as u64)
+        + taken.inline.as_ref().map_or(0, |(open, _)| open.bytes.len() as u64)
 }

@@ -8,7 +8,7 @@ use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use crate::{
     format::{PACK_MAX, Record, frame_name, is_name},
     reads::Place,
-    shared::{Closed, Core, Open, Shared},
+    shared::{Closed, Core, Open, Role, Shared},
     state::{Extent, Inode, Pack},
     uploads::pack_name,
 };
@@ -162,12 +162,16 @@ impl File for BucketFile {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let full = if bytes >= self.shared.log.settings.large {
             let whole = parts.concat();
+            // Hashed before others are kept waiting.
+            let pieces = whole.chunks(PACK_MAX).map(|p| (p.to_vec(), *blake3::hash(p).as_bytes()));
+            let pieces: Vec<_> = pieces.collect();
             let mut core = self.shared.core.lock();
             core.must_be_there(self.inode)?;
             let mut at = at;
-            for piece in whole.chunks(PACK_MAX) {
-                core.write_alone(self.inode, at, piece.to_vec())?;
-                at += piece.len() as u64;
+            for (piece, sum) in pieces {
+                let length = piece.len() as u64;
+                core.write_alone(self.inode, at, piece, sum)?;
+                at += length;
             }
             core.pending.len() > PENDING_MAX
         } else if bytes > 0 {
@@ -235,17 +239,18 @@ impl PendingSync for PendingCommit {
 
 impl Core {
     /// A write that has a pack for itself.
-    pub(crate) fn write_alone(&mut self, inode: u64, at: u64, bytes: Vec<u8>) -> Result<()> {
+    fn write_alone(&mut self, inode: u64, at: u64, bytes: Vec<u8>, sum: [u8; 32]) -> Result<()> {
         let (writer, secret) = (self.writer()?, self.is_secret(inode));
         let number = self.number();
         let length = bytes.len() as u32;
-        self.state.add_pack((writer, number), length, secret, None)?;
+        let pack = Pack { bytes: length, sum, live: 0, secret, inline: None };
+        self.state.add_pack((writer, number), pack)?;
         self.put(
             inode,
             at,
             Extent { bytes: u64::from(length), pack: (writer, number), pack_at: 0 },
         )?;
-        self.closed.push(Closed { number, bytes: length, secret });
+        self.closed.push(Closed { number, bytes: length, sum, secret });
         self.enqueue((writer, number), bytes);
         Ok(())
     }
@@ -263,16 +268,13 @@ impl Core {
         if self.open[slot].as_ref().is_some_and(|open| open.bytes.len() + bytes.len() > most)
             && let Some(open) = self.open[slot].take()
         {
-            let length = open.bytes.len() as u32;
-            if let Some(pack) = self.state.packs.get_mut(&(writer, open.number)) {
-                pack.bytes = length;
-            }
-            self.closed.push(Closed { number: open.number, bytes: length, secret });
+            let closed = self.close(writer, &open, secret);
+            self.closed.push(closed);
             self.enqueue((writer, open.number), open.bytes);
         }
         if self.open[slot].is_none() {
             let number = self.number();
-            self.state.add_pack((writer, number), 0, secret, None)?;
+            self.state.add_pack((writer, number), Pack { secret, ..Pack::default() })?;
             self.open[slot] = Some(Open { number, bytes: Vec::new() });
         }
         let Some(open) = &mut self.open[slot] else { return Ok(()) };
@@ -280,6 +282,15 @@ impl Core {
         open.bytes.extend_from_slice(bytes);
         let pack = (writer, open.number);
         self.put(inode, at, Extent { bytes: bytes.len() as u64, pack, pack_at })
+    }
+
+    /// An open pack gets no more bytes: the state has its length and its hash.
+    pub(crate) fn close(&mut self, writer: u64, open: &Open, secret: bool) -> Closed {
+        let (bytes, sum) = (open.bytes.len() as u32, *blake3::hash(&open.bytes).as_bytes());
+        if let Some(pack) = self.state.packs.get_mut(&(writer, open.number)) {
+            (pack.bytes, pack.sum) = (bytes, sum);
+        }
+        Closed { number: open.number, bytes, sum, secret }
     }
 
     fn put(&mut self, inode: u64, at: u64, extent: Extent) -> Result<()> {
@@ -320,9 +331,9 @@ fn parts_of(core: &Core, inode: &Inode, at: u64, into: &mut [u8]) -> Vec<Part> {
 
 fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) -> Part {
     let range = inner as usize..inner as usize + piece.len();
-    let open = core.open.iter().flatten().find(|open| {
-        core.state.packs.get(&id).is_none_or(|pack| pack.bytes == 0) && open.number == id.1
-    });
+    // Numbers are a writer's own: a pack of an earlier one may have the number of one that is open.
+    let is_own = core.role == Role::Writes(id.0);
+    let open = core.open.iter().flatten().find(|open| is_own && open.number == id.1);
     let in_memory = match open {
         Some(open) => open.bytes.get(range),
         None => core.fresh.get(&id).and_then(|bytes| bytes.get(range)),
@@ -342,6 +353,7 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
                 within,
                 total: None,
                 frame: Some(frame),
+                sum: pack.map(|pack| pack.sum),
             }
         }
         None => {
@@ -350,7 +362,8 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
             let dropped = of.map(|dropped| dropped.bytes);
             let total = pack.map(|pack| u64::from(pack.bytes)).or(dropped);
             let within = (0, total.unwrap_or(inner + piece.len() as u64));
-            Place { name, at: inner, within, total, frame: None }
+            let sum = pack.map(|pack| pack.sum);
+            Place { name, at: inner, within, total, frame: None, sum }
         }
     };
     Part::Fetched { from, to: from + piece.len(), place }

@@ -108,8 +108,8 @@ pub(crate) enum Record {
     Join { fences: u64, told: String, mark: String },
     /// The writer ends.
     Leave,
-    /// A pack of the writer, that is an object, or stands at this byte of the frame.
-    Pack { number: u64, bytes: u32, secret: bool, inline: Option<u32> },
+    /// A pack of the writer with its hash, that is an object, or stands at this byte of the frame.
+    Pack { number: u64, bytes: u32, sum: [u8; 32], secret: bool, inline: Option<u32> },
     /// A file.
     Create { inode: u64, name: String },
     /// A file is gone.
@@ -234,9 +234,10 @@ impl Record {
             Record::Made { id } => to.byte(1).raw(id),
             Record::Join { fences, told, mark } => to.byte(2).eight(*fences).text(told).text(mark),
             Record::Leave => to.byte(3),
-            Record::Pack { number, bytes, secret, inline } => {
+            Record::Pack { number, bytes, sum, secret, inline } => {
                 let place = inline.map_or(0, |at| at + 1);
-                to.byte(4).eight(*number).four(*bytes).byte(u8::from(*secret)).four(place)
+                to.byte(4).eight(*number).four(*bytes).raw(sum);
+                to.byte(u8::from(*secret)).four(place)
             }
             Record::Create { inode, name } => to.byte(5).eight(*inode).text(name),
             Record::Remove { inode } => to.byte(6).eight(*inode),
@@ -264,6 +265,7 @@ impl Record {
             4 => Record::Pack {
                 number: from.eight()?,
                 bytes: from.four()?,
+                sum: from.array()?,
                 secret: from.truth()?,
                 inline: from.four()?.checked_sub(1),
             },
@@ -419,7 +421,7 @@ mod tests {
         let records = vec![
             Record::Made { id: [3; 16] },
             Record::Join { fences: 7, told: "host".into(), mark: "m".into() },
-            Record::Pack { number: 1, bytes: 5, secret: false, inline: Some(0) },
+            Record::Pack { number: 1, bytes: 5, sum: [5; 32], secret: false, inline: Some(0) },
             Record::Create { inode: 1, name: "log-1".into() },
             Record::Extent { inode: 1, at: 10, bytes: 5, pack: 1, pack_at: 0 },
             Record::Punch { inode: 1, at: 0, bytes: 3 },

@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -33,6 +33,18 @@ const FIRST_TRIES: u32 = 4;
 /// The pause before the first of these times; each next one is twice as long.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// How long a request is sent again, if that was done three times at least. A process that was asleep tries again.
+const ANSWER: Duration = Duration::from_secs(180);
+
+/// Times after which only the time counts.
+const LEAST: u32 = 3;
+
+/// How long one waits in silence.
+const SILENT: Duration = Duration::from_secs(5);
+
+/// Between two sentences about waiting.
+pub(crate) const TELL_EVERY: Duration = Duration::from_secs(60);
+
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
@@ -44,6 +56,8 @@ pub struct Log {
     pub(crate) settings: Settings,
     /// The store has answered.
     met: Arc<AtomicBool>,
+    /// When somebody was told of waiting, in milliseconds and one more; 0 when nobody waits.
+    told: Arc<AtomicU64>,
 }
 
 /// Whose frame it is.
@@ -62,25 +76,59 @@ impl Log {
     /// The log in a store.
     #[must_use]
     pub fn new(objects: Arc<dyn Objects>, pace: Arc<dyn Pace>, settings: Settings) -> Log {
-        Log { objects, pace, settings, met: Arc::default() }
+        Log { objects, pace, settings, met: Arc::default(), told: Arc::default() }
     }
 
-    /// Asks again while failures may pass.
+    /// Asks again while failures may pass, and tells that it does when that takes long.
+    ///
+    /// # Errors
+    /// That of the last time, after [`TRIES`] times or [`ANSWER`].
     pub(crate) fn ask<T>(&self, what: &mut dyn FnMut() -> Result<T>) -> Result<T> {
-        let mut pause = PAUSE;
+        let (begun, mut pause) = (self.pace.now(), PAUSE);
         let tries = if self.met.load(Relaxed) { TRIES } else { FIRST_TRIES };
-        for left in (0..tries).rev() {
-            match what() {
-                Err(error) if may_pass(&error) && left > 0 => self.pace.sleep(pause),
-                Err(error) if may_pass(&error) => return Err(error),
+        for done in 1.. {
+            let error = match what() {
+                Err(error) if may_pass(&error) => error,
                 known => {
-                    self.met.store(true, Relaxed);
+                    self.answered();
                     return known;
                 }
+            };
+            let waited = self.pace.now().saturating_sub(begun);
+            if done >= tries || done >= LEAST && waited >= ANSWER {
+                return Err(error);
             }
+            self.tell_of_waiting(waited, ANSWER, &error);
+            self.pace.sleep(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }
         Err(Error::new(Kind::Io, "no answer"))
+    }
+
+    /// The store has answered: who was told of waiting is told of that.
+    fn answered(&self) {
+        self.met.store(true, Relaxed);
+        if self.told.load(Relaxed) > 0 && self.told.swap(0, Relaxed) > 0 {
+            (self.settings.tell)("the object store answers again");
+        }
+    }
+
+    /// Tells that the store does not answer, and until when it is asked again.
+    fn tell_of_waiting(&self, waited: Duration, most: Duration, error: &Error) {
+        // All threads together once a minute.
+        let now = self.pace.now();
+        let before = self.told.load(Relaxed);
+        let is_due = before == 0 || now >= TELL_EVERY + Duration::from_millis(before - 1);
+        let mark = now.as_millis() as u64 + 1;
+        if waited >= SILENT
+            && is_due
+            && self.told.compare_exchange(before, mark, Relaxed, Relaxed).is_ok()
+        {
+            let (waited, left) = (waited.as_secs(), most.saturating_sub(waited).as_secs().max(1));
+            (self.settings.tell)(&format!(
+                "the object store has not answered for {waited} s: {error}; trying again for at most {left} s"
+            ));
+        }
     }
 
     /// A range of an object that is as long as the object is there; of an object with `total` bytes, if
@@ -156,12 +204,13 @@ impl Log {
     /// The number of the last frame, at least `from`; 0 for no frame. All before it are there.
     ///
     /// # Errors
-    /// Those of the store.
+    /// `Corrupt` for a log without an end, and those of the store.
     pub fn end(&self, from: u64) -> Result<u64> {
-        let (mut low, mut step) = (from, 1);
-        while self.has(low + step)? {
+        let endless = || damaged("the log has no end");
+        let (mut low, mut step) = (from, 1_u64);
+        while self.has(low.checked_add(step).ok_or_else(endless)?)? {
             low += step;
-            step *= 2;
+            step = step.checked_mul(2).ok_or_else(endless)?;
         }
         // `low` is there, and `low + step` is not.
         while step > 1 {
@@ -231,7 +280,10 @@ impl Log {
         let (begun, mut pause) = (self.pace.now(), PAUSE);
         loop {
             let error = match self.objects.create(name, bytes) {
-                Created::New => return Ok(true),
+                Created::New => {
+                    self.answered();
+                    return Ok(true);
+                }
                 Created::Exists => match is_ours() {
                     // A listing that lags, or a store that lost it just now.
                     Err(error) if may_pass(&error) || error.kind() == Kind::NotFound => error,
@@ -244,10 +296,12 @@ impl Log {
                 Created::Unknown(error) if !may_pass(&error) => return Err(error),
                 Created::Unknown(error) => error,
             };
-            if self.pace.now().saturating_sub(begun) > self.settings.settle {
+            let waited = self.pace.now().saturating_sub(begun);
+            if waited > self.settings.settle {
                 let why = format!("nobody knows whether {name} was created");
                 return Err(Error::new(Kind::Io, format!("{why}: {error}")));
             }
+            self.tell_of_waiting(waited, self.settings.settle, &error);
             self.pace.sleep(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }

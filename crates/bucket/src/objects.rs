@@ -65,4 +65,13 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// Those of the store.
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>>;
+
+    /// Removes what creations left that were killed a day ago and that is no object; returns how many. A store
+    /// that leaves nothing has nothing to do.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn sweep(&self) -> Result<u64> {
+        Ok(0)
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 use quick_cache::{Weighter, sync::Cache as Blocks};
 
-use crate::{log::Log, rules::Rule};
+use crate::{log::Log, rules::Rule, state::Pack, uploads::pack_name};
 
 /// Bytes of a block of the cache: a read of one byte fetches so many.
 const BLOCK: u64 = 128 << 10;
@@ -24,6 +24,8 @@ pub(crate) struct Place {
     pub(crate) total: Option<u64>,
     /// The number of the frame that the object is: its hash is compared.
     pub(crate) frame: Option<u64>,
+    /// The BLAKE3 of the pack, which is what may be read.
+    pub(crate) sum: Option<[u8; 32]>,
 }
 
 #[derive(Clone)]
@@ -87,25 +89,65 @@ impl Cache {
 
     /// Reads a run of blocks, keeps them, and returns the first one, with all behind it.
     fn fetch(&self, log: &Log, place: &Place, from: u64, to: u64) -> Result<Arc<[u8]>> {
-        let read = match place.frame {
-            Some(number) => log.frame_and_bytes(number).map(|(_, bytes)| {
-                bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()
-            }),
-            None => log.get(&place.name, from, to - from, place.total).map(|body| body.bytes),
+        let is_whole = (from, to) == place.within && log.settings.keeps(Rule::PacksHashed);
+        let bytes = match place.sum.filter(|_| is_whole) {
+            Some(sum) => verified(&place.name, &sum, &mut || range(log, place, from, to))?,
+            None => range(log, place, from, to)?,
         };
-        let mut bytes = read.map_err(|error| lost(&place.name, error))?;
-        if !log.settings.keeps(Rule::BodiesWhole) {
-            bytes.resize((to - from) as usize, 0);
-        }
-        if (bytes.len() as u64) < to - from {
-            return Err(Error::new(Kind::Corrupt, format!("{} is cut off", place.name)));
-        }
         let mut at = from;
         for block in bytes.chunks(BLOCK as usize) {
             self.0.insert((place.name.clone(), at), block.into());
             at += block.len() as u64;
         }
         Ok(bytes.into())
+    }
+}
+
+/// Bytes of an object.
+fn range(log: &Log, place: &Place, from: u64, to: u64) -> Result<Vec<u8>> {
+    let read = match place.frame {
+        Some(number) => log.frame_and_bytes(number).map(|(_, bytes)| {
+            bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()
+        }),
+        None => log.get(&place.name, from, to - from, place.total).map(|body| body.bytes),
+    };
+    let mut bytes = read.map_err(|error| lost(&place.name, error))?;
+    if !log.settings.keeps(Rule::BodiesWhole) {
+        bytes.resize((to - from) as usize, 0);
+    }
+    if (bytes.len() as u64) < to - from {
+        return Err(Error::new(Kind::Corrupt, format!("{} is cut off", place.name)));
+    }
+    Ok(bytes)
+}
+
+/// A whole pack, read until it has its hash: a body that was mixed up on its way may be right the next time.
+fn verified(
+    name: &str,
+    sum: &[u8; 32],
+    read: &mut dyn FnMut() -> Result<Vec<u8>>,
+) -> Result<Vec<u8>> {
+    for _ in 0..3 {
+        let bytes = read()?;
+        if blake3::hash(&bytes).as_bytes() == sum {
+            return Ok(bytes);
+        }
+    }
+    Err(Error::new(Kind::Corrupt, format!("{name} has other bytes: its hash is another one")))
+}
+
+/// All bytes of a pack that is an object, verified, of which a part is to be written again.
+///
+/// # Errors
+/// `Corrupt` when it has not the length or the hash that was stored, `Io` when it is gone, and those of the store.
+pub(crate) fn whole_pack(log: &Log, id: (u64, u64), pack: &Pack) -> Result<Vec<u8>> {
+    let bytes = u64::from(pack.bytes);
+    let (name, within) = (pack_name(id), (0, bytes));
+    let place = Place { name, at: 0, within, total: Some(bytes), frame: None, sum: Some(pack.sum) };
+    let mut read = || range(log, &place, 0, bytes);
+    match log.settings.keeps(Rule::CopiesVerified) {
+        true => verified(&place.name, &pack.sum, &mut read),
+        false => read(),
     }
 }
 

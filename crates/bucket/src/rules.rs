@@ -36,6 +36,12 @@ pub enum Rule {
     BodiesWhole,
     /// The bytes of a frame and a table have their hash. Otherwise a store that mixes up objects is believed.
     BodiesHashed,
+    /// A pack that is read whole has the hash that its record says. Otherwise a store that mixes up objects is
+    /// believed.
+    PacksHashed,
+    /// What is left of a sparse pack is written again only when the pack has its hash. Otherwise rotten bytes get
+    /// a record that calls them sound.
+    CopiesVerified,
     /// A writer is fenced when its lease stood still while one watched. By the dates in it, one with another clock
     /// would be fenced although it works.
     LeaseWatched,
@@ -48,7 +54,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 15] = [
+    pub const BUGS: [(&'static str, Rule); 17] = [
         ("unknown-is-failure", Rule::UnknownIsSentAgain),
         ("unknown-is-success", Rule::UnknownIsNoSuccess),
         ("fenced-appends", Rule::OthersFramesRead),
@@ -64,5 +70,7 @@ impl Rule {
         ("lease-by-its-date", Rule::LeaseWatched),
         ("older-log-believed", Rule::GoneBackRefused),
         ("sync-before-frame", Rule::SyncWaitsForFrame),
+        ("other-pack-believed", Rule::PacksHashed),
+        ("copied-unverified", Rule::CopiesVerified),
     ];
 }

@@ -30,6 +30,8 @@ pub struct Settings {
     pub who: Who,
     /// True when the writer with this mark has surely ended.
     pub has_ended: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Told, while the store does not answer, what is waited for. Called by any thread, once a minute at most.
+    pub tell: Arc<dyn Fn(&str) + Send + Sync>,
     /// What this host saw of the log before.
     pub known: Option<Known>,
     /// How long a lease stands still until its writer is fenced.
@@ -60,6 +62,7 @@ impl Default for Settings {
         Settings {
             who: Who::default(),
             has_ended: Arc::new(|_| false),
+            tell: Arc::new(|_| {}),
             known: None,
             patience: Duration::from_secs(600),
             settle: Duration::from_secs(900),

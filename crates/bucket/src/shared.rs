@@ -42,6 +42,7 @@ pub(crate) struct Open {
 pub(crate) struct Closed {
     pub(crate) number: u64,
     pub(crate) bytes: u32,
+    pub(crate) sum: [u8; 32],
     pub(crate) secret: bool,
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Inode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pack {
     pub(crate) bytes: u32,
+    /// The BLAKE3 of these bytes.
+    pub(crate) sum: [u8; 32],
     /// Bytes that files have of it.
     pub(crate) live: u64,
     /// It has keys that may have to go.
@@ -154,9 +156,10 @@ impl State {
                 self.writer = Some(Writer { id: writer, told, mark });
             }
             Record::Leave => self.writer = None,
-            Record::Pack { number, bytes, secret, inline } => {
+            Record::Pack { number, bytes, sum, secret, inline } => {
                 let inline = inline.map(|at| (frame, at));
-                self.add_pack((writer, *number), *bytes, *secret, inline)?;
+                let pack = Pack { bytes: *bytes, sum: *sum, live: 0, secret: *secret, inline };
+                self.add_pack((writer, *number), pack)?;
             }
             Record::Create { inode, name } => self.create(*inode, name)?,
             Record::Remove { inode } => drop(self.remove(*inode)?),
@@ -186,15 +189,8 @@ impl State {
     }
 
     /// A pack is there.
-    pub(crate) fn add_pack(
-        &mut self,
-        id: (u64, u64),
-        bytes: u32,
-        secret: bool,
-        inline: Option<(u64, u32)>,
-    ) -> Result<()> {
-        let pack = Pack { bytes, live: 0, secret, inline };
-        if bytes as usize > PACK_MAX || self.packs.insert(id, pack).is_some() {
+    pub(crate) fn add_pack(&mut self, id: (u64, u64), pack: Pack) -> Result<()> {
+        if pack.bytes as usize > PACK_MAX || self.packs.insert(id, pack).is_some() {
             return Err(damaged("a pack is there twice, or too large"));
         }
         self.touched.insert(id);
@@ -347,7 +343,8 @@ impl State {
         to.eight(writer.id).text(&writer.told).text(&writer.mark);
         to.eight(self.packs.len() as u64);
         for ((writer, number), pack) in &self.packs {
-            to.eight(*writer).eight(*number).four(pack.bytes).byte(u8::from(pack.secret));
+            to.eight(*writer).eight(*number).four(pack.bytes).raw(&pack.sum);
+            to.byte(u8::from(pack.secret));
             let (frame, at) = pack.inline.unwrap_or_default();
             to.eight(frame).four(at);
         }
@@ -389,9 +386,9 @@ impl State {
         state.writer = (writer.id > 0).then_some(writer);
         for _ in 0..from.eight()? {
             let id = (from.eight()?, from.eight()?);
-            let (bytes, secret) = (from.four()?, from.truth()?);
+            let (bytes, sum, secret) = (from.four()?, from.array()?, from.truth()?);
             let inline = Some((from.eight()?, from.four()?)).filter(|(frame, _)| *frame > 0);
-            state.add_pack(id, bytes, secret, inline)?;
+            state.add_pack(id, Pack { bytes, sum, live: 0, secret, inline })?;
         }
         for _ in 0..from.eight()? {
             let (number, name) = (from.eight()?, from.name()?);
@@ -469,7 +466,8 @@ mod tests {
                     model.resize(at as usize, None);
                 }
                 _ => {
-                    state.add_pack((1, number), bytes as u32, false, None).unwrap();
+                    let pack = Pack { bytes: bytes as u32, sum: [9; 32], ..Pack::default() };
+                    state.add_pack((1, number), pack).unwrap();
                     let extent = Extent { bytes, pack: (1, number), pack_at: 0 };
                     state.put(1, at, extent).unwrap();
                     model.resize(model.len().max((at + bytes) as usize), None);

@@ -14,7 +14,7 @@ use onefold_core::{Error, Kind, Result};
 use crate::{
     files::BucketFiles,
     format::{Frame, Parts, Record, Writing, lease_name},
-    log::{Appended, Log},
+    log::{Appended, Log, TELL_EVERY},
     objects::Objects,
     pace::Pace,
     rules::Rule,
@@ -235,7 +235,16 @@ fn watch(log: &Log, state: &State, other: &Writer) -> Result<()> {
             return Ok(());
         }
     }
+    let mut due = LOOK_EVERY;
     while log.pace.now().saturating_sub(begun) < log.settings.patience {
+        let waited = log.pace.now().saturating_sub(begun);
+        if waited >= due {
+            let left = log.settings.patience.saturating_sub(waited).as_secs().max(1);
+            let who = told(other);
+            let text = format!("looking for at most {left} s whether {who} still changes the archive");
+            (log.settings.tell)(&text);
+            due = waited + TELL_EVERY;
+        }
         log.pace.sleep(LOOK_EVERY.min(log.settings.patience));
         if log.end(state.at)? > state.at {
             let next = log.frame(state.at + 1)?;
@@ -251,7 +260,11 @@ fn watch(log: &Log, state: &State, other: &Writer) -> Result<()> {
     Ok(())
 }
 
+fn told(other: &Writer) -> &str {
+    if other.told.is_empty() { "another process" } else { &other.told }
+}
+
 fn busy(other: &Writer) -> Error {
-    let who = if other.told.is_empty() { "another process" } else { &other.told };
+    let who = told(other);
     Error::new(Kind::Busy, format!("{who} is changing the archive; one process at a time does"))
 }

@@ -5,8 +5,10 @@ mod support;
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_bucket::{Bucket, Created, Difference, Known, MemoryObjects, Objects, Settings};
-use onefold_core::{Files, Kind};
+use onefold_bucket::{
+    Body, Bucket, Created, Difference, Known, Listed, Log, MemoryObjects, Objects, Settings,
+};
+use onefold_core::{Error, Files, Kind, Result};
 use support::{noise, quick, settings, writer};
 
 fn memory() -> (Arc<MemoryObjects>, Arc<dyn Objects>) {
@@ -285,4 +287,207 @@ fn what_is_lost_is_told() {
     objects.delete(&name).unwrap();
     assert_eq!(look(&objects).differences().unwrap(), [Difference::Lost(name)]);
     assert!(look(&objects).files().open("a").unwrap().read_at(0, &mut into).is_err());
+}
+
+/// A bucket whose one pack has 50 pages, of which the file needs a few; returns the pack's name and bytes.
+fn sparse(memory: &MemoryObjects, objects: &Arc<dyn Objects>) -> (String, Vec<u8>) {
+    let bucket = writer(objects, 1).unwrap();
+    let file = bucket.files().create("tables").unwrap();
+    for page in 0..50 {
+        file.write_at(page * 4096, &noise(page, 4096)).unwrap();
+    }
+    file.sync().unwrap();
+    file.punch(4096, 45 * 4096).unwrap();
+    bucket.leave().unwrap();
+    let name = memory.names().into_iter().find(|name| name.starts_with("data/")).unwrap();
+    let bytes = memory.bytes(&name).unwrap();
+    (name, bytes)
+}
+
+#[test]
+fn a_collection_writes_rotten_bytes_nowhere_else() {
+    let (memory, objects) = memory();
+    let (name, sound) = sparse(&memory, &objects);
+    let mut rotten = sound.clone();
+    rotten[47 * 4096] ^= 1;
+    objects.replace(&name, &rotten).unwrap();
+    let bucket = writer(&objects, 2).unwrap();
+    let collected = bucket.collect().unwrap();
+    assert_eq!((collected.rewritten, collected.damaged), (0, 1));
+    bucket.leave().unwrap();
+    // The file still names the pack: when somebody has its sound bytes, all is well.
+    objects.replace(&name, &sound).unwrap();
+    assert_eq!(content(&look(&objects), "tables")[47 * 4096..48 * 4096], noise(47, 4096));
+    let bucket = writer(&objects, 3).unwrap();
+    assert_eq!(bucket.collect().unwrap().rewritten, 5 * 4096);
+    bucket.leave().unwrap();
+}
+
+#[test]
+fn a_pack_that_is_read_whole_is_verified() {
+    let (memory, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    bucket.files().create("a").unwrap().write_at(0, &noise(1, 100_000)).unwrap();
+    bucket.leave().unwrap();
+    let name = memory.names().into_iter().find(|name| name.starts_with("data/")).unwrap();
+    let mut rotten = memory.bytes(&name).unwrap();
+    rotten[70_000] ^= 1;
+    objects.replace(&name, &rotten).unwrap();
+    let mut into = [0; 10];
+    let read = look(&objects).files().open("a").unwrap().read_at(0, &mut into);
+    let error = read.unwrap_err();
+    assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+    assert!(error.to_string().contains("its hash is another one"), "{error}");
+}
+
+#[test]
+fn a_removed_file_that_is_open_has_no_bytes_of_a_later_writer() {
+    let (_, objects) = memory();
+    let first = writer(&objects, 1).unwrap();
+    first.files().create("a").unwrap().write_at(0, &noise(1, 1 << 20)).unwrap();
+    first.leave().unwrap();
+    let second = writer(&objects, 2).unwrap();
+    let removed = second.files().open("a").unwrap();
+    second.files().remove("a").unwrap();
+    second.files().sync_names().unwrap();
+    // The pack that is open now has the number that the first writer's pack has.
+    second.files().create("b").unwrap().write_at(0, &noise(9, 1000)).unwrap();
+    let mut into = [0; 500];
+    removed.read_at(0, &mut into).unwrap();
+    assert_eq!(into, noise(1, 1 << 20)[..500]);
+}
+
+#[test]
+fn a_collection_leaves_what_another_host_is_trying() {
+    let (memory, objects) = memory();
+    assert!(matches!(objects.create("probe/other", b"x"), Created::New));
+    let bucket = writer(&objects, 1).unwrap();
+    bucket.collect().unwrap();
+    assert!(memory.bytes("probe/other").is_some(), "its host may not be done");
+    memory.set_clock(1_000_000 + 25 * 3600);
+    bucket.files().create("a").unwrap();
+    bucket.collect().unwrap();
+    assert!(memory.bytes("probe/other").is_none(), "who was killed does not come again");
+}
+
+/// A store that has each object that somebody asks for.
+struct Endless;
+
+impl Objects for Endless {
+    fn get(&self, _: &str, _: u64, _: u64) -> Result<Body> {
+        Ok(Body { bytes: vec![0], total: 1, modified: 0 })
+    }
+    fn create(&self, _: &str, _: &[u8]) -> Created {
+        Created::Exists
+    }
+    fn replace(&self, _: &str, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn delete(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+    fn list(&self, _: &str, _: &str) -> Result<Vec<Listed>> {
+        Ok(Vec::new())
+    }
+}
+
+#[test]
+fn a_log_without_an_end_is_damage() {
+    let log = Log::new(Arc::new(Endless), quick(1), settings("reader"));
+    for from in [0, u64::MAX - 1, u64::MAX] {
+        assert_eq!(log.end(from).unwrap_err().kind(), Kind::Corrupt);
+    }
+}
+
+/// A store that nobody reaches.
+struct Dead;
+
+impl Objects for Dead {
+    fn get(&self, _: &str, _: u64, _: u64) -> Result<Body> {
+        Err(unreached())
+    }
+    fn create(&self, _: &str, _: &[u8]) -> Created {
+        Created::Unknown(unreached())
+    }
+    fn replace(&self, _: &str, _: &[u8]) -> Result<()> {
+        Err(unreached())
+    }
+    fn delete(&self, _: &str) -> Result<()> {
+        Err(unreached())
+    }
+    fn list(&self, _: &str, _: &str) -> Result<Vec<Listed>> {
+        Err(unreached())
+    }
+}
+
+fn unreached() -> Error {
+    Error::new(Kind::Io, "no route")
+}
+
+#[test]
+fn who_waits_for_a_store_that_nobody_reaches_is_told_and_does_not_wait_for_ever() {
+    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let tell: Arc<dyn Fn(&str) + Send + Sync> =
+        Arc::new(move |sentence: &str| heard.lock().unwrap().push(sentence.to_owned()));
+    let store = Settings { tell, ..settings("reader") };
+    let pace = quick(1);
+    let error = Bucket::look(Arc::new(Dead), pace.clone(), store.clone()).err().unwrap();
+    assert_eq!(error.kind(), Kind::Io);
+    // A store that answered before is waited for longer, and each minute says so.
+    told.lock().unwrap().clear();
+    let (_, objects) = memory();
+    let flaky = Arc::new(Failing { inner: objects, fails: false.into() });
+    let objects: Arc<dyn Objects> = flaky.clone();
+    let bucket = Bucket::make(objects, pace.clone(), store).unwrap();
+    bucket.files().create("a").unwrap();
+    flaky.fails.store(true, std::sync::atomic::Ordering::Relaxed);
+    let begun = pace.now.load(std::sync::atomic::Ordering::Relaxed);
+    let error = bucket.files().sync_names().unwrap_err();
+    assert_eq!(error.kind(), Kind::Io, "{error}");
+    let waited = (pace.now.load(std::sync::atomic::Ordering::Relaxed) - begun) / 1000;
+    assert!((900..1000).contains(&waited), "by the clock of the test: {waited} s");
+    let told = told.lock().unwrap();
+    assert!(told[0].contains("no route") && told[0].contains("trying again"), "{told:?}");
+    assert!((10..20).contains(&told.len()), "{told:?}");
+}
+
+/// A store that fails when it is told to.
+struct Failing {
+    inner: Arc<dyn Objects>,
+    fails: std::sync::atomic::AtomicBool,
+}
+
+impl Failing {
+    fn reached(&self) -> Result<()> {
+        match self.fails.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(unreached()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Objects for Failing {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
+        self.reached()?;
+        self.inner.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        match self.reached() {
+            Ok(()) => self.inner.create(name, bytes),
+            Err(error) => Created::Unknown(error),
+        }
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.reached()?;
+        self.inner.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.reached()?;
+        self.inner.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
+        self.reached()?;
+        self.inner.list(folder, after)
+    }
 }

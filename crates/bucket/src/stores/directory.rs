@@ -13,9 +13,11 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use onefold_core::{Error, Kind, Result};
+use rustix::fs::OFlags;
 
 use crate::objects::{Body, Created, Listed, Objects};
 
@@ -24,6 +26,9 @@ const UNFINISHED: &str = "unfinished";
 
 /// Objects of one page of a listing.
 const PAGE: usize = 1000;
+
+/// How old a file is that no process is writing any more: nobody writes one for so long.
+const LEFT: Duration = Duration::from_secs(24 * 3600);
 
 /// Objects as files of a directory.
 pub struct DirectoryObjects {
@@ -91,9 +96,13 @@ impl Objects for DirectoryObjects {
     fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
         let read = || {
             let mut options = File::options();
-            let flags = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-            let file = options.read(true).custom_flags(flags).open(self.at(name))?;
+            // A pipe would hold up who opens it.
+            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let file = options.read(true).custom_flags(flags.bits() as i32).open(self.at(name))?;
             let metadata = file.metadata()?;
+            if !metadata.is_file() {
+                return Err(std::io::Error::new(ErrorKind::InvalidData, "it is no file"));
+            }
             let total = metadata.len();
             let there = total.saturating_sub(at).min(bytes);
             let mut into = vec![0; there as usize];
@@ -115,8 +124,13 @@ impl Objects for DirectoryObjects {
             Err(error) => return unknown(error),
         };
         let linked = self.folder(name).and_then(|folder| {
-            fs::hard_link(&made, self.at(name))?;
-            File::open(folder)?.sync_all()
+            let linked = fs::hard_link(&made, self.at(name));
+            // Another process may have linked it and not synced it yet: what is there must stay there.
+            match &linked {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {}
+                _ => File::open(folder)?.sync_all()?,
+            }
+            linked
         });
         let _ = fs::remove_file(&made);
         match linked {
@@ -161,6 +175,7 @@ impl Objects for DirectoryObjects {
         let mut listed = Vec::new();
         for name in names {
             match fs::symlink_metadata(self.at(&name)) {
+                Ok(metadata) if !metadata.is_file() => {}
                 Ok(metadata) => listed.push(Listed { name, bytes: metadata.len() }),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(self.failed(&name, error)),
@@ -170,5 +185,24 @@ impl Objects for DirectoryObjects {
             }
         }
         Ok(listed)
+    }
+
+    fn sweep(&self) -> Result<u64> {
+        let failed = |error| self.failed(UNFINISHED, error);
+        // The clock of the file system, which a host of the network may have.
+        let own = self.unfinished(b"now").map_err(failed)?;
+        let now = fs::symlink_metadata(&own).and_then(|own| own.modified());
+        fs::remove_file(&own).map_err(failed)?;
+        let now = now.map_err(failed)?;
+        let mut swept = 0;
+        for entry in fs::read_dir(self.at(UNFINISHED)).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let age = fs::symlink_metadata(&path).and_then(|left| left.modified());
+            let age = age.ok().and_then(|made| now.duration_since(made).ok());
+            if age.is_some_and(|age| age >= LEFT) && fs::remove_file(&path).is_ok() {
+                swept += 1;
+            }
+        }
+        Ok(swept)
     }
 }
