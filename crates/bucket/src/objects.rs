@@ -47,7 +47,8 @@ pub trait Objects: Send + Sync {
     /// Creates an object that is not there.
     fn create(&self, name: &str, bytes: &[u8]) -> Created;
 
-    /// Creates or replaces an object. Only leases are replaced.
+    /// Creates or replaces an object. Only leases are replaced: it ends, done or not, in less time than passes
+    /// until the next one.
     ///
     /// # Errors
     /// Those of the store: then nothing is known.

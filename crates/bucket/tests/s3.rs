@@ -22,7 +22,7 @@ fn bucket() -> Option<String> {
 #[test]
 fn s3_keeps_the_contract() {
     let Some(name) = bucket() else { return };
-    for prefix in ["", "contract/below"] {
+    for prefix in ["", "contract/below", "a~b/c d"] {
         let store: Arc<dyn Objects> = Arc::new(S3::open(&name, prefix).unwrap());
         contract::hold(&store);
     }

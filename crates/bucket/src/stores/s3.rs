@@ -1,10 +1,12 @@
 //! Stores behind the protocol of S3, by the crate `object_store`.
 //!
 //! Credentials come from the environment, or from the machine's role, as that crate knows them; this one sees
-//! none. What a store answers with an error is not shown but for its code: an answer may have the names of keys.
+//! none. What a store answers with an error is not shown but for its code or its number: an answer may have the
+//! names of keys.
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::{
     ClientOptions, Error as StoreError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode,
@@ -13,15 +15,23 @@ use object_store::{
     path::Path,
 };
 use onefold_core::{Error, Kind, Result};
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
 
+use super::line::{Limits, Line, Silence};
 use crate::objects::{Body, Created, Listed, Objects};
 
-/// How long a request may take: a pack over a slow line.
-const REQUEST: Duration = Duration::from_secs(300);
+/// How long one waits for a store. A lease is renewed every 20 s.
+const LIMITS: Limits = Limits {
+    connect: Duration::from_secs(10),
+    idle: Duration::from_secs(60),
+    lease: Duration::from_secs(15),
+};
 
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Bytes of the parts in which a body is sent: one that has gone shows that the line moves.
+const PART: usize = 64 << 10;
 
 /// Objects of one page of a listing.
 const PAGE: usize = 1000;
@@ -36,6 +46,7 @@ pub struct S3 {
     bucket: String,
     /// Empty, or ends in a slash.
     prefix: String,
+    limits: Limits,
 }
 
 impl S3 {
@@ -44,14 +55,18 @@ impl S3 {
     /// # Errors
     /// `InvalidInput` when the environment or the address has what can't be meant.
     pub fn open(bucket: &str, prefix: &str) -> Result<S3> {
-        let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(CONNECT);
         let allow_http = std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true");
-        let client = client.with_allow_http(allow_http);
+        let client = ClientOptions::new().with_allow_http(allow_http);
+        let builder = AmazonS3Builder::from_env().with_client_options(client);
+        S3::built(builder, bucket, prefix, LIMITS)
+    }
+
+    fn built(builder: AmazonS3Builder, bucket: &str, prefix: &str, limits: Limits) -> Result<S3> {
         // What may pass is asked again by our own rules: a creation must not be, as something else may be meant.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let built = AmazonS3Builder::from_env()
+        let built = builder
             .with_bucket_name(bucket)
-            .with_client_options(client)
+            .with_http_connector(Line(limits))
             .with_retry(retry)
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .build();
@@ -63,14 +78,18 @@ impl S3 {
         let runtime = runtime.map_err(|e| Error::from_io("can't reach object stores", e))?;
         let prefix = prefix.trim_matches('/');
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        Ok(S3 { store: Arc::new(store), runtime, bucket: bucket.to_owned(), prefix })
+        Ok(S3 { store: Arc::new(store), runtime, bucket: bucket.to_owned(), prefix, limits })
     }
 
-    fn path(&self, name: &str) -> Path {
-        Path::from(format!("{}{name}", self.prefix))
+    /// An object's whole name, as it is: `Path::from` would write some characters otherwise, and listings have
+    /// what is written.
+    fn path(&self, name: &str) -> Result<Path> {
+        let whole = format!("{}{name}", self.prefix);
+        Path::parse(&whole)
+            .map_err(|_| Error::new(Kind::InvalidInput, format!("{whole} is no object's name")))
     }
 
-    /// A sentence for an error, without what the store said but for its code.
+    /// A sentence for an error, without what the store said but for its code or its number.
     fn told(&self, name: &str, error: &StoreError) -> Error {
         let text = format!("{error:?} {error}");
         let code = code_of(&text);
@@ -79,6 +98,11 @@ impl S3 {
         let (kind, why) = match error {
             _ if code == Some("NoSuchBucket") => {
                 (Kind::InvalidInput, at("there is no bucket of that name"))
+            }
+            _ if matches!(silence(error), Some(Silence::Elsewhere(_))) => {
+                let why = "the store sends to another address, where Onefold does not follow it: AWS_REGION or \
+                           AWS_ENDPOINT_URL is another one's";
+                (Kind::InvalidInput, at(why))
             }
             StoreError::NotFound { .. } => {
                 (Kind::NotFound, format!("s3://{bucket}/{}{name} is not there", self.prefix))
@@ -100,10 +124,7 @@ impl S3 {
                            AWS_SECRET_ACCESS_KEY in the environment (this machine has no role of a cloud)";
                 (Kind::Denied, at(why))
             }
-            _ => match (code, outermost(error)) {
-                (Some(code), _) => (Kind::Io, at(&format!("the store answers {code}"))),
-                (None, why) => (Kind::Io, at(&format!("the store can't be reached: {why}"))),
-            },
+            _ => (Kind::Io, at(&why_not(error, code, &text))),
         };
         Error::new(kind, why)
     }
@@ -117,15 +138,33 @@ fn code_of(text: &str) -> Option<&str> {
     plain.then_some(code)
 }
 
-/// The innermost reason of an error: what the system said, without addresses and headers.
-fn outermost(error: &StoreError) -> String {
-    let mut last: &dyn std::error::Error = error;
-    while let Some(source) = last.source() {
-        last = source;
+/// Why there was no answer, when that is so.
+fn silence(error: &StoreError) -> Option<&Silence> {
+    let mut last: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = last {
+        if let Some(silence) = error.downcast_ref::<Silence>() {
+            return Some(silence);
+        }
+        last = error.source();
     }
-    let text = last.to_string();
-    let plain: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
-    plain
+    None
+}
+
+/// What an answer or the system says, and never a word of the answer's body but for its code.
+fn why_not(error: &StoreError, code: Option<&str>, text: &str) -> String {
+    let number = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3));
+    let number = number.filter(|number| number.bytes().all(|b| b.is_ascii_digit()));
+    match (silence(error), code, number) {
+        (Some(silence), _, _) => format!("the store can't be reached: {silence}"),
+        (None, Some(code), _) => format!("the store answers {code}"),
+        (None, None, Some(number)) => format!("the store answers HTTP {number}"),
+        (None, None, None) => "the store's answer can't be understood".into(),
+    }
+}
+
+/// A body in parts.
+fn payload(bytes: &[u8]) -> PutPayload {
+    bytes.chunks(PART).map(Bytes::copy_from_slice).collect()
 }
 
 impl Objects for S3 {
@@ -134,7 +173,7 @@ impl Objects for S3 {
             range: Some(GetRange::Bounded(at..at.saturating_add(bytes.max(1)))),
             ..GetOptions::default()
         };
-        let path = self.path(name);
+        let path = self.path(name)?;
         self.runtime.block_on(async {
             let found = self.store.get_opts(&path, options).await;
             let found = found.map_err(|error| self.told(name, &error))?;
@@ -155,9 +194,12 @@ impl Objects for S3 {
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Created {
-        let (path, payload) = (self.path(name), PutPayload::from(bytes.to_vec()));
+        let path = match self.path(name) {
+            Ok(path) => path,
+            Err(error) => return Created::Unknown(error),
+        };
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let ended = self.runtime.block_on(self.store.put_opts(&path, payload, options));
+        let ended = self.runtime.block_on(self.store.put_opts(&path, payload(bytes), options));
         match ended {
             Ok(_) => Created::New,
             Err(StoreError::AlreadyExists { .. }) => Created::Exists,
@@ -173,13 +215,21 @@ impl Objects for S3 {
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let (path, payload) = (self.path(name), PutPayload::from(bytes.to_vec()));
-        let ended = self.runtime.block_on(self.store.put(&path, payload));
-        ended.map(drop).map_err(|error| self.told(name, &error))
+        let path = self.path(name)?;
+        let limit = self.limits.lease;
+        self.runtime.block_on(async {
+            match timeout(limit, self.store.put(&path, payload(bytes))).await {
+                Ok(ended) => ended.map(drop).map_err(|error| self.told(name, &error)),
+                Err(_) => {
+                    let why = format!("s3://{}: no answer in {} s", self.bucket, limit.as_secs());
+                    Err(Error::new(Kind::Io, why))
+                }
+            }
+        })
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         match self.runtime.block_on(self.store.delete(&path)) {
             Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.told(name, &error)),
@@ -187,7 +237,9 @@ impl Objects for S3 {
     }
 
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
-        let (prefix, offset) = (self.path(folder.trim_end_matches('/')), self.path(after));
+        let prefix = self.path(folder.trim_end_matches('/'))?;
+        // A name in a folder: the folder's own, with its slash, is none.
+        let offset = self.path(after.trim_end_matches('/'))?;
         self.runtime.block_on(async {
             let mut stream = self.store.list_with_offset(Some(&prefix), &offset);
             let mut listed = Vec::new();
@@ -210,8 +262,89 @@ impl Objects for S3 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+    };
+
     use super::*;
+
+    /// A store on the loopback address that reads a request's head and says this; without words it says nothing.
+    fn store(answer: &'static str, prefix: &str) -> S3 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let mut held = Vec::new();
+            for connection in listener.incoming() {
+                let mut connection = connection.unwrap();
+                let mut head = [0; 4096];
+                let _ = connection.read(&mut head);
+                let _ = connection.write_all(answer.as_bytes());
+                if answer.is_empty() {
+                    held.push(connection);
+                }
+            }
+        });
+        let builder = AmazonS3Builder::new()
+            .with_endpoint(address)
+            .with_access_key_id("key")
+            .with_secret_access_key("secret")
+            .with_client_options(ClientOptions::new().with_allow_http(true));
+        let short = Duration::from_millis(100);
+        let limits = Limits { connect: Duration::from_secs(10), idle: short, lease: short };
+        S3::built(builder, "backups", prefix, limits).unwrap()
+    }
+
+    #[test]
+    fn names_are_in_the_store_as_they_are() {
+        let store = store("", "a~b/c d/");
+        assert_eq!(store.path("log/1").unwrap().as_ref(), "a~b/c d/log/1");
+    }
+
+    #[test]
+    fn a_silent_store_holds_nobody_up() {
+        let store = store("", "");
+        let error = store.get("log/1", 0, 10).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(error.to_string().contains("nothing came"), "{error}");
+        assert!(matches!(store.create("log/1", &[0; 300_000]), Created::Unknown(_)));
+        assert_eq!(store.replace("writer/1", b"lease").unwrap_err().kind(), Kind::Io);
+        assert_eq!(store.list("log/", "log/").unwrap_err().kind(), Kind::Io);
+    }
+
+    #[test]
+    fn an_answer_that_stops_is_no_answer() {
+        let store = store(
+            "HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/10\r\n\
+             ETag: \"x\"\r\nLast-Modified: Wed, 21 Oct 2026 07:28:00 GMT\r\n\r\nabc",
+            "",
+        );
+        let error = store.get("log/1", 0, 10).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+    }
+
+    #[test]
+    fn no_word_of_an_answer_is_shown() {
+        let store = store(
+            "HTTP/1.1 500 x\r\nContent-Length: 21\r\nConnection: close\r\n\r\nthe key of the bucket",
+            "",
+        );
+        let error = store.get("log/1", 0, 10).unwrap_err().to_string();
+        assert_eq!(error, "s3://backups: the store answers HTTP 500");
+    }
+
+    #[test]
+    fn nobody_is_followed_elsewhere() {
+        let store = store(
+            "HTTP/1.1 307 x\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+            "",
+        );
+        let error = store.get("log/1", 0, 10).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("sends to another address"), "{error}");
+    }
 
     #[test]
     fn only_the_code_of_an_answer_is_taken() {

@@ -21,7 +21,7 @@ use onefold_archive::{
     is_unfinished, lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room, secrets::process_memory};
-use onefold_bucket::Collected;
+pub use onefold_bucket::Collected;
 use onefold_core::{Error, Files, Kind, Result, hex_digits};
 use onefold_remote::Right;
 

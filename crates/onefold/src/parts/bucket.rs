@@ -10,6 +10,7 @@
 use std::{
     collections::HashMap,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::Duration,
@@ -18,18 +19,17 @@ use std::{
 use onefold_archive::{is_archive_file, is_unfinished};
 use onefold_backend::{new_file::replace, random::random_bytes};
 use onefold_bucket::{
-    Bucket, BucketFiles, Collected, Difference, DirectoryObjects, Known, Objects, Pace, S3,
-    Settings, SystemPace, Who, probe,
+    Bucket, BucketFiles, Collected, Difference, DirectoryObjects, Known, Objects, Pace, Settings,
+    SystemPace, Who, probe,
 };
 use onefold_core::{Error, Files, Kind, Result, checksum, hex_digits};
 use parking_lot::Mutex;
-
-use super::{
-    address::{DIRECTORY_SCHEME, S3_SCHEME},
-    keys,
-    operator::warn,
-    sealed_before,
+use rustix::{
+    io::Errno,
+    process::{Pid, test_kill_process},
 };
+
+use super::{address::Address, keys, operator::warn, sealed_before};
 
 /// How often a process that changes an archive says that it is there.
 const RENEW_EVERY: Duration = Duration::from_secs(20);
@@ -37,79 +37,24 @@ const RENEW_EVERY: Duration = Duration::from_secs(20);
 /// Seconds after which a store is tried again.
 const PROBE_EVERY: u64 = 24 * 3600;
 
+/// Where the kernel tells of processes.
+const PROC: &str = "/proc";
+
 /// Most bytes of a note.
 const NOTE_MAX: u64 = 1024;
 
-/// Most bytes of an address.
-const ADDRESS_MAX: usize = 2048;
-
-/// Where an archive is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Address {
-    S3 { bucket: String, prefix: String },
-    Directory(PathBuf),
-}
-
-impl Address {
-    fn of(path: &Path) -> Result<Address> {
-        let shown = path.display();
-        let wrong = |why: &str| {
-            let why = format!("{shown} is no address like s3://bucket/prefix: {why}");
-            Error::new(Kind::InvalidInput, why)
-        };
-        let text = path.to_str().ok_or_else(|| wrong("it is no text"))?;
-        if text.len() > ADDRESS_MAX || text.chars().any(char::is_control) {
-            return Err(wrong("it is too long, or has control characters"));
+/// The store at an address.
+fn store_at(address: &Address) -> Result<Arc<dyn Objects>> {
+    Ok(match address {
+        #[cfg(feature = "s3")]
+        Address::S3 { bucket, prefix } => Arc::new(onefold_bucket::S3::open(bucket, prefix)?),
+        #[cfg(not(feature = "s3"))]
+        Address::S3 { .. } => {
+            let why = "this program was built without object stores behind S3 (the feature s3)";
+            return Err(Error::new(Kind::Unsupported, why));
         }
-        if let Some(directory) = text.strip_prefix(DIRECTORY_SCHEME) {
-            if directory.is_empty() {
-                return Err(wrong("it names no directory"));
-            }
-            let directory = std::path::absolute(directory);
-            return directory.map(Address::Directory).map_err(|e| Error::from_io(shown, e));
-        }
-        let rest = text.strip_prefix(S3_SCHEME).ok_or_else(|| wrong("it begins otherwise"))?;
-        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        if bucket.contains('@') || bucket.contains(':') {
-            return Err(wrong("credentials and ports are in the environment, not in an address"));
-        }
-        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-._".contains(&b);
-        if !(3..=63).contains(&bucket.len()) || !bucket.bytes().all(plain) {
-            return Err(wrong("a bucket has 3 to 63 small letters, digits, dots and hyphens"));
-        }
-        let prefix = prefix.trim_end_matches('/');
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-._~/ ".contains(c);
-        let is_part = |part: &str| !matches!(part, "" | "." | "..");
-        if !prefix.is_empty() && !(prefix.chars().all(plain) && prefix.split('/').all(is_part)) {
-            let why = "a prefix has names of letters, digits, dots, hyphens, spaces and ~, with / between";
-            return Err(wrong(why));
-        }
-        Ok(Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
-    }
-
-    fn store(&self) -> Result<Arc<dyn Objects>> {
-        Ok(match self {
-            Address::S3 { bucket, prefix } => Arc::new(S3::open(bucket, prefix)?),
-            Address::Directory(path) => Arc::new(DirectoryObjects::open(path, random_bytes()?)?),
-        })
-    }
-
-    /// The same for one place, however it was typed.
-    fn key(&self) -> String {
-        match self {
-            Address::S3 { bucket, prefix } => {
-                // Two stores of one bucket's name are at two endpoints.
-                let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
-                    .iter()
-                    .find_map(|name| std::env::var(name).ok());
-                format!("{S3_SCHEME}{bucket}/{prefix} {}", endpoint.unwrap_or_default())
-            }
-            Address::Directory(path) => {
-                let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-                format!("{DIRECTORY_SCHEME}{}", path.display())
-            }
-        }
-    }
+        Address::Directory(path) => Arc::new(DirectoryObjects::open(path, random_bytes()?)?),
+    })
 }
 
 /// What this host remembers of a bucket.
@@ -156,34 +101,48 @@ impl Note {
 }
 
 /// What a process is called by others on its machine: the boot, the namespace of process numbers, the number,
-/// and when it began.
-fn mark_of(process: &str) -> Option<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+/// and when it began. `proc` is where the kernel tells of processes.
+fn mark_of(proc: &Path, process: &str) -> std::io::Result<String> {
+    let boot = fs::read_to_string(proc.join("sys/kernel/random/boot_id"))?;
+    let namespace = fs::read_link(proc.join("self/ns/pid"))?;
+    let stat = fs::read_to_string(proc.join(process).join("stat"))?;
     // Behind the command's name, which may have anything in it.
-    let begun = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
-    let number = stat.split_whitespace().next()?;
-    Some(format!("{} {} {number} {begun}", boot.trim(), namespace.display()))
+    let begun = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
+    let (begun, number) = begun.zip(stat.split_whitespace().next()).ok_or(ErrorKind::InvalidData)?;
+    Ok(format!("{} {} {number} {begun}", boot.trim(), namespace.display()))
 }
 
-/// True when the process with this mark was on this machine, where all processes can be seen, and has ended.
-fn has_ended(mark: &str) -> bool {
-    let Some(own) = mark_of("self") else { return false };
+/// True when the process with this mark was on this machine and has surely ended: its number is another one's
+/// now, or nobody's. Where a process does not see those of others, it sees no first one either, and knows nothing.
+fn has_ended(proc: &Path, mark: &str) -> bool {
+    let Ok(own) = mark_of(proc, "self") else { return false };
     let place = |mark: &str| -> Option<(String, String)> {
         let (place, rest) = mark.rsplit_once(' ').and_then(|(rest, _)| rest.rsplit_once(' '))?;
         Some((place.to_owned(), rest.to_owned()))
     };
     let (Some(own), Some((there, number))) = (place(&own), place(mark)) else { return false };
-    own.0 == there
-        && number.bytes().all(|b| b.is_ascii_digit())
-        && mark_of(&number).is_none_or(|now| now != mark)
+    if own.0 != there || number.parse::<u32>().is_err() {
+        return false;
+    }
+    match mark_of(proc, &number) {
+        Ok(now) => now != mark,
+        Err(error) => {
+            let sees_others = fs::read(proc.join("1/stat")).is_ok();
+            error.kind() == ErrorKind::NotFound && sees_others && is_free(&number)
+        }
+    }
+}
+
+/// True when no process has this number, by the kernel's own word: it knows those that a process does not see.
+fn is_free(number: &str) -> bool {
+    let number = number.parse().ok().and_then(Pid::from_raw);
+    number.is_some_and(|number| test_kill_process(number) == Err(Errno::SRCH))
 }
 
 fn who() -> Who {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let told = format!("process {} on host {}", std::process::id(), host.trim());
-    Who { told, mark: mark_of("self").unwrap_or_default() }
+    Who { told, mark: mark_of(Path::new(PROC), "self").unwrap_or_default() }
 }
 
 /// A bucket that this process changes.
@@ -243,7 +202,7 @@ impl Place {
             shown: path.display().to_string(),
             key: address.key(),
             accepts_older: keys::accepts_older(),
-            objects: address.store().map_err(|error| error.context(path.display()))?,
+            objects: store_at(address).map_err(|error| error.context(path.display()))?,
             pace: Arc::new(SystemPace::new(nonce)),
             reader: Mutex::default(),
             writer: Mutex::default(),
@@ -252,7 +211,14 @@ impl Place {
 
     fn settings(&self, note: &Note) -> Settings {
         let known = note.known.filter(|_| !self.accepts_older);
-        Settings { who: who(), has_ended: Arc::new(has_ended), known, ..Settings::default() }
+        let shown = self.shown.clone();
+        Settings {
+            who: who(),
+            has_ended: Arc::new(|mark| has_ended(Path::new(PROC), mark)),
+            tell: Arc::new(move |sentence| warn(&format!("{shown}: {sentence}"))),
+            known,
+            ..Settings::default()
+        }
     }
 
     fn named(&self, error: Error) -> Error {
@@ -399,12 +365,21 @@ pub(super) fn make(path: &Path) -> Result<Arc<dyn Files>> {
         made.map_err(|e| Error::from_io(path.display(), e))?;
     }
     let place = reach(path)?;
+    let exists = || {
+        let why = format!("there is an archive at {} already", path.display());
+        Error::new(Kind::Exists, why)
+    };
+    // Who only looks waits for nobody, and leaves no frame in somebody's archive.
+    match place.files() {
+        Ok(files) if !is_unfinished(&files) && !files.names()?.is_empty() => return Err(exists()),
+        Err(error) if error.kind() != Kind::NotFound => return Err(error),
+        _ => {}
+    }
     let files = place.join(true)?;
     let names = files.names()?;
     if !names.is_empty() {
         if !is_unfinished(&files) {
-            let why = format!("there is an archive at {} already", path.display());
-            return Err(Error::new(Kind::Exists, why));
+            return Err(exists());
         }
         names
             .iter()
@@ -427,33 +402,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_name_a_bucket_and_no_credentials() {
-        let of = |text: &str| Address::of(Path::new(text));
-        let s3 = |bucket: &str, prefix: &str| Address::S3 {
-            bucket: bucket.into(),
-            prefix: prefix.into(),
-        };
-        assert_eq!(of("s3://backups").unwrap(), s3("backups", ""));
-        assert_eq!(of("s3://backups/").unwrap(), s3("backups", ""));
-        assert_eq!(of("s3://my.backups-1/web/one/").unwrap(), s3("my.backups-1", "web/one"));
-        assert_eq!(of("bucket:/srv/b").unwrap(), Address::Directory("/srv/b".into()));
-        for text in [
-            "s3://",
-            "s3://ab",
-            "s3://Backups",
-            "s3://key:secret@backups/x",
-            "s3://backups:9000/x",
-            "s3://backups//x",
-            "s3://backups/../x",
-            "s3://backups/a?b",
-            "s3://backups/a\nb",
-            "bucket:",
-        ] {
-            assert_eq!(of(text).unwrap_err().kind(), Kind::InvalidInput, "{text}");
-        }
-    }
-
-    #[test]
     fn a_note_is_read_as_it_was_written() {
         let note = Note { known: Some(Known { frame: 7, sum: [0xa5; 32] }), probed: 12 };
         let text = format!("7 {} 12\n", hex_digits([0xa5_u8; 32]));
@@ -464,11 +412,43 @@ mod tests {
 
     #[test]
     fn a_process_that_runs_has_not_ended_and_others_are_unknown() {
-        let own = mark_of("self").unwrap();
-        assert!(!has_ended(&own));
+        let proc = Path::new(PROC);
+        let own = mark_of(proc, "self").unwrap();
+        assert!(!has_ended(proc, &own));
         let (place, _) = own.rsplit_once(' ').unwrap();
-        assert!(has_ended(&format!("{place} 1")), "another process had this number");
-        assert!(!has_ended(&format!("x{own}")), "of another machine nothing is known");
-        assert!(!has_ended(""));
+        assert!(has_ended(proc, &format!("{place} 1")), "another process had this number");
+        assert!(!has_ended(proc, &format!("x{own}")), "of another machine nothing is known");
+        assert!(!has_ended(proc, ""));
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let mark = mark_of(proc, &ended.id().to_string()).unwrap();
+        ended.wait().unwrap();
+        assert!(has_ended(proc, &mark));
+    }
+
+    /// What the kernel tells a process that does not see those of others, as the option `hidepid` of the mount makes it.
+    #[test]
+    fn a_process_that_can_not_be_seen_is_not_taken_for_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = mark_of(Path::new(PROC), "self").unwrap();
+        let copied = ["sys/kernel/random/boot_id", "self/stat"];
+        for name in copied {
+            let to = dir.path().join(name);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::write(&to, fs::read(Path::new(PROC).join(name)).unwrap()).unwrap();
+        }
+        fs::create_dir_all(dir.path().join("self/ns")).unwrap();
+        let namespace = fs::read_link("/proc/self/ns/pid").unwrap();
+        std::os::unix::fs::symlink(namespace, dir.path().join("self/ns/pid")).unwrap();
+        let (place, _) = own.rsplit_once(' ').unwrap();
+        let (place, _) = place.rsplit_once(' ').unwrap();
+        // A number that nobody has: there is no such process, and nothing else proves it.
+        let hidden = format!("{place} 4194303 77");
+        assert!(!has_ended(dir.path(), &hidden), "the first process can't be seen either");
+        fs::create_dir_all(dir.path().join("1")).unwrap();
+        fs::write(dir.path().join("1/stat"), "1 (init) S").unwrap();
+        assert!(has_ended(dir.path(), &hidden));
+        // One that runs is there although its file is not.
+        let running = format!("{place} {} 77", std::process::id());
+        assert!(!has_ended(dir.path(), &running));
     }
 }
