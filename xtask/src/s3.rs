@@ -1,9 +1,11 @@
 //! The step `s3`: archives in a bucket, against a server that speaks the protocol of S3, on the loopback
 //! address.
 //!
-//! The server is moto, a Python package, in an environment of its own below `target`.
+//! The server is moto, a Python package, in an environment of its own below `target`. `xtask/moto.txt` names it
+//! and all that it needs, with their versions and hashes: nothing else is installed.
 
 use std::{
+    fs,
     net::{TcpListener, TcpStream},
     path::PathBuf,
     process::{Command, Stdio},
@@ -30,23 +32,29 @@ const UP: Duration = Duration::from_secs(60);
 const BUCKET: &str = "onefold-test";
 
 /// What is installed.
-const PACKAGE: &str = "moto[s3,server]>=5.1,<6";
+const PACKAGES: &str = "xtask/moto.txt";
 
 fn environment() -> PathBuf {
     machine::root().join("target").join("moto")
 }
 
+/// The server's program, of the versions that are named now.
 fn installed() -> Result<PathBuf> {
-    let server = environment().join("bin").join("moto_server");
-    if !server.exists() {
+    let wanted = fs::read_to_string(machine::root().join(PACKAGES)).context(PACKAGES)?;
+    // Written last, so that an installation that was cut off is begun anew.
+    let done = environment().join("installed.txt");
+    if fs::read_to_string(&done).ok().as_ref() != Some(&wanted) {
         let mut make = Command::new("python3");
-        make.args(["-m", "venv"]).arg(environment());
+        make.args(["-m", "venv", "--clear"]).arg(environment());
         run(make, INSTALL).context("python3 -m venv")?;
-        let mut install = Command::new(environment().join("bin").join("pip"));
-        install.args(["install", "--quiet", PACKAGE]);
+        let mut install = Command::new(environment().join("bin").join("python"));
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        install.args(["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement"]);
+        install.arg(machine::root().join(PACKAGES));
         run(install, INSTALL).context("installing moto")?;
+        fs::write(&done, &wanted).context("the note of what is installed")?;
     }
-    Ok(server)
+    Ok(environment().join("bin").join("moto_server"))
 }
 
 /// A server with one bucket.

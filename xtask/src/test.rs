@@ -255,6 +255,12 @@ fn features() -> Result<Tally> {
     if let Some(line) = tree.lines().find(|line| workshop.iter().any(|name| line.contains(name))) {
         bail!("the product would be built with the workshop: {}", line.trim());
     }
+    let tree = run_program(cargo([&product[..], &["--no-default-features"]].concat()), LIMIT)?;
+    if let Some(line) =
+        tree.lines().find(|line| ["object_store", "reqwest"].iter().any(|name| line.contains(name)))
+    {
+        bail!("without the feature s3 the product would be built with {}", line.trim());
+    }
     Ok(Tally::pass(""))
 }
 

@@ -177,9 +177,8 @@ fn rewrite_sparse(shared: &Shared, collected: &mut Collected) -> Result<()> {
         let state = &core.state;
         for (inode, file) in &state.inodes {
             for (at, extent) in &file.extents {
-                let sparse = |pack: &&Pack| {
-                    pack.inline.is_none() && pack.live * 2 < u64::from(pack.bytes)
-                };
+                let sparse =
+                    |pack: &&Pack| pack.inline.is_none() && pack.live * 2 < u64::from(pack.bytes);
                 if let Some(pack) = state.packs.get(&extent.pack).filter(sparse) {
                     let (_, extents) = places.entry(extent.pack).or_insert((*pack, Vec::new()));
                     extents.push((*inode, *at, *extent));

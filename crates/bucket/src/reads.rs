@@ -106,9 +106,9 @@ impl Cache {
 /// Bytes of an object.
 fn range(log: &Log, place: &Place, from: u64, to: u64) -> Result<Vec<u8>> {
     let read = match place.frame {
-        Some(number) => log.frame_and_bytes(number).map(|(_, bytes)| {
-            bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()
-        }),
+        Some(number) => log
+            .frame_and_bytes(number)
+            .map(|(_, bytes)| bytes.get(from as usize..to as usize).unwrap_or_default().to_vec()),
         None => log.get(&place.name, from, to - from, place.total).map(|body| body.bytes),
     };
     let mut bytes = read.map_err(|error| lost(&place.name, error))?;

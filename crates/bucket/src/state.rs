@@ -119,7 +119,7 @@ impl State {
     /// # Errors
     /// `Corrupt`, when it is not what can follow.
     pub fn apply(&mut self, frame: &Frame) -> Result<()> {
-        if frame.number != self.at + 1 || frame.before != self.sum {
+        if frame.number.checked_sub(1) != Some(self.at) || frame.before != self.sum {
             return Err(damaged("it does not follow the one before"));
         }
         let joins = frame.joins().is_some();
@@ -201,7 +201,8 @@ impl State {
         if inode != self.next_inode || !is_name(name) || self.names.contains_key(name) {
             return Err(damaged("a file is there twice"));
         }
-        self.next_inode += 1;
+        let next = inode.checked_add(1).ok_or_else(|| damaged("files have no numbers left"))?;
+        self.next_inode = next;
         self.names.insert(name.to_owned(), inode);
         self.inodes.insert(inode, Inode { name: name.to_owned(), ..Inode::default() });
         Ok(())

@@ -86,7 +86,7 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
             continue;
         }
         match State::decode(&bytes) {
-            Ok(state) if state.at + 1 == table_frame => return Ok(state),
+            Ok(state) if state.at == table_frame - 1 => return Ok(state),
             Ok(_) => last = Some(damaged("it is of another frame")),
             Err(error) => last = Some(error),
         }

@@ -241,7 +241,8 @@ fn watch(log: &Log, state: &State, other: &Writer) -> Result<()> {
         if waited >= due {
             let left = log.settings.patience.saturating_sub(waited).as_secs().max(1);
             let who = told(other);
-            let text = format!("looking for at most {left} s whether {who} still changes the archive");
+            let text =
+                format!("looking for at most {left} s whether {who} still changes the archive");
             (log.settings.tell)(&text);
             due = waited + TELL_EVERY;
         }

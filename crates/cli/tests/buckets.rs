@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 
+use serde_json::Value;
 use support::{Desk, noise};
 
 /// All objects of a folder of the bucket.
@@ -28,7 +29,9 @@ fn verbs_of_archives_work_in_a_bucket() {
 
     desk.fails(&format!("ls {far}"), 1, &[&far]);
     assert!(desk.ok(&format!("create archive {far}")).contains(&format!("created {far}")));
+    let frames = objects(&desk, "log");
     desk.fails(&format!("create archive {far}"), 1, &[&far, "there is an archive"]);
+    assert_eq!(objects(&desk, "log"), frames, "who was refused changed nothing");
     desk.ok(&format!("put {far} image image"));
     desk.ok(&format!("get {far} image --output image.back"));
     assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("image.back")).unwrap());
@@ -68,8 +71,39 @@ fn verbs_of_archives_work_in_a_bucket() {
     let said = desk.run(&format!("check {far}"));
     assert_eq!(said.status.code(), Some(1));
     assert!(said.err.contains("is lost") && said.err.contains("is damaged"), "{}", said.err);
+    let said: Value = serde_json::from_str(&desk.run(&format!("check {far} --json")).out).unwrap();
+    assert!(
+        !said["lost_objects"].as_array().unwrap().is_empty() && said["well"] == false,
+        "{said}"
+    );
     fs::rename(desk.path("kept"), desk.path("b/data")).unwrap();
-    desk.ok(&format!("check {far}"));
+    let said: Value = serde_json::from_str(&desk.ok(&format!("check {far} --json"))).unwrap();
+    assert!(said["lost_objects"].as_array().unwrap().is_empty() && said["well"] == true, "{said}");
+    let said: Value = serde_json::from_str(&desk.ok(&format!("gc {far} --json"))).unwrap();
+    let told = &said["objects"];
+    assert!(told["waiting"].as_u64().unwrap() > 0 && told["damaged"] == 0, "{said}");
+}
+
+#[test]
+fn what_was_seen_of_a_bucket_counts_however_it_is_typed() {
+    let desk = Desk::new();
+    let far = address(&desk);
+    fs::write(desk.path("letter"), "dear all").unwrap();
+    desk.ok("create archive bucket:b --key key");
+    desk.ok("put bucket:b letter letter --key key");
+    // Somebody puts a plain archive there, which another user has made.
+    let mut other = desk.command("create archive bucket:other");
+    assert!(other.env("XDG_STATE_HOME", desk.path("theirs")).status().unwrap().success());
+    fs::rename(desk.path("b"), desk.path("sealed")).unwrap();
+    fs::rename(desk.path("other"), desk.path("b")).unwrap();
+    let slash = format!("{far}/");
+    let all = ["bucket:b", "bucket:b/", "bucket:./b", &far, &slash];
+    for typed in all {
+        desk.fails(&format!("ls {typed}"), 1, &["went back, or is another one"]);
+    }
+    for typed in all {
+        desk.fails(&format!("ls {typed} --accept-older"), 1, &["encrypted"]);
+    }
 }
 
 #[test]

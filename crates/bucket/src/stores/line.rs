@@ -113,8 +113,8 @@ impl HttpConnector for Line {
             .no_zstd()
             .no_deflate()
             .build();
-        let client = client
-            .map_err(|error| StoreError::Generic { store: "S3", source: Box::new(error) })?;
+        let client =
+            client.map_err(|error| StoreError::Generic { store: "S3", source: Box::new(error) })?;
         Ok(HttpClient::new(Service { client, idle: self.0.idle }))
     }
 }

@@ -144,7 +144,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().display();
         let real = fs::canonicalize(dir.path()).unwrap();
-        for text in [format!("bucket:{path}"), format!("bucket:{path}/"), format!("bucket:{path}/.")] {
+        for text in
+            [format!("bucket:{path}"), format!("bucket:{path}/"), format!("bucket:{path}/.")]
+        {
             assert_eq!(key(&text, None), format!("bucket:{}", real.display()));
         }
         assert_eq!(key("bucket:none/", None), key("bucket:./none", None));

@@ -108,7 +108,8 @@ fn mark_of(proc: &Path, process: &str) -> std::io::Result<String> {
     let stat = fs::read_to_string(proc.join(process).join("stat"))?;
     // Behind the command's name, which may have anything in it.
     let begun = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19));
-    let (begun, number) = begun.zip(stat.split_whitespace().next()).ok_or(ErrorKind::InvalidData)?;
+    let (begun, number) =
+        begun.zip(stat.split_whitespace().next()).ok_or(ErrorKind::InvalidData)?;
     Ok(format!("{} {} {number} {begun}", boot.trim(), namespace.display()))
 }
 
@@ -442,7 +443,7 @@ mod tests {
         let (place, _) = own.rsplit_once(' ').unwrap();
         let (place, _) = place.rsplit_once(' ').unwrap();
         // A number that nobody has: there is no such process, and nothing else proves it.
-        let hidden = format!("{place} 4194303 77");
+        let hidden = format!("{place} 2147483647 77");
         assert!(!has_ended(dir.path(), &hidden), "the first process can't be seen either");
         fs::create_dir_all(dir.path().join("1")).unwrap();
         fs::write(dir.path().join("1/stat"), "1 (init) S").unwrap();

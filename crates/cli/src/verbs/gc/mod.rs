@@ -432,7 +432,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let objects = collected.as_ref().ok().copied().flatten().map(Objects::new);
     if let Some(damaged) = objects.as_ref().map(|objects| objects.damaged).filter(|n| *n > 0) {
         let objects = counted(damaged, "object");
-        warn(&format!("{objects} can't be read or are damaged, and stay: `onefold scrub` tells what lies in them"));
+        warn(&format!(
+            "{objects} can't be read or are damaged, and stay: `onefold scrub` tells what lies in them"
+        ));
     }
     let done = Done { objects, ..done };
     if options.json {
