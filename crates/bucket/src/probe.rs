@@ -25,6 +25,12 @@ pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
         let threads: Vec<_> = (0..AT_ONCE).map(|n| scope.spawn(move || send(n))).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
+    // Who is not reached by eight is not reached by more, and each of them takes its time.
+    if let Some(Created::Unknown(error)) = ends.first()
+        && ends.iter().all(|end| matches!(end, Created::Unknown(_)))
+    {
+        return Err(error.clone());
+    }
     ends.push(send(AT_ONCE));
     let found = objects.get(&name, 0, 64);
     let _ = objects.delete(&name);

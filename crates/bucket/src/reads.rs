@@ -7,9 +7,6 @@ use quick_cache::{Weighter, sync::Cache as Blocks};
 
 use crate::{log::Log, rules::Rule, state::Pack, uploads::pack_name};
 
-/// Bytes of a block of the cache: a read of one byte fetches so many.
-const BLOCK: u64 = 128 << 10;
-
 /// Most bytes of one request.
 const REQUEST_MAX: u64 = 8 << 20;
 
@@ -38,12 +35,16 @@ impl Weighter<(String, u64), Arc<[u8]>> for ByBytes {
 }
 
 /// Blocks of packs in memory. Names are never given twice, so a block stays true.
-pub(crate) struct Cache(Blocks<(String, u64), Arc<[u8]>, ByBytes>);
+pub(crate) struct Cache {
+    blocks: Blocks<(String, u64), Arc<[u8]>, ByBytes>,
+    /// Bytes of a block: a read of one byte fetches so many.
+    block: u64,
+}
 
 impl Cache {
-    pub(crate) fn new(bytes: u64) -> Cache {
-        let items = (bytes / BLOCK) as usize + 1;
-        Cache(Blocks::with_weighter(items, bytes, ByBytes))
+    pub(crate) fn new(bytes: u64, block: u64) -> Cache {
+        let items = (bytes / block) as usize + 1;
+        Cache { blocks: Blocks::with_weighter(items, bytes, ByBytes), block }
     }
 
     /// Fills `into` from an object.
@@ -53,21 +54,21 @@ impl Cache {
     pub(crate) fn read(&self, log: &Log, place: &Place, into: &mut [u8]) -> Result<()> {
         let end = place.at + into.len() as u64;
         let (first, last) = place.within;
-        let block_of = |at: u64| (at - first) / BLOCK;
-        let start_of = |block: u64| first + block * BLOCK;
+        let block_of = |at: u64| (at - first) / self.block;
+        let start_of = |block: u64| first + block * self.block;
         let mut at = place.at;
         while at < end {
             let block = block_of(at);
             let key = (place.name.clone(), start_of(block));
-            let bytes = match self.0.get(&key) {
+            let bytes = match self.blocks.get(&key) {
                 Some(bytes) => bytes,
                 None => {
                     // This block, and those behind it that are wanted too and are not here.
                     let wanted = block_of(end - 1);
-                    let most = block + REQUEST_MAX / BLOCK - 1;
+                    let most = block + REQUEST_MAX / self.block - 1;
                     let mut to = block;
                     while to < wanted.min(most)
-                        && self.0.peek(&(place.name.clone(), start_of(to + 1))).is_none()
+                        && self.blocks.peek(&(place.name.clone(), start_of(to + 1))).is_none()
                     {
                         to += 1;
                     }
@@ -95,8 +96,8 @@ impl Cache {
             None => range(log, place, from, to)?,
         };
         let mut at = from;
-        for block in bytes.chunks(BLOCK as usize) {
-            self.0.insert((place.name.clone(), at), block.into());
+        for block in bytes.chunks(self.block as usize) {
+            self.blocks.insert((place.name.clone(), at), block.into());
             at += block.len() as u64;
         }
         Ok(bytes.into())

@@ -44,6 +44,8 @@ pub struct Settings {
     pub table_every: u64,
     /// Bytes of packs that are kept in memory for readers.
     pub cache_bytes: u64,
+    /// Bytes of a block of that memory: a read of one byte fetches so many, and verifies a pack that has no more.
+    pub block_bytes: u64,
     /// A write of so many bytes is a pack by itself, so that its object goes when the range does.
     pub large: usize,
     /// Bytes at which a pack of short writes is closed.
@@ -69,6 +71,7 @@ impl Default for Settings {
             threads: 4,
             table_every: 16,
             cache_bytes: 64 << 20,
+            block_bytes: 128 << 10,
             large: 256 << 10,
             small_max: 4 << 20,
             inline_max: 32 << 10,

@@ -99,7 +99,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(log: Log, state: State, role: Role) -> Shared {
-        let cache = Cache::new(log.settings.cache_bytes);
+        let cache = Cache::new(log.settings.cache_bytes, log.settings.block_bytes);
         let core = Core {
             role,
             state,

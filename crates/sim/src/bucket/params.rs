@@ -123,6 +123,7 @@ impl Params {
             settle: Duration::from_secs(900),
             table_every: self.table_every,
             cache_bytes: 1 << 20,
+            block_bytes: 64,
             large: 150,
             small_max: 400,
             inline_max: self.inline_max,
