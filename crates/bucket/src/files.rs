@@ -6,11 +6,10 @@ use std::sync::Arc;
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 
 use crate::{
-    format::{PACK_MAX, Record, frame_name, is_name},
+    format::{PACK_MAX, Record, frame_name, is_name, pack_name},
     reads::Place,
     shared::{Closed, Core, Open, Role, Shared},
     state::{Extent, Inode, Pack},
-    uploads::pack_name,
 };
 
 /// Records at which there is a frame although nobody asked for one.

@@ -89,6 +89,11 @@ impl fmt::Display for Id {
     }
 }
 
+/// The name of a pack, by its owner and the owner's own number.
+pub(crate) fn pack_name(id: (u64, u64)) -> String {
+    Id { sort: Sort::Pack, writer: id.0, number: id.1 }.to_string()
+}
+
 /// The name of a frame.
 pub(crate) fn frame_name(number: u64) -> String {
     format!("{LOG}{number:020}")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 use quick_cache::{Weighter, sync::Cache as Blocks};
 
-use crate::{log::Log, rules::Rule, state::Pack, uploads::pack_name};
+use crate::{format::pack_name, log::Log, rules::Rule, state::Pack};
 
 /// Most bytes of one request.
 const REQUEST_MAX: u64 = 8 << 20;

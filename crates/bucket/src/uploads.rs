@@ -5,18 +5,13 @@ use std::sync::{Arc, Weak};
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::{Id, PACK_MAX, Sort},
+    format::{PACK_MAX, pack_name},
     rules::Rule,
     shared::{Core, Role, Shared},
 };
 
 /// Bytes of packs that are not in the store yet, at which writers wait.
 const FRESH_MAX: usize = 96 << 20;
-
-/// The name of a pack.
-pub(crate) fn pack_name(id: (u64, u64)) -> String {
-    Id { sort: Sort::Pack, writer: id.0, number: id.1 }.to_string()
-}
 
 impl Core {
     /// A pack waits for a thread.

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use onefold_core::Result;
 
 use crate::{
-    format::{Id, Sort},
+    format::{Id, Sort, pack_name},
     log::Log,
-    uploads::pack_name,
     writer::Bucket,
 };
 
