@@ -77,7 +77,8 @@ impl Address {
         let prefix = prefix.trim_end_matches('/');
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._~/ ".contains(c);
         let is_part = |part: &str| !matches!(part, "" | "." | "..");
-        if !prefix.is_empty() && !(prefix.chars().all(plain) && prefix.split('/').all(is_part)) {
+        let is_prefix = prefix.chars().all(plain) && prefix.split('/').all(is_part);
+        if !(prefix.is_empty() || is_prefix) {
             let why = "a prefix has names of letters, digits, dots, hyphens, spaces and ~, with / between";
             return Err(wrong(why));
         }
