@@ -22,6 +22,7 @@ mod pages;
 mod paper;
 mod product;
 mod program;
+mod s3;
 mod sim;
 mod soak;
 mod structure;

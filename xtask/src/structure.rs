@@ -22,9 +22,9 @@ use self::files::{Crate, Method};
 use crate::{machine, test::Tally};
 
 /// Crates of the product.
-const CRATES: [&str; 11] = [
-    "core", "seal", "block", "archive", "cluster", "backend", "serve", "mount", "console",
-    "onefold", "cli",
+const CRATES: [&str; 12] = [
+    "core", "seal", "block", "archive", "cluster", "backend", "bucket", "serve", "mount",
+    "console", "onefold", "cli",
 ];
 
 /// Longest line of code.

@@ -10,7 +10,7 @@ use crate::{
     docs, fuzz, guests, licences, machine, package, packages, pages, paper,
     product::{Build, TESTED},
     program::{cargo, run as run_program, show},
-    sim, structure, tests, threads,
+    s3, sim, structure, tests, threads,
 };
 
 /// Longest that any one step may take.
@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 28] = [
+const STEPS: [Step; 31] = [
     Step { name: "format", about: "cargo fmt --check; lock files are whole", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -99,6 +99,17 @@ const STEPS: [Step; 28] = [
         about: "each bug planted in the cluster engine is found",
         run: || bugs(&["cluster", "--bugs"]),
     },
+    Step {
+        name: "bucket-sim",
+        about: "archives' files in object stores: kept seeds, 1,000 seeds",
+        run: || simulate(Tally::default(), &["bucket"]),
+    },
+    Step {
+        name: "bucket-bugs",
+        about: "each bug planted in them is found",
+        run: || bugs(&["bucket", "--bugs"]),
+    },
+    Step { name: "s3", about: "archives in a bucket behind the protocol of S3", run: s3::step },
     Step {
         name: "ceph",
         about: "the object store and the cluster engine on a real Ceph cluster",
@@ -243,6 +254,12 @@ fn features() -> Result<Tally> {
     let workshop = ["onefold-testbed", "onefold-lab", "onefold-sim"];
     if let Some(line) = tree.lines().find(|line| workshop.iter().any(|name| line.contains(name))) {
         bail!("the product would be built with the workshop: {}", line.trim());
+    }
+    let tree = run_program(cargo([&product[..], &["--no-default-features"]].concat()), LIMIT)?;
+    if let Some(line) =
+        tree.lines().find(|line| ["object_store", "reqwest"].iter().any(|name| line.contains(name)))
+    {
+        bail!("without the feature s3 the product would be built with {}", line.trim());
     }
     Ok(Tally::pass(""))
 }

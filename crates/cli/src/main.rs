@@ -59,8 +59,8 @@ fn quiet_guarded_panics() {
 fn run() -> Result<(), Failure> {
     let arguments = configuration::read(as_option(std::env::args_os().collect()))?;
     let done = perform(arguments);
-    // Locks on other hosts have ended then, too.
-    onefold::parts::far::end();
+    // Locks on other hosts have ended then, too, and others may change what lies in object stores.
+    onefold::parts::away::end();
     done
 }
 

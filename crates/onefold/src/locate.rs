@@ -5,9 +5,9 @@ use std::{fmt, path::Path};
 use onefold_core::{Error, Kind, Result};
 
 use crate::parts::{
+    address::is_away,
     archive_dir::ArchiveDir,
     cluster_store::{Url, store_at},
-    far::is_address,
     store_file::StoreFile,
 };
 
@@ -82,7 +82,7 @@ const FOREIGN: [&str; 8] = ["sftp:", "rest:", "s3:", "b2:", "azure:", "gs:", "sw
 
 /// Why there is no store at a path that is written as other tools write theirs.
 pub fn foreign(path: &Path) -> Option<Error> {
-    let text = path.to_str().filter(|_| !is_address(path))?;
+    let text = path.to_str().filter(|_| !is_away(path))?;
     let shown = text.escape_debug();
     let why = if let Some(scheme) = FOREIGN.into_iter().find(|scheme| text.starts_with(scheme)) {
         format!("it begins with {scheme}, which means no store here")
@@ -95,7 +95,7 @@ pub fn foreign(path: &Path) -> Option<Error> {
     } else {
         return None;
     };
-    let on_hosts = "an archive on another host is called ssh://USER@HOST/PATH";
+    let on_hosts = "an archive on another host is called ssh://USER@HOST/PATH, one in a bucket s3://BUCKET/PREFIX";
     Some(Error::new(Kind::NotFound, format!("{shown}: {why}; {on_hosts}")))
 }
 

@@ -65,6 +65,16 @@ pub enum Checker {
     Deterministic,
     /// Nobody without a key reads a sealed archive or store, opens it, or changes it unnoticed.
     Secrecy,
+    /// Bucket: a frame counts at one number or never, and stays.
+    FramesOnce,
+    /// Bucket: the files are those of one commit, and have all that was acknowledged before.
+    Committed,
+    /// Bucket: what a reader sees stays for a day.
+    ReadersServed,
+    /// Bucket: a log that went back is refused.
+    GoneBack,
+    /// Bucket: in the end nothing is left but what files need.
+    NothingLeft,
     /// Cluster: a map names a chunk only while that chunk has its reference.
     NoChunkLost,
     /// Cluster: an object goes only when it names no chunk any more.

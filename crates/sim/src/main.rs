@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use onefold_sim::{
     archive::Archive,
     block::{Block, engine::Thin},
+    bucket::Bucket,
     cluster::Cluster,
     front::run,
 };
@@ -13,6 +14,9 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).peekable();
     if arguments.next_if(|argument| argument == "archive").is_some() {
         return run(Archive, arguments);
+    }
+    if arguments.next_if(|argument| argument == "bucket").is_some() {
+        return run(Bucket, arguments);
     }
     if arguments.next_if(|argument| argument == "cluster").is_some() {
         return run(Cluster, arguments);

@@ -27,8 +27,9 @@ use self::{
 };
 use onefold::parts::{
     Found,
+    address::is_away,
     archive_dir::ArchiveDir,
-    far::{Asked, asked, is_address},
+    far::{Asked, asked},
     operator::word,
 };
 use onefold_console::failure::Failure;
@@ -215,7 +216,7 @@ impl NewDirectory {
 /// The archive's files, and what is said of them; what a killed creation left is removed for a new one.
 fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Option<Making>)> {
     let store = &options.store;
-    if is_address(store) {
+    if is_away(store) {
         let why = format!("{} is not on this host", store.display());
         return Err(Error::new(Kind::InvalidInput, why));
     }

@@ -21,12 +21,14 @@ use onefold_archive::{
     is_unfinished, lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room, secrets::process_memory};
+pub use onefold_bucket::Collected;
 use onefold_core::{Error, Files, Kind, Result, hex_digits};
 use onefold_remote::Right;
 
 use super::{
+    address::is_away,
+    away::Away,
     control::{Client, places},
-    far::{self, Far},
     index_place::IndexPlace,
     keeper::{self, Keeper},
     keys,
@@ -67,8 +69,8 @@ impl std::fmt::Display for UnseenServer {
 #[derive(Clone)]
 pub struct ArchiveDir {
     path: PathBuf,
-    /// The connection, when it is on another host.
-    far: Option<Arc<Far>>,
+    /// Where its files are, when that is on another host or in an object store.
+    far: Option<Away>,
     /// The list of its nodes, when there are several.
     nodes: Option<NodeList>,
     /// Where the chunk index is, unless it is beside the data, or what is wrong with what says so.
@@ -94,7 +96,7 @@ fn suited(directory: &ArchiveDir, settings: Settings) -> Settings {
 impl ArchiveDir {
     /// True when `path` is a directory, or an address of another host: neither is a block store.
     pub fn is_there(path: &Path) -> bool {
-        far::is_address(path) || path.is_dir()
+        is_away(path) || path.is_dir()
     }
 
     /// The archive at `path`.
@@ -102,9 +104,8 @@ impl ArchiveDir {
     /// # Errors
     /// One sentence for what is missing or no archive.
     pub fn look(path: &Path) -> Result<ArchiveDir> {
-        if far::is_address(path) {
-            let far = far::reach(path)?;
-            find_label(far.files()).map_err(|error| name_archive(path, error))?;
+        if let Some(far) = Away::reach(path)? {
+            find_label(&*far.files()?).map_err(|error| name_archive(path, error))?;
             return Ok(ArchiveDir {
                 path: path.to_owned(),
                 far: Some(far),
@@ -206,22 +207,21 @@ impl ArchiveDir {
         &self.path
     }
 
-    /// True when it is on another host.
+    /// True when it is on another host, or in an object store.
     #[must_use]
     pub fn is_far(&self) -> bool {
         self.far.is_some()
     }
 
-    /// Errors when it is on another host, where alone `what` is possible.
+    /// Errors when it is on another host, where alone `what` is possible, or in an object store.
     ///
     /// # Errors
     /// `Unsupported`.
     pub fn refuse_far(&self, what: &str) -> Result<()> {
-        if self.far.is_none() {
-            return Ok(());
+        match &self.far {
+            None => Ok(()),
+            Some(far) => Err(far.refusal(&self.path, what)),
         }
-        let why = format!("{} is on another host: {what}", self.path.display());
-        Err(Error::new(Kind::Unsupported, why))
     }
 
     /// Its files, for reading, when it has no nodes.
@@ -230,7 +230,7 @@ impl ArchiveDir {
     /// Those of the system.
     pub fn files(&self) -> Result<Arc<dyn Files>> {
         Ok(match &self.far {
-            Some(far) => Arc::new(far.files().clone()),
+            Some(far) => far.files()?,
             None => Arc::new(Directory::open(&self.path, false)?),
         })
     }
@@ -241,7 +241,7 @@ impl ArchiveDir {
     /// Those of the system.
     pub fn free_bytes(&self) -> Result<u64> {
         match &self.far {
-            Some(far) => far.files().free_bytes(),
+            Some(far) => far.free_bytes(),
             None => room(&self.path).map(|room| room.bytes),
         }
     }
@@ -300,7 +300,8 @@ impl ArchiveDir {
     /// archive.
     pub fn server(&self) -> Result<Option<Client>> {
         if let Some(far) = &self.far {
-            let Some(server) = &far.greeting().server else { return Ok(None) };
+            let server = far.greeting().and_then(|greeting| greeting.server.as_ref());
+            let Some(server) = server else { return Ok(None) };
             let why =
                 format!("{} can't be asked for that from here: {server}", self.path.display());
             return Err(Error::new(Kind::Busy, why));
@@ -549,8 +550,9 @@ impl ArchiveDir {
         let opened = match (&nodes, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes.clone(), true, settings),
             (None, Some(far)) => may_change(&self.path, far).and_then(|()| {
-                let files = Arc::new(far.files().clone());
-                let opened = Archive::open_with_index(files, Vec::new(), true, settings);
+                let opened = far
+                    .files_to_change()
+                    .and_then(|files| Archive::open_with_index(files, Vec::new(), true, settings));
                 adding(far, opened)
             }),
             (None, None) => Directory::open_as(&self.path, true, word()).and_then(|files| {
@@ -574,10 +576,9 @@ impl ArchiveDir {
         let settings = suited(self, Settings { memory, ..Settings::default() });
         let opened = match (self.nodes(false, false)?, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
-            (None, Some(far)) => {
-                let files = Arc::new(far.files().clone());
-                Archive::open_with_index(files, Vec::new(), false, settings)
-            }
+            (None, Some(far)) => far
+                .files()
+                .and_then(|files| Archive::open_with_index(files, Vec::new(), false, settings)),
             (None, None) => Directory::open(&self.path, false).and_then(|files| {
                 let index = self.index_directories(false, None);
                 Archive::open_with_index(Arc::new(files), index, false, settings)
@@ -617,6 +618,34 @@ impl ArchiveDir {
     }
 }
 
+/// True when the archive is in an object store.
+#[must_use]
+pub fn is_in_bucket(archive: &ArchiveDir) -> bool {
+    matches!(archive.far, Some(Away::Bucket(_)))
+}
+
+/// Deletes objects that nothing in the archive needs; `None` when it is in no object store.
+///
+/// # Errors
+/// `Busy` while another process changes the archive, and those of the store.
+pub fn collect_objects(archive: &ArchiveDir) -> Result<Option<Collected>> {
+    match &archive.far {
+        Some(Away::Bucket(place)) => place.collect().map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// A sentence for each object that the archive needs and that is lost, or has another length.
+///
+/// # Errors
+/// Those of the store.
+pub fn lost_objects(archive: &ArchiveDir) -> Result<Vec<String>> {
+    match &archive.far {
+        Some(Away::Bucket(place)) => place.losses(),
+        _ => Ok(Vec::new()),
+    }
+}
+
 /// Other processes that hold one of these locks.
 fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
     if archive.is_far() {
@@ -636,8 +665,8 @@ fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
 /// `Exists` when something is in it, `Busy` while another process creates an archive there, those of
 /// reaching another host, and those of the system.
 pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
-    if far::is_address(path) {
-        return Ok((Arc::new(far::make(path)?.files().clone()), None));
+    if let Some(files) = Away::make(path)? {
+        return Ok((files, None));
     }
     let (files, making) = Directory::create_over(path, word(), is_unfinished)?;
     files.exposed().iter().for_each(|sentence| warn(sentence));
@@ -645,24 +674,25 @@ pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
 }
 
 /// Errors when the other host lets us only read.
-fn may_change(path: &Path, far: &Far) -> Result<()> {
-    if far.greeting().right > Right::Read {
+fn may_change(path: &Path, far: &Away) -> Result<()> {
+    let Some(greeting) = far.greeting().filter(|greeting| greeting.right <= Right::Read) else {
         return Ok(());
-    }
-    let bar = far.greeting().bar.as_deref();
+    };
+    let bar = greeting.bar.as_deref();
     let bar = bar.unwrap_or("the other host lets this user read it, and change nothing");
     Err(Error::new(Kind::Denied, format!("{} can't be changed: {bar}", path.display())))
 }
 
 /// Errors when the other host lets us only add, and the key is for more: what it does to files is refused
 /// there.
-fn adding(far: &Far, opened: Result<Archive>) -> Result<Archive> {
+fn adding(far: &Away, opened: Result<Archive>) -> Result<Archive> {
     let is_refused = match &opened {
         Ok(archive) => !matches!(archive.role(), Some(Role::Put(_))),
         // Who manages may write when it opens.
         Err(error) => error.to_string().contains(MAY_ADD_ONLY),
     };
-    if far.greeting().right != Right::Put || !is_refused {
+    let may_only_add = far.greeting().is_some_and(|greeting| greeting.right == Right::Put);
+    if !may_only_add || !is_refused {
         return opened;
     }
     let why = "the other host lets this user only add, by a put key";

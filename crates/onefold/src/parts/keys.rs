@@ -340,6 +340,11 @@ pub fn of_cluster_store(store: &Path) -> onefold_cluster::KeySource {
     asker().map_or_else(onefold_cluster::KeySource::default, given)
 }
 
+/// True when the operator takes stores that are older than what this host knows.
+pub(super) fn accepts_older() -> bool {
+    asker().is_some_and(|asker| asker.accepts_older)
+}
+
 /// The opener for an archive. The engine refuses an archive that does not descend from the head that was seen
 /// here.
 pub(super) fn of_archive(store: &Path) -> KeySource {

@@ -1,9 +1,12 @@
 //! The parts that open stores: files, folders, claims, control sockets. The command uses it where
 //! this library has no call yet; nothing of it is stable.
 
+pub mod address;
 pub mod archive_care;
 pub mod archive_dir;
 pub mod archive_work;
+pub mod away;
+pub mod bucket;
 pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;

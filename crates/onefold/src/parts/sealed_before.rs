@@ -23,7 +23,10 @@ use std::{
 use onefold_backend::new_file::{NewFile, replace};
 use onefold_core::{Error, Kind, Result, checksum, hex_digits};
 
-use super::{far::is_address, user_directory::user_directory};
+use super::{
+    address::{Address, is_away, is_bucket},
+    user_directory::user_directory,
+};
 
 /// The word before a state's number.
 const STATE: &str = "state ";
@@ -63,7 +66,9 @@ pub(super) fn text_of(file: &Path, bytes_max: u64) -> Option<String> {
 /// one in the place of a store, changes one of them only.
 fn of_path(path: &Path) -> Vec<String> {
     let mut places = Vec::new();
-    if is_address(path) {
+    if let Some(address) = Some(path).filter(|path| is_bucket(path)).map(Address::of) {
+        places.push(address.map_or_else(|_| path.to_owned(), |address| address.key().into()));
+    } else if is_away(path) {
         places.push(path.to_owned());
     } else {
         let given = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());

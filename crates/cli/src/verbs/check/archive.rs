@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use onefold::parts::{
     archive_care::{self, Depth, Extent, Outcome},
-    archive_dir::ArchiveDir,
+    archive_dir::{ArchiveDir, lost_objects},
+    operator::warn,
 };
 use onefold_console::{
     failure::Failure,
@@ -59,6 +60,8 @@ struct Found {
     untrue_snapshots: u64,
     /// What nobody can read any more, since its domain was erased; that is no problem.
     erased: Erased,
+    /// Objects of an archive in a bucket that are lost or have another length, a sentence each.
+    lost_objects: Vec<String>,
     well: bool,
 }
 
@@ -95,10 +98,16 @@ pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Res
     })?;
     drop(bars);
     let what = what(directory.path(), extent.only);
+    let lost = lost_objects(directory)?;
+    lost.iter().for_each(|sentence| warn(sentence));
     if json {
-        output::json(&found(&made))?
+        output::json(&found(&made, &lost))?
     } else {
         tell(&made, data)
+    }
+    if !lost.is_empty() {
+        let objects = counted(lost.len() as u64, "object");
+        return Err(Failure::new(format!("{what} is damaged: {objects} lost or cut off")));
     }
     if made.is_well() {
         if !json {
@@ -141,7 +150,7 @@ fn what(path: &Path, only: Option<&str>) -> String {
     )
 }
 
-fn found(made: &Outcome) -> Found {
+fn found(made: &Outcome, lost: &[String]) -> Found {
     let report = &made.report;
     let offsets =
         |blocks: &Vec<u64>| blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect();
@@ -181,7 +190,8 @@ fn found(made: &Outcome) -> Found {
             containers: report.erased.containers,
             bytes: report.erased.bytes,
         },
-        well: made.is_well(),
+        lost_objects: lost.to_vec(),
+        well: made.is_well() && lost.is_empty(),
     }
 }
 

@@ -16,8 +16,8 @@ use super::{
     placement::{Placed, code},
 };
 use onefold::parts::{
+    address::{is_away, is_bucket},
     archive_dir::{ArchiveDir, make_directory, name_archive},
-    far::is_address,
     foreign, index_move,
     operator::word,
     sealed_before,
@@ -44,7 +44,8 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
                   onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
                   --delay 0 --batch 256M")]
 pub(super) struct Options {
-    /// A directory that is empty, or does not exist yet; on another host: ssh://user@host/directory
+    /// A directory that is empty, or does not exist yet; on another host: ssh://user@host/directory; in object
+    /// storage: s3://bucket/prefix
     store: PathBuf,
 
     /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K; any
@@ -120,15 +121,16 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
-    let format = Format { pads: options.pad, ..format };
+    // A bucket does not fill up.
+    let reserve_bytes = if is_bucket(store) { 0 } else { format.reserve_bytes };
+    let format = Format { pads: options.pad, reserve_bytes, ..format };
     let format = if options.roles { format.with_roles() } else { format };
     if let Some(error) = foreign(store).filter(|_| !store.exists()) {
         return Err(error.into());
     }
     let elsewhere = !nodes.is_empty() || options.fast.is_some();
-    if is_address(store) && elsewhere {
-        let why =
-            "an archive on another host lies in one directory there, without --nodes and --fast";
+    if is_away(store) && elsewhere {
+        let why = "an archive on another host or in a bucket lies in one place there, without --nodes and --fast";
         return Err(Failure::usage(why));
     }
     let several = "an archive on several nodes can't be encrypted yet";
@@ -145,8 +147,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     let directories = nodes.iter().chain(&options.fast).chain([store]);
-    let new: Vec<&PathBuf> =
-        directories.filter(|path| !is_address(path) && !path.exists()).collect();
+    let new: Vec<&PathBuf> = directories.filter(|path| !is_away(path) && !path.exists()).collect();
     let made = make(options, &format, &mut keys).inspect_err(|_| remove(&new))?;
     sealed_before::made(store, keys.as_ref().map(|_| &format.id));
     let shown = store.display();

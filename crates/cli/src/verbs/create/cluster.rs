@@ -17,7 +17,7 @@ use onefold_core::{
 use serde_json::json;
 
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
-use onefold::parts::{cluster_store::Url, far::is_address, operator};
+use onefold::parts::{address::is_away, cluster_store::Url, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
@@ -166,10 +166,10 @@ fn in_folder(folder: &Path, format: &Format, keys: Option<&mut NewKeys>) -> Resu
 
 fn make(options: &Options, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
     match (&options.store, options.metadata_pool.as_deref(), options.chunk_pool.as_deref()) {
-        (Url::Folder(folder), None, None) if is_address(folder) => {
+        (Url::Folder(folder), None, None) if is_away(folder) => {
             return Err(Failure::usage(
                 "a store of the cluster engine is in a folder of this host, or on Ceph: only archives have \
-                 addresses of ssh",
+                 addresses of ssh and of buckets",
             ));
         }
         (Url::Folder(folder), None, None) => in_folder(folder, format, keys)?,

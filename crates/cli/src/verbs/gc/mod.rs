@@ -18,7 +18,7 @@ use serde_json::json;
 use self::left::Left;
 use super::{Found, cluster, keeping::period::period, refused};
 use onefold::parts::{
-    archive_dir::{ArchiveDir, now},
+    archive_dir::{ArchiveDir, Collected, collect_objects, is_in_bucket, now},
     cluster_store::Url,
     operator::warn,
 };
@@ -204,6 +204,50 @@ struct Done {
     free_bytes_after: u64,
     /// What nothing needs and is not freed; nothing when the budget ended before that was counted.
     left: Option<Left>,
+    /// Objects of an archive in a bucket; nothing for others.
+    objects: Option<Objects>,
+}
+
+/// What became of objects that nothing in an archive needs.
+#[derive(Debug, Serialize)]
+struct Objects {
+    /// Objects that were deleted, those of killed processes too, and the bytes of those that the archive had.
+    deleted: u64,
+    deleted_bytes: u64,
+    /// Objects that a later gc deletes.
+    waiting: u64,
+    waiting_bytes: u64,
+    /// Bytes that were written again, since most of their object was not needed.
+    rewritten_bytes: u64,
+    /// Objects that stay although most of them is not needed: they can't be read, or are damaged.
+    damaged: u64,
+}
+
+impl Objects {
+    fn new(collected: Collected) -> Objects {
+        tracing::debug!("{} objects that no frame names were deleted", collected.orphans);
+        Objects {
+            deleted: collected.deleted.0 + collected.orphans,
+            deleted_bytes: collected.deleted.1,
+            waiting: collected.waiting.0,
+            waiting_bytes: collected.waiting.1,
+            rewritten_bytes: collected.rewritten,
+            damaged: collected.damaged,
+        }
+    }
+
+    fn tell(&self) {
+        let objects = |n| counted(n, "object");
+        let (deleted, bytes) = (objects(self.deleted), Size(self.deleted_bytes));
+        output::line(format_args!("deleted {deleted}: {bytes}"));
+        if self.waiting > 0 {
+            output::line(format_args!(
+                "{} of {} will be deleted by a gc after a day, when nobody reads any more what was",
+                objects(self.waiting),
+                Size(self.waiting_bytes)
+            ));
+        }
+    }
 }
 
 /// Usage counts that were wrong.
@@ -280,7 +324,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         keep_partial: options.keep_partial.as_secs(),
         trash: options.trash.as_secs(),
         wait: !options.no_wait,
-        reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+        reserve_bytes: match is_in_bucket(&directory) {
+            true => 0,
+            false => Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+        },
         encode_all: options.encode,
         doubts_clock: !options.force,
     };
@@ -378,12 +425,25 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         free_bytes_before: free_before,
         free_bytes_after: free()?,
         left,
+        objects: None,
     };
+    // What the collection of the archive did is told, whatever becomes of its objects.
+    let collected = collect_objects(&directory);
+    let objects = collected.as_ref().ok().copied().flatten().map(Objects::new);
+    if let Some(damaged) = objects.as_ref().map(|objects| objects.damaged).filter(|n| *n > 0) {
+        let objects = counted(damaged, "object");
+        warn(&format!(
+            "{objects} can't be read or are damaged, and stay: `onefold scrub` tells what lies in them"
+        ));
+    }
+    let done = Done { objects, ..done };
     if options.json {
         output::json(&done)?;
-        return Ok(());
+    } else {
+        done.tell(options, archive.label().late.is_some(), directory.path());
+        done.objects.iter().for_each(Objects::tell);
     }
-    done.tell(options, archive.label().late.is_some(), directory.path());
+    collected?;
     Ok(())
 }
 
@@ -590,11 +650,14 @@ impl Done {
             )),
             None => {}
         }
-        output::line(format_args!(
-            "free on the disk: {}; before: {}",
-            Size(done.free_bytes_after),
-            Size(done.free_bytes_before)
-        ));
+        // A bucket has no end that anybody knows.
+        if done.free_bytes_after < u64::MAX / 4 {
+            output::line(format_args!(
+                "free on the disk: {}; before: {}",
+                Size(done.free_bytes_after),
+                Size(done.free_bytes_before)
+            ));
+        }
         if done.cut_short {
             output::line("note: the budget ended before all was done; another gc goes on");
         }

@@ -1,0 +1,89 @@
+//! Every store keeps the contract of object stores.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::sync::Arc;
+
+use onefold_bucket::{Created, DirectoryObjects, MemoryObjects, Objects, probe};
+use onefold_core::{Kind, Result};
+use support::{contract, quick};
+
+#[test]
+fn memory_keeps_the_contract() {
+    let store: Arc<dyn Objects> = Arc::new(MemoryObjects::default());
+    contract::hold(&store);
+}
+
+#[test]
+fn a_directory_keeps_the_contract() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Objects> = Arc::new(DirectoryObjects::open(dir.path(), [1; 16]).unwrap());
+    contract::hold(&store);
+    let other = DirectoryObjects::open(&dir.path().join("none"), [1; 16]);
+    assert_eq!(other.err().unwrap().kind(), Kind::NotFound);
+}
+
+/// A store that ignores the condition of creations.
+struct Careless(MemoryObjects);
+
+impl Objects for Careless {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<onefold_bucket::Body> {
+        self.0.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        self.0.replace(name, bytes).unwrap();
+        Created::New
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<onefold_bucket::Listed>> {
+        self.0.list(folder, after)
+    }
+}
+
+#[test]
+fn a_store_that_ignores_the_condition_is_refused() {
+    let store: Arc<dyn Objects> = Arc::new(Careless(MemoryObjects::default()));
+    let error = probe(&store, &*quick(1)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("lets 9 of 9 writers create one object"), "{error}");
+}
+
+#[test]
+fn what_is_no_file_is_no_object_and_holds_nobody_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    assert!(matches!(store.create("data/a", b"a"), Created::New));
+    let pipe = dir.path().join("data/b");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    // Opening it would wait for who writes to it.
+    let error = store.get("data/b", 0, 10).unwrap_err();
+    assert!(error.to_string().contains("is no file"), "{error}");
+    assert!(matches!(store.create("data/b", b"b"), Created::Exists));
+    let names: Vec<_> = store.list("data/", "data/").unwrap().into_iter().map(|o| o.name).collect();
+    assert_eq!(names, ["data/a"]);
+}
+
+#[test]
+fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    assert!(matches!(store.create("data/a", b"a"), Created::New));
+    let left = dir.path().join("unfinished/left");
+    let fresh = dir.path().join("unfinished/fresh");
+    for path in [&left, &fresh] {
+        std::fs::write(path, b"half of").unwrap();
+    }
+    let day = std::time::Duration::from_secs(25 * 3600);
+    let file = std::fs::File::options().write(true).open(&left).unwrap();
+    file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    assert_eq!(store.sweep().unwrap(), 1);
+    assert!(!left.exists() && fresh.exists(), "another process may be writing it");
+    assert_eq!(std::fs::read_dir(dir.path().join("unfinished")).unwrap().count(), 1);
+}
