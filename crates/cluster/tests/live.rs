@@ -201,6 +201,44 @@ fn no_snapshot_is_taken_while_a_failed_write_may_still_come() {
 }
 
 #[test]
+fn clients_do_not_go_on_when_another_server_had_the_volume_meanwhile() {
+    let store = new_store();
+    let other = open(&store, "other");
+    let (armed, acts) = (Arc::new(AtomicBool::new(false)), other.clone());
+    let is_armed = armed.clone();
+    // The volume has its next number when the server leaves the old one.
+    let faulty = Faulty {
+        store: store.session("server"),
+        fault: move |op: &Write| {
+            let leaves = op.changes.iter().any(|change| match change {
+                Change::SetOmap(pairs) => pairs.iter().any(|(key, _)| key == b"o"),
+                _ => false,
+            });
+            if leaves && is_armed.swap(false, SeqCst) {
+                let volume = onefold_cluster::Volume::attach(&acts, "v", Mode::Own).unwrap();
+                volume.write_at(0, &block(7)).unwrap();
+                volume.detach().unwrap();
+            }
+            None
+        },
+    };
+    let session = session_over(Arc::new(faulty));
+    let exports = server(&session);
+    let volume = exports.open("v").unwrap();
+    let ticket = volume.write(0, &block(1)).unwrap();
+    armed.store(true, SeqCst);
+    exports.snapshot("v@a").unwrap();
+    // It was written before.
+    volume.wait(ticket).unwrap();
+    assert_eq!(block_of(&*volume, 0).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(volume.write(0, &block(2)).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(volume.flush().unwrap_err().kind(), Kind::NotFound);
+    // Who connects again finds what the other one wrote.
+    assert_eq!(block_of(&*exports.open("v").unwrap(), 0).unwrap(), 7);
+    assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 1);
+}
+
+#[test]
 fn clients_go_on_when_a_snapshot_is_refused_or_the_volume_can_not_be_attached_at_once() {
     let store = new_store();
     let (armed, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));

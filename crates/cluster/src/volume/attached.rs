@@ -12,7 +12,7 @@ use std::sync::Arc;
 use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, may_change, queue::Tickets};
+use super::{Mode, Volume, may_change, ownership::Ownership, queue::Tickets};
 use crate::{
     format::catalogue::Named,
     layers::snapshots::{Moved, Snapshots},
@@ -28,7 +28,8 @@ enum State {
 }
 
 struct Away {
-    /// What the volume's name stands for. `None` where nobody knows: a step had no answer and may still come.
+    /// What the volume's name stands for. `None` where nobody knows, as a step had no answer and may still come, and
+    /// where another server may have written meanwhile.
     to: Option<Named>,
     name: String,
     id: u64,
@@ -86,6 +87,12 @@ impl Attached {
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(&*self.state.read(), State::Open(_))
+    }
+
+    /// True when its clients can't go on: whoever asks for the volume gets it anew.
+    pub(super) fn is_lost(&self) -> bool {
+        let Some(state) = self.state.try_read() else { return false };
+        matches!(&*state, State::Away(Away { to: None, .. }))
     }
 
     /// The number that it has now.
@@ -175,6 +182,14 @@ impl Attached {
         let State::Away(away) = state else { return Ok(()) };
         let Some(to) = &away.to else { return Err(away.error.clone()) };
         let mut volume = Volume::attach_named(&self.session, &away.name, to, Mode::Own)?;
+        let others = volume.ownership.as_ref().is_some_and(Ownership::was_of_another);
+        if others && self.session.kernel().keeps(Rule::NobodyBetween) {
+            // Whoever comes anew takes it as it is. If it can't be given back, its lock ends with its lease.
+            let _ = volume.detach();
+            away.error = taken(&away.name);
+            away.to = None;
+            return Err(away.error.clone());
+        }
         volume.changes = self.changes.clone();
         if self.session.kernel().keeps(Rule::TicketsGoOn) {
             volume.group_commit.go_on_behind(away.before.lock().clone());
@@ -188,6 +203,14 @@ impl Attached {
 pub(crate) fn settles(volume: &Volume) -> bool {
     volume.group_commit.drain();
     !may_change(volume)
+}
+
+fn taken(name: &str) -> Error {
+    let name = name.escape_debug();
+    let what = format!(
+        "another server had volume '{name}' while a snapshot of it was taken: connect again"
+    );
+    Error::new(Kind::NotFound, what)
 }
 
 fn busy(name: &str) -> Error {

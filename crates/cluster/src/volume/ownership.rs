@@ -168,6 +168,12 @@ impl Ownership {
         age < nanoseconds(kernel.settings().volume_lease * 2 / 3)
     }
 
+    /// True when another session owned the volume before, be it that it closed in order.
+    pub(super) fn was_of_another(&self) -> bool {
+        let identity = self.kernel().store().identity();
+        parse_owner(&self.replaced.lock()).is_some_and(|(_, before)| before != identity)
+    }
+
     /// Keeps the lock.
     pub(super) fn renew(&self) -> Result<()> {
         match self.lock() {

@@ -397,7 +397,11 @@ impl ClusterExports {
 
     /// The volume of a number, if it is attached: perhaps it was under another name.
     fn attached(&self, id: u64) -> Option<Arc<Attached>> {
-        self.open.lock().get(&id).cloned()
+        let mut open = self.open.lock();
+        if open.get(&id).is_some_and(|volume| volume.is_lost()) {
+            open.remove(&id);
+        }
+        open.get(&id).cloned()
     }
 
     /// Attaches the volume that `name` stands for, if it still has this number; `None` when it has not. Who asks
