@@ -7,15 +7,16 @@ mod damage;
 use std::sync::Arc;
 
 use damage::*;
-use onefold_backend::MemoryDisk;
+use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    check::{Place, Report, check, check_within},
+    check::{Place, Repaired, Report, check, check_within, repair},
     format::{
         carrier::Carrier,
         catalogue::Volume,
         geometry::SUPERBLOCKS,
         leftover,
         page::{self, Form, MapEntry, PageId, ReferenceEntry, Table, ZoneEntry},
+        superblock::State,
     },
 };
 use onefold_core::{Disk, Pba};
@@ -23,6 +24,11 @@ use onefold_core::{Disk, Pba};
 fn examine(disk: &Arc<MemoryDisk>) -> Report {
     let disk: Arc<dyn Disk> = disk.clone();
     check(&disk, &mut |_| {}).unwrap()
+}
+
+fn repaired(disk: &Arc<MemoryDisk>) -> Repaired {
+    let disk: Arc<dyn Disk> = disk.clone();
+    repair(&disk, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {}).unwrap()
 }
 
 #[track_caller]
@@ -114,6 +120,52 @@ fn little_memory_gives_the_same_answer() {
     forge_superblock(&disk, |superblock| superblock.state.references = references);
     for memory in [1, 3000, 40_000, 1 << 20] {
         assert_eq!(check_within(&dynamic, memory, &mut |_| {}).unwrap().problems_found, 1);
+    }
+}
+
+/// A shutdown that is cut off between the last superblock and its twin leaves that of the checkpoint before in
+/// the twin's place.
+#[test]
+fn a_shutdown_that_was_cut_off_before_the_last_twin_is_no_damage() {
+    for subject in [Subject::filled(), Subject::filled_in_place()] {
+        let disk = subject.disk.clone();
+        let mut before = superblock(&disk);
+        assert!(!before.state.clean);
+        let (disk, model) = subject.closed();
+        let newest = superblock(&disk);
+        // The last checkpoint is the newest number but one, and the one before it lies in its twin's place.
+        let place = (newest.state.sequence % 2) as usize;
+        let mut last = newest.clone();
+        last.state.sequence -= 1;
+        put(&disk, SUPERBLOCKS[1 - place], &last.encode(1 - place as u32));
+        before.state.sequence = newest.state.sequence - 2;
+        put(&disk, SUPERBLOCKS[place], &before.encode(place as u32));
+        let cut_off = copy(&disk);
+        let report = assert_well(&cut_off);
+        assert!(report.clean && report.notes.len() == 1, "{:?}", report.notes);
+        assert!(report.notes[0].contains("a shutdown was cut off"), "{:?}", report.notes);
+        let nothing = repaired(&cut_off);
+        assert!(nothing.restored.is_empty() && nothing.left.is_empty(), "{nothing:#?}");
+        assert!(nothing.after.is_well());
+        assert_holds(&cut_off, &model);
+        // What no shutdown leaves is damage, whatever its number.
+        type Change = fn(&mut State, &State);
+        let others: [Change; 5] = [
+            |older, _| older.clean = true,
+            |older, newest| older.epoch = newest.epoch + 1,
+            |older, newest| older.committed.0 = newest.committed.0 + 1,
+            |older, newest| older.next_generation = newest.next_generation + 1,
+            |older, _| older.sequence -= 2,
+        ];
+        for (n, change) in others.into_iter().enumerate() {
+            let mut other = before.clone();
+            change(&mut other.state, &newest.state);
+            let copy = copy(&disk);
+            put(&copy, SUPERBLOCKS[place], &other.encode(place as u32));
+            assert!(!examine(&copy).is_well(), "{n}");
+            assert!(!repaired(&copy).restored.is_empty(), "{n}");
+            assert_well(&copy);
+        }
     }
 }
 

@@ -30,8 +30,9 @@ mod trees;
 mod turns;
 
 use std::{
+    ffi::OsString,
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::ffi::OsStringExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -47,7 +48,13 @@ use rustix::{
     process::geteuid,
 };
 
-use self::{files::Files, point::Point, served::Served, trees::Trees, turns::Turns};
+use self::{
+    files::Files,
+    point::{Point, way_to},
+    served::Served,
+    trees::Trees,
+    turns::Turns,
+};
 
 /// Bytes of pages, and of content, that are cached, half each.
 pub const CACHE_BYTES: u64 = 64 << 20;
@@ -124,8 +131,10 @@ impl Mounted {
             );
             return Err(Error::new(Kind::Exists, why));
         }
-        // The process may be elsewhere when it ends.
-        let at = at.canonicalize().map_err(wrong)?;
+        // The process may be elsewhere when it ends, and the path was followed before.
+        let named = rustix::fs::readlink(way_to(&directory), Vec::new());
+        let named = named.map_err(|errno| wrong(errno.into()))?;
+        let at = PathBuf::from(OsString::from_vec(named.into_bytes()));
         let trees = Arc::new(Trees::new(archive, CACHE_BYTES));
         let files = Files::new(trees.clone(), choices.only, choices.allow_other)?;
         let mut config = Config::default();

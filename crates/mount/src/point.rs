@@ -89,7 +89,7 @@ impl Point {
 }
 
 /// Where a directory is found again.
-fn way_to(directory: &OwnedFd) -> PathBuf {
+pub(crate) fn way_to(directory: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
 }
 

@@ -47,6 +47,14 @@ pub(super) fn has_list(fd: &impl AsFd, list: &str) -> bool {
     rustix::fs::fgetxattr(fd, list, &mut [0; 0]).is_ok()
 }
 
+/// True when a place has a list of access rights, or nobody can tell, as without `/proc`: the place itself
+/// can't be asked.
+#[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
+pub(super) fn place_has_list(place: &OwnedFd) -> bool {
+    let read = rustix::fs::getxattr(proc_path(place), ACCESS_LIST, &mut [0; 0]);
+    !matches!(read, Err(Errno::NODATA | Errno::OPNOTSUPP))
+}
+
 /// Removes a list of access rights, if there is one.
 pub(super) fn drop_list(fd: &impl AsFd, list: &str) -> Result<(), Errno> {
     no_list(rustix::fs::fremovexattr(fd, list))

@@ -29,12 +29,14 @@ mod holder;
 mod levels;
 mod mounts;
 mod names;
+mod old_directory;
 mod place;
 mod restore;
 mod shared;
 mod stamp;
 mod sweep;
 mod unnoticed;
+mod unseen;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};

@@ -5,7 +5,9 @@
 //! one of his own (FUSE) may never answer. So a path is followed part by part, each part is opened as a
 //! place, which asks nobody, and the place is looked at before anything below it is. Links of root and
 //! of the own user are followed; one of another user could lead root to any place, in which it would
-//! read or write.
+//! read or write. Who may rename in a directory can put a link there that somebody else made, so links
+//! in a directory of another user, or to which others may write, are not followed either. In one with
+//! the sticky bit nobody but its owner renames what belongs to another user.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -19,7 +21,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{attributes::drop_lists, mounts};
+use super::{
+    attributes::{STICKY, drop_lists, place_has_list},
+    mounts,
+};
 
 /// Most links on the way, as in Linux.
 const LINKS_MAX: usize = 40;
@@ -110,6 +115,8 @@ enum Stop {
     Mount,
     /// A link of this user.
     Link(u32),
+    /// A link in a directory of this user, or, of root or the own user, to which others may write.
+    LinkIn(u32),
     /// An error of the system in a directory that another user may change.
     Other(Errno),
 }
@@ -150,12 +157,36 @@ fn told(path: &Path, followed: Result<OwnedFd, Stop>) -> Result<Followed> {
             "a link of user {user} is there or on the way, which could lead anywhere and is not \
              followed; give the path that it leads to"
         )))),
+        Stop::LinkIn(user) if is_other(user) => Ok(Err(denied(format!(
+            "a link is there or on the way in a directory of user {user}, who could have put it there, and \
+             is not followed; give the path that it leads to"
+        )))),
+        Stop::LinkIn(_) => Ok(Err(denied(
+            "a link is there or on the way in a directory to which others may write, who could have put it \
+             there, and is not followed; give the path that it leads to"
+                .to_owned(),
+        ))),
     }
 }
 
 /// True for a user who is neither root nor this one.
 fn is_other(user: u32) -> bool {
     user != 0 && user != rustix::process::geteuid().as_raw()
+}
+
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+
+/// True when another user may exchange what root or this user has in a directory. The group of root, and
+/// one that has the number of this user, as each user's own group has on most systems, are nobody else. A
+/// list of rights may name anybody: then the bits of the group are the most that it gives.
+fn lets_others_rename(at: &OwnedFd, directory: &Stat) -> bool {
+    let mode = directory.st_mode;
+    let group = directory.st_gid;
+    let is_own_group = group == 0 || group == rustix::process::geteuid().as_raw();
+    let others = mode & OTHERS_WRITE != 0
+        || mode & GROUP_WRITES != 0 && (!is_own_group || place_has_list(at));
+    is_other(directory.st_uid) || others && mode & STICKY == 0
 }
 
 /// An error in a directory: another user may be to blame who owns it, or whom its mode lets in.
@@ -203,6 +234,10 @@ fn follow(path: &Path, follows: bool, makes: bool) -> Result<OwnedFd, Stop> {
                     FileType::Symlink if !is_last || follows => {
                         if is_other(stat.st_uid) {
                             return Err(Stop::Link(stat.st_uid));
+                        }
+                        let directory = rustix::fs::fstat(&at)?;
+                        if lets_others_rename(&at, &directory) {
+                            return Err(Stop::LinkIn(directory.st_uid));
                         }
                         links += 1;
                         if links > LINKS_MAX {

@@ -32,10 +32,12 @@ use super::{
     },
     files::Files,
     levels::Levels,
+    old_directory::{self, Old},
     place,
     shared::{Choices, Filling, LeftOut, Shared, has_list_stored, is_empty, last_part, open_path},
     stamp::Stamp,
     sweep::Sweep,
+    unseen::{self, Unseen},
 };
 
 /// Memory for the attributes of directories that are open at one time.
@@ -74,7 +76,11 @@ pub struct Restorer {
     /// Directories that were there and only lead to what is restored, by their paths: they stay as
     /// they are.
     kept: HashSet<u64>,
+    /// Directories into which nothing is restored, by their paths.
+    refused: HashSet<u64>,
     hasher: RandomState,
+    /// Where links for others are made.
+    unseen: Option<Unseen>,
 }
 
 impl Drop for Restorer {
@@ -120,7 +126,9 @@ impl Restorer {
             held: 0,
             umask: rustix::process::umask(Mode::empty()),
             kept: HashSet::new(),
+            refused: HashSet::new(),
             hasher: RandomState::new(),
+            unseen: None,
         };
         let stamp = Stamp::of_old(&stat);
         restorer.enter(opened, &stat, b"", stamp, None);
@@ -204,8 +212,18 @@ impl Restorer {
     fn parent(&mut self, path: &[u8]) -> Result<(&OwnedFd, &mut Place)> {
         let parent =
             path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
-        while self.path != parent && self.levels.depth() > 0 {
+        let leads = |path: &[u8]| {
+            let rest = parent.strip_prefix(path);
+            path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+        };
+        while !leads(&self.path) && self.levels.depth() > 0 {
             self.leave()?;
+        }
+        if self.path != parent {
+            return Err(match self.is_refused(parent) {
+                true => not_entered(),
+                false => Error::new(Kind::Corrupt, "the listing of the tree is not in order"),
+            });
         }
         if self.levels.last().is_some_and(|(directory, _)| directory.is_none()) {
             return Err(self.replaced(parent));
@@ -214,6 +232,13 @@ impl Restorer {
             Some((Some(directory), place)) => Ok((directory, place)),
             _ => Err(Error::new(Kind::Corrupt, "the listing of the tree is not in order")),
         }
+    }
+
+    /// True when nothing is restored into a directory, or into one that it lies in.
+    fn is_refused(&self, path: &[u8]) -> bool {
+        let ends = (0..path.len()).filter(|&n| path[n] == b'/').chain([path.len()]);
+        let is_refused = |end| self.refused.contains(&self.hasher.hash_one(&path[..end]));
+        !self.refused.is_empty() && { ends }.any(is_refused)
     }
 
     /// Makes what is at an entry; gives a file that the caller fills, and hands to
@@ -233,19 +258,14 @@ impl Restorer {
             What::CharacterDevice(_) | What::BlockDevice(_) if !shared.choices.privileged => {
                 shared.left_out.lock().devices += 1;
             }
-            What::Directory => drop(self.make_directory(entry)?),
+            What::Directory => drop(self.make_directory(entry, false)?),
             What::File { bytes, .. } => {
                 let at = self.at(entry)?;
                 shared.clear(at, &entry.path)?;
                 return shared.new_file(at, entry, *bytes).map(|(file, _)| Some(file));
             }
             What::HardLink { target } => shared.link(self.at(entry)?, entry, target)?,
-            What::Symlink { target } => {
-                let at = self.at(entry)?;
-                shared.clear(at, &entry.path)?;
-                let made = rustix::fs::symlinkat(&target[..], at.0, last_part(&entry.path));
-                self.made(entry, made, None)?;
-            }
+            What::Symlink { target } => self.make_link(entry, target)?,
             What::Fifo => self.make_node(entry, FileType::Fifo, 0)?,
             What::Socket => self.make_node(entry, FileType::Socket, 0)?,
             What::CharacterDevice(device) => {
@@ -260,7 +280,8 @@ impl Restorer {
     /// [`finish`](Self::finish) changes nothing of it.
     ///
     /// # Errors
-    /// As [`make`](Self::make).
+    /// As [`make`](Self::make); `Denied` when neither its stored owner nor root nor this user owns what is
+    /// there.
     pub fn lead(&mut self, entry: &Entry) -> Result<()> {
         if entry.path.is_empty() {
             return Ok(());
@@ -268,7 +289,7 @@ impl Restorer {
         if !entry.is_safe() || entry.what != What::Directory {
             return Err(unsafe_path());
         }
-        if !self.make_directory(entry)? {
+        if !self.make_directory(entry, true)? {
             self.kept.insert(self.hasher.hash_one(&entry.path));
         }
         Ok(())
@@ -280,16 +301,41 @@ impl Restorer {
     }
 
     /// True when it is new.
-    fn make_directory(&mut self, entry: &Entry) -> Result<bool> {
+    fn make_directory(&mut self, entry: &Entry, leads: bool) -> Result<bool> {
+        let made = self.try_directory(entry, leads);
+        if made.is_err() {
+            self.refused.insert(self.hasher.hash_one(&entry.path));
+        }
+        made
+    }
+
+    fn try_directory(&mut self, entry: &Entry, leads: bool) -> Result<bool> {
         let shared = self.shared.clone();
         let (at, name) = (self.at(entry)?, last_part(&entry.path));
-        let is_new = match rustix::fs::mkdirat(at.0, name, Mode::from_raw_mode(0o700)) {
+        let new = || rustix::fs::mkdirat(at.0, name, Mode::from_raw_mode(0o700));
+        let mut is_new = match new() {
             Ok(()) => true,
             Err(Errno::EXIST) if shared.choices.in_place => false,
             Err(errno) => return Err(shared.not_made(at.0, entry, errno)),
         };
-        let (opened, stat) = shared.open_old(at.0, &entry.path)?;
+        let (mut opened, mut stat) = shared.open_old(at.0, &entry.path)?;
         shared.may_enter(&entry.path, &stat)?;
+        match (is_new, leads) {
+            (true, _) => {}
+            (false, true) => old_directory::may_lead(&shared, entry, &opened, &stat)?,
+            (false, false) => {
+                let old = old_directory::prepare(&shared, at.0, entry, &opened, &stat)?;
+                if let Old::Gone = old {
+                    new().map_err(|errno| shared.not_made(at.0, entry, errno))?;
+                    (opened, stat) = shared.open_old(at.0, &entry.path)?;
+                    shared.may_enter(&entry.path, &stat)?;
+                    is_new = true;
+                } else {
+                    let again = rustix::fs::fstat(&opened);
+                    stat = again.map_err(|errno| shared.wrong(&entry.path, errno))?;
+                }
+            }
+        }
         if is_new {
             shared.is_ours(at.0, entry, &stat)?;
             drop_list(&opened, DEFAULT_LIST).map_err(|errno| shared.wrong(&entry.path, errno))?;
@@ -308,6 +354,20 @@ impl Restorer {
         }
         self.enter(opened, &stat, &entry.path, stamp, None);
         Ok(is_new)
+    }
+
+    fn make_link(&mut self, entry: &Entry, target: &[u8]) -> Result<()> {
+        let shared = self.shared.clone();
+        let mut unseen = self.unseen.take();
+        let at = self.at(entry)?;
+        shared.clear(at, &entry.path)?;
+        if shared.is_root && at.1.is_shared {
+            let made = unseen::link(&shared, &mut unseen, at, entry, target);
+            self.unseen = unseen;
+            return made;
+        }
+        let made = rustix::fs::symlinkat(target, at.0, last_part(&entry.path));
+        self.made(entry, made, None)
     }
 
     /// A pipe, a socket or a device, with its mode: without `/proc` it can't be changed later. Where its
@@ -395,6 +455,8 @@ impl Restorer {
     /// # Errors
     /// The errors of the system.
     pub fn made_all(&mut self) -> Result<()> {
+        // Directories get their times later.
+        self.unseen = None;
         while self.levels.depth() > 1 {
             self.leave()?;
         }
@@ -404,10 +466,13 @@ impl Restorer {
     /// Finishes directories, each after all of its content.
     ///
     /// # Errors
-    /// The errors of the system.
+    /// `Exists` for a directory into which nothing was restored, and those of the system.
     pub fn finish(&mut self, entry: &Entry) -> Result<()> {
         if entry.what != What::Directory || entry.path.is_empty() {
             return Ok(());
+        }
+        if self.is_refused(&entry.path) {
+            return Err(Error::new(Kind::Exists, "another directory is there, and stays as it is"));
         }
         let shared = self.shared.clone();
         let (directory, _) = self.parent(&entry.path)?;
@@ -495,6 +560,10 @@ impl Restorer {
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
     }
+}
+
+fn not_entered() -> Error {
+    Error::new(Kind::Denied, "nothing is restored into a directory on the way to it, as told above")
 }
 
 fn unsafe_path() -> Error {

@@ -646,7 +646,7 @@ pub(super) fn text(path: &[u8]) -> String {
 
 /// The owner that a new file in a directory gets: another one than its maker where a file system
 /// has no owners. Nobody else can have put the file there that tells it.
-fn owner_of_new(directory: &OwnedFd) -> Option<u32> {
+pub(super) fn owner_of_new(directory: &OwnedFd) -> Option<u32> {
     let name = format!(".onefold-{:016x}", u64::from_le_bytes(random_bytes().ok()?));
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;

@@ -1,7 +1,8 @@
 //! The blocks at fixed places: two superblocks, and two copies of every page of the zone list.
 //!
 //! Both copies are written by turns, so their sequences follow each other; the two superblocks of a
-//! store that was shut down cleanly say the same. After a clean shutdown every copy must be whole:
+//! store that was shut down cleanly say the same, unless the shutdown was cut off between the two: then
+//! the older one is that of the checkpoint before. After a clean shutdown every copy must be whole:
 //! opening a store writes the torn copy of a superblock anew, and those of the zone list as well.
 //! After a crash one of two may be torn, because the crash may have met the very write of it: that
 //! is a note. A block that no tear explains (a foreign one, or one flipped bit) is a problem at any
@@ -93,6 +94,11 @@ fn judge_whole(report: &mut Report, place: u32, found: &Superblock, best: &Super
     if found.has_keys_before(best) {
         report.note(format!(
             "{}: it is from before the last change of keys, which was cut off; the next opening writes it anew",
+            Place::Superblock(place)
+        ));
+    } else if found.is_before_shutdown(best) {
+        report.note(format!(
+            "{}: a shutdown was cut off before it was written; the next opening writes it anew",
             Place::Superblock(place)
         ));
     } else if best.state.clean && !found.is_twin_of(best) && found.fixed == best.fixed {

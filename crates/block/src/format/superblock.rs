@@ -588,6 +588,27 @@ impl Superblock {
             && with_them.is_twin_of(newer)
     }
 
+    /// True for the version before `newer` when `newer` is the last one of a store that was shut down, and
+    /// its twin is missing: a shutdown that was cut off between the two leaves such a pair.
+    #[must_use]
+    pub(crate) fn is_before_shutdown(&self, newer: &Superblock) -> bool {
+        let (old, new) = (&self.state, &newer.state);
+        let rises = |state: &State| {
+            (
+                [state.committed, state.durable, state.last_window],
+                [u64::from(state.epoch), state.next_generation, state.keys],
+            )
+        };
+        let ((windows, numbers), (new_windows, new_numbers)) = (rises(old), rises(new));
+        self.fixed == newer.fixed
+            && old.sequence.wrapping_add(1) == new.sequence
+            && !old.clean
+            && new.clean
+            && old.features & !new.features == 0
+            && windows.iter().zip(&new_windows).all(|(old, new)| old <= new)
+            && numbers.iter().zip(&new_numbers).all(|(old, new)| old <= new)
+    }
+
     /// True when a block that is no superblock may be a mixture of the sectors of two of this
     /// store, as a torn write leaves it: what never changes is there, and nothing is behind the
     /// end.

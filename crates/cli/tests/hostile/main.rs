@@ -27,6 +27,7 @@ mod medium;
 mod mounts;
 mod names;
 mod pages;
+mod places;
 mod promises;
 mod readers;
 mod restores;

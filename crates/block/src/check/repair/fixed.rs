@@ -59,7 +59,10 @@ pub(super) fn superblocks(
     let follows = |other: &Superblock| {
         let next = other.state.sequence.wrapping_add(1) == best.state.sequence
             && other.fixed == best.fixed;
-        next && (!best.state.clean || other.is_twin_of(&best) || other.has_keys_before(&best))
+        next && (!best.state.clean
+            || other.is_twin_of(&best)
+            || other.is_before_shutdown(&best)
+            || other.has_keys_before(&best))
     };
     if !found(other).as_ref().is_some_and(follows) {
         best.state.sequence += 1;
