@@ -12,7 +12,7 @@ use std::sync::Arc;
 use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, may_change, ownership::Ownership, queue::Tickets};
+use super::{Mode, Volume, ownership::Ownership, queue::Tickets};
 use crate::{
     format::catalogue::Named,
     layers::snapshots::{Moved, Snapshots},
@@ -197,12 +197,6 @@ impl Attached {
         *state = State::Open(Box::new(volume));
         Ok(())
     }
-}
-
-/// Waits until all writes are over that came before; false when a change that failed may still come.
-pub(crate) fn settles(volume: &Volume) -> bool {
-    volume.group_commit.drain();
-    !may_change(volume)
 }
 
 fn taken(name: &str) -> Error {

@@ -49,11 +49,8 @@ use std::sync::{
 
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
+pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
-pub(crate) use self::{
-    attached::settles,
-    ownership::{owner, parse_owner},
-};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
@@ -83,6 +80,12 @@ impl Drop for Trim<'_> {
 /// True when a change of a client failed and may still come.
 fn may_change(volume: &Volume) -> bool {
     volume.unsure.load(Relaxed) || volume.group_commit.has_failed()
+}
+
+/// Waits until all writes are over that came before; false when a change that failed may still come.
+pub(crate) fn settles(volume: &Volume) -> bool {
+    volume.group_commit.drain();
+    !may_change(volume)
 }
 
 /// A volume that is attached.

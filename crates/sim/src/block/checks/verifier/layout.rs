@@ -81,6 +81,17 @@ pub(super) struct Listed {
     marks: Option<[u8; 128]>,
 }
 
+/// The places of superblocks that a crash may have torn: what is there is none.
+pub(super) fn torn(image: &Image, sealed: Option<&Sealed>) -> BTreeSet<u64> {
+    let is_whole = |place: usize, at: u64| {
+        image
+            .get(at)
+            .is_some_and(|bytes| Superblock::decode(&bytes[..], place as u64, sealed).is_ok())
+    };
+    let places = PLACES.into_iter().enumerate();
+    places.filter(|&(place, at)| !is_whole(place, at)).map(|(_, at)| at).collect()
+}
+
 impl Superblock {
     /// The one that counts, or `None` when damage hides it.
     pub(super) fn choose(

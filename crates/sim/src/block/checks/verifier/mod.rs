@@ -132,13 +132,15 @@ pub struct Forgotten {
     pub fingerprints: Vec<u64>,
 }
 
-/// Looks at what is free in the store on an image without damage. A sealed store is opened by `sealed`.
+/// Looks at what is free in the store on an image without damage; a crash may have torn one superblock. A sealed
+/// store is opened by `sealed`.
 ///
 /// # Errors
 /// It has no superblock.
 pub fn forgotten(image: &Image, sealed: Option<&Sealed>) -> Result<Forgotten, String> {
     let none = BTreeSet::new();
-    let superblock = Superblock::choose(image, &none, sealed)?.ok_or("no superblock")?;
+    let torn = layout::torn(image, sealed);
+    let superblock = Superblock::choose(image, &torn, sealed)?.ok_or("no superblock")?;
     let mut reader = Reader::new(image, &none, true, superblock, sealed);
     let usage = reader.usage();
     reader.problems.first().map_or(Ok(()), |problem| Err(problem.clone()))?;
