@@ -80,7 +80,7 @@ pub fn control_name(folder: &Path) -> Result<(String, u32), Error> {
 /// The name of the control socket of a server of a store on Ceph, by which store it is: each host has one at most.
 #[must_use]
 pub fn gateway_control_name(session: &Session) -> String {
-    format!("{}{}", hex_digits(&GATEWAY), hex_digits(&session.format().id))
+    format!("{}{}", hex_digits(GATEWAY), hex_digits(session.format().id))
 }
 
 /// The server on this host that takes commands for a store on Ceph, if there is one. Others, on other hosts, may

@@ -916,14 +916,18 @@ impl Subject for Thin {
             return Vec::new();
         };
         let mut copies = Vec::new();
-        let committed = found(&view, options).map(|found| match found {
-            superblock::Found::Good(superblock) => Some(superblock.state.committed),
+        let both = found(&view, options).map(|found| match found {
+            superblock::Found::Good(superblock) => Some(superblock.state.clone()),
             _ => None,
         });
+        let limits = |state: &superblock::State| -> Vec<_> {
+            state.domains.iter().map(|one| (one.number, one.limits)).collect()
+        };
         // With copy-on-write trees the newest superblock may be the only one of its version until
-        // the next window.
-        if committed.iter().all(Option::is_some)
-            && (options.scheme != 2 || committed[0] == committed[1])
+        // the next window. New limits of a domain are in it alone until the next checkpoint.
+        if let [Some(one), Some(other)] = &both
+            && (options.scheme != 2 || one.committed == other.committed)
+            && limits(one) == limits(other)
         {
             copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
         }
