@@ -67,6 +67,9 @@ pub enum Rule {
     /// A volume that another session owned while a snapshot of it was taken is not the one that its clients know.
     /// Otherwise they go on beside what others wrote.
     NobodyBetween,
+    /// A session that gives up to give a name looks whether it was given. Otherwise its clients go on with the
+    /// number that the name stood for.
+    GivenNameLookedAt,
     /// A server that others stand by for answers nothing without a young proof that it was not shut
     /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
     AnswersProven,
@@ -225,7 +228,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 73] = [
+    pub const BUGS: [(&'static str, Rule); 74] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -299,5 +302,6 @@ impl Rule {
         ("tickets-begin-anew", Rule::TicketsGoOn),
         ("snapshot-before-a-late-write", Rule::StepsAreSure),
         ("another-server-between", Rule::NobodyBetween),
+        ("given-name-taken-for-a-refused-one", Rule::GivenNameLookedAt),
     ];
 }

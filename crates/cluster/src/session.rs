@@ -21,6 +21,7 @@ use crate::{
     names::{Names, NamesPage},
     proof::{Proof, nanoseconds},
     settings::Settings,
+    volume::Leaving,
 };
 
 /// A session of the store. All methods may be called from many threads at once.
@@ -36,8 +37,7 @@ pub struct Session {
     proof: OnceLock<Proof>,
     /// Sessions that it shut out when it took over.
     shut_out: Mutex<BTreeSet<String>>,
-    /// Volumes whose names may still be given to other numbers, by operations of this session that had no answer.
-    may_be_left: Mutex<BTreeSet<u64>>,
+    leaving: Leaving,
     /// Layers in which no chunk is kept because it is read often: none ever is from then on.
     cooled: Mutex<BTreeSet<u64>>,
     /// When its volumes were last tended, in nanoseconds of the monotonic clock.
@@ -78,7 +78,7 @@ impl Session {
             looks_only,
             proof: OnceLock::new(),
             shut_out: Mutex::default(),
-            may_be_left: Mutex::default(),
+            leaving: Leaving::default(),
             cooled: Mutex::default(),
             tended: AtomicU64::new(0),
         }
@@ -106,9 +106,9 @@ impl Session {
         &self.shut_out
     }
 
-    /// Volumes whose names may still be given to other numbers: what is written to them would be lost.
-    pub(crate) fn may_be_left(&self) -> &Mutex<BTreeSet<u64>> {
-        &self.may_be_left
+    /// The numbers that it leaves.
+    pub(crate) fn leaving(&self) -> &Leaving {
+        &self.leaving
     }
 
     /// Layers in which no chunk is kept because it is read often, or where this session can't give it back.
@@ -118,6 +118,7 @@ impl Session {
 
     /// Its volumes are looked after at this moment.
     pub(crate) fn tend(&self) {
+        self.leaving.again(&self.kernel);
         self.tended.store(nanoseconds(self.store().monotonic()), Relaxed);
     }
 

@@ -27,11 +27,11 @@ use super::{
 use crate::{
     format::catalogue::{Named, What},
     kernel::Kernel,
-    names::{Names, Old},
+    names::{Given, Names, Old},
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Volume, header, owner, parse_owner, settles},
+    volume::{Mode, Volume, complete, header, owner, parse_owner, settles},
 };
 
 fn missing(name: &str) -> Error {
@@ -65,6 +65,8 @@ pub(crate) struct Moved {
 /// The snapshots of a store.
 pub struct Snapshots<'s> {
     session: &'s Arc<Session>,
+    /// The volume that gets another number, and whose clients go on with that.
+    live: Option<&'s Volume>,
 }
 
 /// Records in the format that volumes have layers, and that their parents have stamps.
@@ -83,7 +85,7 @@ impl<'s> Snapshots<'s> {
     /// The snapshots of the session's store.
     #[must_use]
     pub fn of(session: &'s Arc<Session>) -> Snapshots<'s> {
-        Snapshots { session }
+        Snapshots { session, live: None }
     }
 
     fn kernel(&self) -> &'s Kernel {
@@ -139,16 +141,29 @@ impl<'s> Snapshots<'s> {
 
     /// Takes a snapshot of a volume that this session has attached for writing. The volume has another number
     /// afterwards, under which it is to be attached anew; its own is to be [left](Self::leave).
-    pub(crate) fn take_of(&self, volume: &Volume, name: &str) -> Moved {
+    pub(crate) fn take_of(&self, volume: &'s Volume, name: &str) -> Moved {
+        Snapshots { live: Some(volume), ..*self }.take_live(volume, name)
+    }
+
+    fn take_live(&self, volume: &Volume, name: &str) -> Moved {
         let taken = parts(name).and_then(|(of, own)| {
             self.make_sure(volume)?;
             self.step(volume, of, Old::Stays, |named, table| {
                 self.take_over((name, of, own), named, table)
             })
         });
-        match taken {
-            Ok(to) => Moved { to: Some(to), done: Ok(()) },
-            Err(error) => Moved { to: None, done: Err(error) },
+        let (to, done) = match taken {
+            Ok(to) => (Some(to), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.stays_with(volume, to.as_ref());
+        Moved { to, done }
+    }
+
+    /// A volume that did not get another number may be deleted as before.
+    fn stays_with(&self, volume: &Volume, to: Option<&Named>) {
+        if to.is_none() {
+            Names::of(self.kernel()).unlock_filled(volume.id());
         }
     }
 
@@ -212,7 +227,11 @@ impl<'s> Snapshots<'s> {
 
     /// Makes a volume that holds what a volume holds that this session has attached for writing. Where that one has
     /// another number afterwards, it is to be attached anew; its own is to be [left](Self::leave).
-    pub(crate) fn clone_of(&self, volume: &Volume, of: &str, new_name: &str) -> Moved {
+    pub(crate) fn clone_of(&self, volume: &'s Volume, of: &str, new_name: &str) -> Moved {
+        Snapshots { live: Some(volume), ..*self }.clone_live(volume, of, new_name)
+    }
+
+    fn clone_live(&self, volume: &Volume, of: &str, new_name: &str) -> Moved {
         let mut to = None;
         let sure = self.must_be_free(new_name).and_then(|()| self.make_sure(volume));
         let done = sure.and_then(|()| {
@@ -220,9 +239,7 @@ impl<'s> Snapshots<'s> {
                 self.clone_over((of, new_name), named, &table, &mut to)
             })
         });
-        if to.is_none() {
-            Names::of(self.kernel()).unlock_filled(volume.id());
-        }
+        self.stays_with(volume, to.as_ref());
         Moved { to, done }
     }
 
@@ -317,7 +334,7 @@ impl<'s> Snapshots<'s> {
         if !settles(volume) && self.kernel().keeps(Rule::StepsAreSure) {
             return Err(may_come(volume.name()));
         }
-        Ok(())
+        complete(volume)
     }
 
     /// Does something with the number that a volume still has under its name.
@@ -347,8 +364,17 @@ impl<'s> Snapshots<'s> {
         }
     }
 
+    /// Leaves the number that a volume had whose clients go on with the next one. Whoever deletes it later must not
+    /// shut this session out: where that can't be made sure now, it is tried again.
+    pub(crate) fn leave_live(&self, volume: Volume) {
+        let id = volume.id();
+        if volume.resign() {
+            Names::of(self.kernel()).unlock_filled(id);
+        }
+    }
+
     /// Leaves the number that a volume had before a step. What was done is done.
-    pub(crate) fn leave(&self, volume: Volume, old: Old, done: bool) {
+    fn leave(&self, volume: Volume, old: Old, done: bool) {
         let id = volume.id();
         let detached = volume.detach();
         if done && detached.is_ok() {
@@ -390,6 +416,17 @@ impl<'s> Snapshots<'s> {
     /// Makes a volume over the number that it has, with this table of snapshots.
     fn layer(&self, name: &str, of: &Named, table: &[Snapshot], old: Old) -> Result<Named> {
         let new = self.prepare(name, of, table)?;
+        if let Some(volume) = self.live {
+            // Nobody may take the number, or delete it, before it is left.
+            let kept = volume.renew().and_then(|()| {
+                let kept = Names::of(self.kernel()).keep_filling(of.id);
+                kept.map_err(|why| failed("the catalogue can't be changed", why))
+            });
+            if let Err(error) = kept {
+                Names::of(self.kernel()).give_up(name, &new);
+                return Err(error);
+            }
+        }
         self.give(name, Some((of, old)), &new).map(|()| new)
     }
 
@@ -454,11 +491,13 @@ impl<'s> Snapshots<'s> {
         let given = names.change_with(name, old, Some(new));
         match given {
             Ok(()) => names.unlock_filled(new.id),
-            Err(_) => {
-                let refused = names.give_up(name, new);
-                let old = old.filter(|_| !refused).map(|(old, _)| old.id);
-                self.session.may_be_left().lock().extend(old);
-            }
+            Err(_) => match names.give_up(name, new) {
+                Given::Done => return Ok(()),
+                Given::Refused => {}
+                Given::Unknown => {
+                    self.session.leaving().may_be_left().lock().extend(old.map(|(old, _)| old.id));
+                }
+            },
         }
         given.map_err(|refusal| match refusal {
             Refusal::Mismatch if old.is_none() => {

@@ -161,6 +161,17 @@ pub(crate) enum Old {
     Stays,
 }
 
+/// What became of a name that a session gives up to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// It was given all the same.
+    Done,
+    /// It is not given any more.
+    Refused,
+    /// It may be given at any time, or was.
+    Unknown,
+}
+
 /// A volume or object that is being filled or deleted, or a layer that stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -751,13 +762,13 @@ impl<'k> Names<'k> {
         let records = self.unfinished().map_err(Refusal::Failed)?.records;
         let kept = records.into_iter().find(|(_, one)| one.named.id == id && one.is_kept());
         match &kept {
-            Some((shard, record)) => self.abandon(shard, record).map(|()| true),
+            Some((shard, record)) => self.abandon(shard, record).map(|_| true),
             None => Ok(false),
         }
     }
 
-    /// Marks a record as deleted, because the session that filled it is gone.
-    pub(crate) fn abandon(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
+    /// Marks a record as deleted, because the session that filled it is gone; false when it is another one by now.
+    pub(crate) fn abandon(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
         let key = key::numbered(RECORD, record.named.id);
         let deleted = Record { filler: String::new(), ..record.clone() };
         let guards = vec![Guard::Exists, Guard::Omap(key.clone(), record.encode())];
@@ -766,7 +777,8 @@ impl<'k> Names<'k> {
             guards,
             changes: vec![Change::SetOmap(vec![(key, deleted.encode())])],
         }) {
-            Ok(_) | Err(Refusal::Mismatch) => Ok(()),
+            Ok(_) => Ok(true),
+            Err(Refusal::Mismatch) => Ok(false),
             Err(refusal) => Err(refusal),
         }
     }
@@ -816,14 +828,42 @@ impl<'k> Names<'k> {
 
     /// Deletes what this session was filling and did not give a name to. A session that goes on must do so:
     /// whoever finds the record otherwise shuts the session out. A name that may still be given is refused
-    /// from then on; false without an answer: then it may come at any time.
-    pub(crate) fn give_up(&self, name: &str, named: &Named) -> bool {
+    /// from then on, unless that was done before, or nobody knows.
+    pub(crate) fn give_up(&self, name: &str, named: &Named) -> Given {
         let named = Named { bytes: 0, pieces: 0, ..*named };
         let record = Record { named, filler: self.kernel.store().identity() };
-        // Without an answer it is as after a crash.
-        let answered = self.abandon(&shard_of(self.kernel, name), &record);
+        let shard = shard_of(self.kernel, name);
+        let given = match self.abandon(&shard, &record) {
+            Ok(true) => Given::Refused,
+            Ok(false) if self.kernel.keeps(Rule::GivenNameLookedAt) => {
+                self.was_given(&shard, name, named.id)
+            }
+            Ok(false) => Given::Refused,
+            // It is as after a crash.
+            Err(_) => Given::Unknown,
+        };
         self.unlock_filled(named.id);
-        answered.is_ok()
+        given
+    }
+
+    /// Looks what became of a name that was to be given to a number whose record is another one by now.
+    fn was_given(&self, shard: &ObjectName, name: &str, id: u64) -> Given {
+        let (key, record) = (name_key(name), key::numbered(RECORD, id));
+        let parts = vec![ReadPart::Keys(vec![key.clone(), record.clone()])];
+        let Ok(read) = self.kernel.read_one(shard, parts) else { return Given::Unknown };
+        let value = |key: &Vec<u8>| {
+            let found = read.pairs(0).0.iter().find(|(found, _)| found == key);
+            found.map(|(_, value)| value.clone()).unwrap_or_default()
+        };
+        if Named::decode(&value(&key)).is_ok_and(|named| named.id == id) {
+            return Given::Done;
+        }
+        let deleted = |record: Record| record.named.id == id && record.filler.is_empty();
+        match Record::decode(&value(&record)).is_ok_and(deleted) {
+            true => Given::Refused,
+            // It may have been given, and changed again.
+            false => Given::Unknown,
+        }
     }
 
     pub(crate) fn unlock_filled(&self, id: u64) {

@@ -85,7 +85,7 @@ impl Volume {
         if mode == Mode::Read {
             return Volume::load(session, name, named, true, None);
         }
-        if session.may_be_left().lock().contains(&named.id) {
+        if session.leaving().may_be_left().lock().contains(&named.id) {
             let what = format!(
                 "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
                 name.escape_debug()
@@ -216,6 +216,11 @@ impl Volume {
         let Some(ownership) = self.ownership else { return Ok(()) };
         self.group_commit.drain();
         ownership.release(self.objects.are_recorded(), self.promotion.last_hits())
+    }
+
+    /// Leaves a number that is a layer by now.
+    pub(crate) fn resign(self) -> bool {
+        self.ownership.is_none_or(Ownership::resign)
     }
 
     /// Before a volume is cut off: what layers below have behind the new end counts no more.

@@ -9,14 +9,20 @@
 
 use std::sync::Arc;
 
-use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket};
+use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket, object::Refusal};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume, ownership::Ownership, queue::Tickets};
+use super::{
+    Mode, Volume,
+    attach::missing,
+    header,
+    ownership::{Ownership, parse_owner},
+    queue::Tickets,
+};
 use crate::{
     format::catalogue::Named,
     layers::snapshots::{Moved, Snapshots},
-    names::Old,
+    replies::failed,
     rules::Rule,
     session::Session,
 };
@@ -122,7 +128,7 @@ impl Attached {
     /// As [`Snapshots::take`]; `Busy` also when a change of a client failed and may still come.
     pub fn snapshot(&self, name: &str) -> Result<()> {
         let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
-        self.over(of, Old::Stays, |snapshots, volume| snapshots.take_of(volume, name))
+        self.over(of, |snapshots, volume| snapshots.take_of(volume, name))
     }
 
     /// Makes a volume that holds what this one, called `of`, holds at one moment; its clients wait meanwhile.
@@ -130,15 +136,14 @@ impl Attached {
     /// # Errors
     /// As [`Snapshots::clone_volume`]; `Busy` also when a change of a client failed and may still come.
     pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
-        self.over(of, Old::Goes, |snapshots, volume| snapshots.clone_of(volume, of, new_name))
+        self.over(of, |snapshots, volume| snapshots.clone_of(volume, of, new_name))
     }
 
     /// Makes a layer of the number that the volume has, and goes on with the next one.
     fn over(
         &self,
         name: &str,
-        old: Old,
-        step: impl FnOnce(&Snapshots<'_>, &Volume) -> Moved,
+        step: impl for<'s> FnOnce(Snapshots<'s>, &'s Volume) -> Moved,
     ) -> Result<()> {
         // Long trims take most of the time, and clients go on meanwhile.
         while self.with(Volume::discard_step)? {}
@@ -147,11 +152,10 @@ impl Attached {
             drop(state);
             return self.come_back().and_then(|()| Err(busy(name)));
         };
-        let snapshots = Snapshots::of(&self.session);
         volume.writable()?;
-        let Moved { to, done } = step(&snapshots, volume);
+        let Moved { to, done } = step(Snapshots::of(&self.session), volume);
         let id = volume.id();
-        if to.is_none() && !self.session.may_be_left().lock().contains(&id) {
+        if to.is_none() && !self.session.leaving().may_be_left().lock().contains(&id) {
             return done;
         }
         let away = Away {
@@ -164,7 +168,11 @@ impl Attached {
         };
         let was_moved = away.to.is_some();
         if let State::Open(volume) = std::mem::replace(&mut *state, State::Away(away)) {
-            snapshots.leave(*volume, old, was_moved);
+            match was_moved {
+                true => Snapshots::of(&self.session).leave_live(*volume),
+                // It may be a layer by now.
+                false => drop(volume.detach()),
+            }
         }
         if was_moved {
             // Where this fails, the next one who asks for something tries again.
@@ -181,21 +189,54 @@ impl Attached {
     fn attach_anew(&self, state: &mut State) -> Result<()> {
         let State::Away(away) = state else { return Ok(()) };
         let Some(to) = &away.to else { return Err(away.error.clone()) };
-        let mut volume = Volume::attach_named(&self.session, &away.name, to, Mode::Own)?;
-        let others = volume.ownership.as_ref().is_some_and(Ownership::was_of_another);
-        if others && self.session.kernel().keeps(Rule::NobodyBetween) {
-            // Whoever comes anew takes it as it is. If it can't be given back, its lock ends with its lease.
-            let _ = volume.detach();
-            away.error = taken(&away.name);
-            away.to = None;
-            return Err(away.error.clone());
-        }
+        let mut volume = match attach_next(&self.session, &away.name, to) {
+            Err(error) if error.kind() == Kind::NotFound => {
+                // Whoever comes anew takes what the name stands for then.
+                (away.to, away.error) = (None, error.clone());
+                return Err(error);
+            }
+            attached => attached?,
+        };
         volume.changes = self.changes.clone();
         if self.session.kernel().keeps(Rule::TicketsGoOn) {
             volume.group_commit.go_on_behind(away.before.lock().clone());
         }
         *state = State::Open(Box::new(volume));
         Ok(())
+    }
+}
+
+/// Attaches the next number of a volume. `NotFound`: the name stands for another one by now, or another session had
+/// it, and may have written.
+fn attach_next(session: &Arc<Session>, name: &str, to: &Named) -> Result<Volume> {
+    let compares = session.kernel().keeps(Rule::NobodyBetween);
+    if session.find(name)?.is_none_or(|now| now.id != to.id) {
+        return Err(missing(name));
+    }
+    // An attempt before this one may have come to own it without an answer: another owner is looked for first.
+    if compares
+        && owner_of(session, to.id)?.is_some_and(|owner| owner != session.store().identity())
+    {
+        return Err(taken(name));
+    }
+    let volume = Volume::attach_named(session, name, to, Mode::Own)?;
+    if compares && volume.ownership.as_ref().is_some_and(Ownership::was_of_another) {
+        // If it can't be given back, its lock ends with its lease.
+        let _ = volume.detach();
+        return Err(taken(name));
+    }
+    Ok(volume)
+}
+
+/// Who owns a number, or owned it last.
+fn owner_of(session: &Session, id: u64) -> Result<Option<String>> {
+    match session.kernel().read_value(&header::name(id), header::OWNER) {
+        Err(Refusal::Missing) => Ok(None),
+        read => {
+            let read =
+                read.map_err(|why| failed("the owner of a volume can't be looked up", why))?;
+            Ok(parse_owner(&read).map(|(_, identity)| identity))
+        }
     }
 }
 

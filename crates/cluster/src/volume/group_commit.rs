@@ -89,7 +89,7 @@ impl GroupCommit {
 
     /// True when a write that failed may still come. What the store refused does not, unless it was sent before
     /// and had no reply.
-    fn may_come(&self, error: &Error) -> bool {
+    pub(super) fn may_come(&self, error: &Error) -> bool {
         let refused = matches!(error.kind(), Kind::NoSpace | Kind::Denied);
         !refused || self.objects.kernel().counts().unknown.load(Relaxed) > 0
     }

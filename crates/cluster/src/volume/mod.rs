@@ -14,6 +14,7 @@
 //! | [`kept_in_layers`] | those that are kept in layers are given back |
 //! | [`read`] | foreground reads |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
+//! | [`leaving`] | numbers that a session leaves when its volumes get others |
 //! | [`owners`] | who owns which volume |
 //! | [`attach`] | a volume made from these parts; the rescan after a crash |
 //! | [`attached`] | a volume that stays its clients' while snapshots are taken of it |
@@ -31,6 +32,7 @@ pub(crate) mod header;
 mod hit_set;
 mod inline;
 pub(crate) mod kept_in_layers;
+mod leaving;
 mod long_discards;
 mod objects;
 pub(crate) mod owners;
@@ -49,11 +51,14 @@ use std::sync::{
 
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
-pub(crate) use self::ownership::{owner, parse_owner};
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
+};
+pub(crate) use self::{
+    leaving::Leaving,
+    ownership::{owner, parse_owner},
 };
 use crate::rules::Rule;
 
@@ -86,6 +91,11 @@ fn may_change(volume: &Volume) -> bool {
 pub(crate) fn settles(volume: &Volume) -> bool {
     volume.group_commit.drain();
     !may_change(volume)
+}
+
+/// Completes what failed writes left undone of a volume that [settles]: nobody looks through a layer.
+pub(crate) fn complete(volume: &Volume) -> Result<()> {
+    volume.objects.complete()
 }
 
 /// A volume that is attached.
@@ -190,7 +200,11 @@ impl Volume {
         let _change = self.change(offset, bytes);
         // Ends before the change does, also by a panic.
         let trim = Trim { volume: self, over: false };
-        self.trims.discard(offset, bytes).map(|()| trim.over())
+        let done = self.trims.discard(offset, bytes);
+        if done.as_ref().err().is_none_or(|error| !self.group_commit.may_come(error)) {
+            trim.over();
+        }
+        done
     }
 
     /// Applies long discards to one more object; false when there is none.

@@ -521,6 +521,23 @@ impl Objects {
         !self.remembered.lock().values().any(|object| object.lock().is_not_yet_recorded())
     }
 
+    /// Completes what failed writes left undone, of which none may still come.
+    pub(super) fn complete(&self) -> Result<()> {
+        let remembered: Vec<_> = {
+            let all = self.remembered.lock();
+            all.iter().map(|(index, object)| (*index, object.clone())).collect()
+        };
+        for (index, object) in remembered {
+            let mut object = object.lock();
+            if object.is_not_yet_recorded() {
+                self.rescan(index)?;
+                object.bit_not_yet_set = false;
+                object.not_yet_listed.clear();
+            }
+        }
+        Ok(())
+    }
+
     /// The refusal for an object that should be there.
     pub(super) fn lost(&self, index: u64) -> Refusal {
         Refusal::Failed(corrupt(format_args!(

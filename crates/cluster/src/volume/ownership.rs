@@ -209,6 +209,17 @@ impl Ownership {
         let _ = kernel.store().unlock(&header, LOCK, &kernel.cookie());
     }
 
+    /// Gives the number up for good, as a layer that nobody attaches for writing any more: it has no owner whom its
+    /// deletion would shut out. False where the store does not answer: then it is tried again.
+    pub(super) fn resign(self) -> bool {
+        let (mut guards, mut keys) = (self.guards(), vec![OWNER.to_vec()]);
+        if let Some(inline) = self.inline.as_ref().filter(|inline| inline.is_certain()) {
+            guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(inline.stamp())));
+            keys.push(INLINE.to_vec());
+        }
+        self.session.leaving().leave(self.kernel(), self.volume, (guards, keys))
+    }
+
     /// Gives the ownership up. The header tells so where the header and the dirty list lack nothing
     /// about any object: then the next owner need not rescan the objects, and finds the `hits`, which are keys
     /// of the header with their values.

@@ -299,6 +299,12 @@ impl ClusterExports {
         attached: impl FnOnce(&Attached) -> Result<()>,
         does: impl FnOnce(&Arc<Session>) -> Result<()>,
     ) -> Result<()> {
+        // Long trims first, as others attach volumes meanwhile.
+        if let Some(named) = self.session.find(name)?.filter(|named| named.what == What::Volume)
+            && let Some(volume) = self.attached(named.id)
+        {
+            while volume.with(Volume::discard_step)? {}
+        }
         let closing = self.closing.write();
         let Some(named) = self.session.find(name)?.filter(|named| named.what == What::Volume)
         else {
@@ -458,11 +464,17 @@ impl Exports for ClusterExports {
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
         let open = || {
             for _ in 0..LOOKS {
-                let id = self.find(name)?.0.id;
+                // While a snapshot is taken, the number of the volume becomes that of the snapshot.
+                let _attaching = self.closing.read();
+                let (named, mode) = self.find(name)?;
+                let id = named.id;
                 if let Some(volume) = self.attached(id) {
+                    if mode == Mode::Read && !onefold_core::Volume::is_read_only(&*volume) {
+                        let what = format!("snapshot '{}' is being taken", name.escape_debug());
+                        return Err(Error::new(Kind::Busy, what));
+                    }
                     return Ok(volume);
                 }
-                let _attaching = self.closing.read();
                 if let Some(volume) = self.attach(name, id)? {
                     return Ok(volume);
                 }
