@@ -23,7 +23,7 @@ use std::{
 };
 
 use onefold::parts::{
-    cluster_store::{Backing, Url, control_name, gateway_control_name},
+    cluster_store::{Backing, Url, control_name, gateway, gateway_control_name},
     cluster_work::{ClusterWork, Heart},
     control::{self, Request, Served, Tell},
 };
@@ -293,6 +293,14 @@ impl<'a> Turn<'a> {
             Url::Folder(folder) => Some(control_name(folder)?.0),
             // Verbs change the store by themselves there.
             Url::Rados(..) if options.read_only => None,
+            // It would lose its socket to this one, and this one's end would leave none.
+            Url::Rados(..) if gateway(url, &self.session).is_ok_and(|other| other.is_some()) => {
+                tracing::warn!(
+                    "another server on this host takes the commands for {}: this one takes none",
+                    self.shown
+                );
+                None
+            }
             Url::Rados(..) => Some(gateway_control_name(&self.session)),
         };
         if let Some(name) = control {
