@@ -37,7 +37,17 @@ fn parse(status: &str) -> Option<Memory> {
 /// Processor time of all threads of this process so far, in user and kernel.
 #[must_use]
 pub fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time_of(ClockId::ProcessCPUTime)
+}
+
+/// Processor time of the calling thread so far, in user and kernel: what others do on a busy host is none of it.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    time_of(ClockId::ThreadCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 

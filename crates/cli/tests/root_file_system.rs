@@ -199,7 +199,8 @@ fn a_root_file_system_comes_back_the_same_by_restore_and_by_mount() {
                  setfattr -h -x trusted.link etc/dangling; setfacl -b run/initctl";
     let done = Command::new("sh").args(["-ec", spoil, "sh"]).arg(&spoilt).status().unwrap();
     assert!(done.success());
-    desk.ok("restore a root -C out --in-place --delete --preserve-privileged");
+    let said = desk.run("restore a root -C out --in-place --delete --preserve-privileged");
+    assert!(said.status.success() && said.err.contains("home/ann' belonged to user 7"), "{said:?}");
     is_the_same(&root, &spoilt);
     if !Path::new("/dev/fuse").exists() {
         println!("NOT TESTED: mounting needs /dev/fuse");

@@ -17,12 +17,15 @@ use std::{
     io::Read,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Args;
 use onefold::parts::archive_dir::ArchiveDir;
-use onefold_backend::tree::{Looked, Selection};
+use onefold_backend::{
+    process::thread_cpu_time,
+    tree::{Looked, Selection},
+};
 use onefold_console::{
     failure::Failure,
     size::{Size, counted},
@@ -255,11 +258,11 @@ impl Exclude {
         for rules in self.found.iter().rev() {
             let Some(rest) = below(&rules.directory, path) else { continue };
             let rest = Path::new(OsStr::from_bytes(rest));
-            let begun = Instant::now();
+            let begun = thread_cpu_time();
             decided = rules.patterns.leave_out(rest, looked.is_directory);
             let spent = self.of_users.entry(rules.user).or_default();
             (spent.time, spent.paths) =
-                (spent.time + begun.elapsed(), spent.paths.saturating_add(1));
+                (spent.time + (thread_cpu_time() - begun), spent.paths.saturating_add(1));
             let may = USERS_TIME_A_PATH.saturating_mul(spent.paths).saturating_add(self.users_time);
             if rules.user != 0 && spent.time > may {
                 spent.is_over = true;
