@@ -364,8 +364,11 @@ impl Restorer {
         if shared.is_root && at.1.is_shared {
             let made = unseen::link(&shared, &mut unseen, at, entry, target);
             self.unseen = unseen;
-            return made;
+            if made? {
+                return Ok(());
+            }
         }
+        let at = self.at(entry)?;
         let made = rustix::fs::symlinkat(target, at.0, last_part(&entry.path));
         self.made(entry, made, None)
     }

@@ -24,6 +24,9 @@ use crate::random::random_bytes;
 
 const OTHERS: u32 = 0o077;
 
+/// How often a directory is made anew that somebody removed.
+const TRIES: usize = 16;
+
 /// A directory for its user alone. It goes with this, if its name still stands for it.
 pub(super) struct Unseen {
     above: OwnedFd,
@@ -45,7 +48,8 @@ fn random_name() -> Result<String, Errno> {
 }
 
 impl Unseen {
-    /// `STALE` when somebody put something else in its place.
+    /// `STALE` when somebody put something else in its place; `OPNOTSUPP` where the file system keeps no modes: it
+    /// keeps nobody out, and gives links to nobody.
     fn below(above: &OwnedFd, of: Identity, user: u32) -> Result<Unseen, Errno> {
         let name = random_name()?;
         let again = rustix::io::fcntl_dupfd_cloexec(above, 0)?;
@@ -56,7 +60,15 @@ impl Unseen {
         })?;
         let unseen = Unseen { above: again, name, of, opened };
         let is_ours = match stat.st_uid == user {
-            true => stat.st_mode & OTHERS == 0,
+            // It is this user's, so that nobody else opened it.
+            true if stat.st_mode & OTHERS != 0 => {
+                let _ = rustix::fs::fchmod(&unseen.opened, Mode::RWXU);
+                if rustix::fs::fstat(&unseen.opened)?.st_mode & OTHERS != 0 {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                true
+            }
+            true => true,
             false => owner_of_new(above) == Some(stat.st_uid),
         };
         if !is_ours || !is_empty(&unseen.opened) {
@@ -111,7 +123,7 @@ impl Unseen {
 }
 
 /// Makes the link of an entry in a directory of others, where nothing has its name. `unseen` is kept for the
-/// next one.
+/// next one. False, and nothing is made, where the file system keeps no modes.
 ///
 /// # Errors
 /// `Exists` when there is something of this name, `Busy` when somebody replaced what was made for it, and
@@ -122,17 +134,20 @@ pub(super) fn link(
     at: (&OwnedFd, &Filling),
     entry: &Entry,
     target: &[u8],
-) -> Result<()> {
-    let made = try_link(shared, unseen, at, entry, target);
-    let made = match made {
+) -> Result<bool> {
+    let mut made = try_link(shared, unseen, at, entry, target);
+    for _ in 0..TRIES {
         // Who owns the directory above may have removed it: then once more.
-        Err(Errno::NOENT) => {
-            *unseen = None;
-            try_link(shared, unseen, at, entry, target)
+        if made != Err(Errno::NOENT) {
+            break;
         }
-        made => made,
-    };
-    made.map_err(|errno| match errno {
+        *unseen = None;
+        made = try_link(shared, unseen, at, entry, target);
+    }
+    if made == Err(Errno::OPNOTSUPP) && unseen.is_none() {
+        return Ok(false);
+    }
+    made.map(|()| true).map_err(|errno| match errno {
         Errno::STALE => shared.replaced(&entry.path),
         errno => shared.not_made(at.0, entry, errno),
     })
