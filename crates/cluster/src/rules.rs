@@ -64,12 +64,6 @@ pub enum Rule {
     /// No snapshot is taken while a change of a client that failed may still come. Otherwise it changes what the
     /// snapshot holds.
     StepsAreSure,
-    /// A volume that another session owned while a snapshot of it was taken is not the one that its clients know.
-    /// Otherwise they go on beside what others wrote.
-    NobodyBetween,
-    /// A session that gives up to give a name looks whether it was given. Otherwise its clients go on with the
-    /// number that the name stood for.
-    GivenNameLookedAt,
     /// A server that others stand by for answers nothing without a young proof that it was not shut
     /// out. Otherwise one that was stopped gives from its memory what another one has overwritten.
     AnswersProven,
@@ -228,7 +222,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 74] = [
+    pub const BUGS: [(&'static str, Rule); 72] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -301,7 +295,5 @@ impl Rule {
         ("change-not-counted", Rule::ChangesCounted),
         ("tickets-begin-anew", Rule::TicketsGoOn),
         ("snapshot-before-a-late-write", Rule::StepsAreSure),
-        ("another-server-between", Rule::NobodyBetween),
-        ("given-name-taken-for-a-refused-one", Rule::GivenNameLookedAt),
     ];
 }

@@ -835,10 +835,7 @@ impl<'k> Names<'k> {
         let shard = shard_of(self.kernel, name);
         let given = match self.abandon(&shard, &record) {
             Ok(true) => Given::Refused,
-            Ok(false) if self.kernel.keeps(Rule::GivenNameLookedAt) => {
-                self.was_given(&shard, name, named.id)
-            }
-            Ok(false) => Given::Refused,
+            Ok(false) => self.was_given(&shard, name, named.id),
             // It is as after a crash.
             Err(_) => Given::Unknown,
         };

@@ -209,18 +209,15 @@ impl Attached {
 /// Attaches the next number of a volume. `NotFound`: the name stands for another one by now, or another session had
 /// it, and may have written.
 fn attach_next(session: &Arc<Session>, name: &str, to: &Named) -> Result<Volume> {
-    let compares = session.kernel().keeps(Rule::NobodyBetween);
     if session.find(name)?.is_none_or(|now| now.id != to.id) {
         return Err(missing(name));
     }
     // An attempt before this one may have come to own it without an answer: another owner is looked for first.
-    if compares
-        && owner_of(session, to.id)?.is_some_and(|owner| owner != session.store().identity())
-    {
+    if owner_of(session, to.id)?.is_some_and(|owner| owner != session.store().identity()) {
         return Err(taken(name));
     }
     let volume = Volume::attach_named(session, name, to, Mode::Own)?;
-    if compares && volume.ownership.as_ref().is_some_and(Ownership::was_of_another) {
+    if volume.ownership.as_ref().is_some_and(Ownership::was_of_another) {
         // If it can't be given back, its lock ends with its lease.
         let _ = volume.detach();
         return Err(taken(name));
