@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 
 /// Begins a frame.
 const FRAME_MAGIC: [u8; 8] = *b"ONEFFRM1";
@@ -51,6 +51,8 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
+    pub(crate) const ALL: [Sort; 2] = [Sort::Pack, Sort::Table];
+
     /// Its folder.
     pub(crate) fn folder(self) -> &'static str {
         match self {
@@ -72,7 +74,7 @@ pub(crate) struct Id {
 impl Id {
     /// The one that an object's name tells.
     pub(crate) fn parse(name: &str) -> Option<Id> {
-        let sort = [Sort::Pack, Sort::Table].into_iter().find(|s| name.starts_with(s.folder()))?;
+        let sort = Sort::ALL.into_iter().find(|s| name.starts_with(s.folder()))?;
         let (writer, number) = name.strip_prefix(sort.folder())?.split_once('-')?;
         let id = Id {
             sort,
@@ -99,9 +101,36 @@ pub(crate) fn frame_name(number: u64) -> String {
     format!("{LOG}{number:020}")
 }
 
+/// The number of the frame of this name; `None` for a name that no frame has.
+pub(crate) fn frame_of(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(LOG)?.parse().ok()?;
+    (number > 0 && frame_name(number) == name).then_some(number)
+}
+
 /// The name of a writer's lease.
 pub(crate) fn lease_name(writer: u64) -> String {
     format!("{LEASES}{writer:016x}")
+}
+
+/// The writer of the lease of this name; `None` for a name that no lease has.
+pub(crate) fn lease_of(name: &str) -> Option<u64> {
+    let writer = u64::from_str_radix(name.strip_prefix(LEASES)?, 16).ok()?;
+    (writer > 0 && lease_name(writer) == name).then_some(writer)
+}
+
+/// The name of what is made to try the store.
+pub(crate) fn probe_name(chance: [u8; 16]) -> String {
+    format!("{PROBES}{}", hex_digits(chance))
+}
+
+/// True for names that [`probe_name`] gives.
+pub(crate) fn is_probe(name: &str) -> bool {
+    name.strip_prefix(PROBES).is_some_and(is_chance)
+}
+
+/// True for 16 bytes of chance as this crate writes them: 32 hexadecimal digits.
+pub(crate) fn is_chance(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// What a frame says.
@@ -457,6 +486,30 @@ mod tests {
             other[at] ^= 1;
             assert!(Frame::decode(&other, 9).is_err(), "byte {at}");
             assert!(Frame::decode(&bytes[..at], 9).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_forms_are_nobodys() {
+        assert_eq!(frame_of(&frame_name(7)), Some(7));
+        assert_eq!(lease_of(&lease_name(255)), Some(255));
+        assert!(is_probe(&probe_name([0xa5; 16])));
+        for name in [
+            "log/00000000000000000000",
+            "log/7",
+            "log/+0000000000000000007",
+            "log/log/00000000000000000007",
+            "log/00000000000000000007.old",
+            "log/99999999999999999999",
+            "writer/0000000000000000",
+            "writer/00000000000000FF",
+            "writer/+0000000000000ff",
+            "writer/a/00000000000000ff",
+            "probe/log/00000000000000000001",
+            "probe/A5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5",
+            "probe/",
+        ] {
+            assert_eq!((frame_of(name), lease_of(name), is_probe(name)), (None, None, false));
         }
     }
 

@@ -60,7 +60,7 @@ pub trait Objects: Send + Sync {
     /// Those of the store: then nothing is known.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Some objects of a folder behind the name `after`, sorted; none when there are no more. The folder is
+    /// Some objects of a folder, or also of folders in it, behind the name `after`, sorted; none when there are no more. The folder is
     /// a name that ends in `/`.
     ///
     /// # Errors

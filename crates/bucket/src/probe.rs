@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::PROBES,
+    format::probe_name,
     objects::{Created, Objects},
     pace::Pace,
 };
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 8;
 /// # Errors
 /// `Unsupported` when the store does not keep its word, and those of the store.
 pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
-    let name = format!("{PROBES}{}", onefold_core::hex_digits(pace.nonce()));
+    let name = probe_name(pace.nonce());
     let send = |n: usize| objects.create(&name, &[n as u8; 16]);
     let mut ends: Vec<Created> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..AT_ONCE).map(|n| scope.spawn(move || send(n))).collect();

@@ -48,6 +48,14 @@ pub(crate) struct Pack {
     pub(crate) inline: Option<(u64, u32)>,
 }
 
+impl Pack {
+    /// The object that it is, unless its bytes are in a frame.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn id(&self, (writer, number): (u64, u64)) -> Id {
+        Id { sort: Sort::Pack, writer, number }
+    }
+}
+
 /// An object that nothing names any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dropped {

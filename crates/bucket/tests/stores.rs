@@ -75,15 +75,22 @@ fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
     assert!(matches!(store.create("data/a", b"a"), Created::New));
-    let left = dir.path().join("unfinished/left");
-    let fresh = dir.path().join("unfinished/fresh");
-    for path in [&left, &fresh] {
+    let unfinished = dir.path().join("unfinished");
+    let left = unfinished.join("000102030405060708090a0b0c0d0e0f-1");
+    let fresh = unfinished.join("000102030405060708090a0b0c0d0e0f-2");
+    let foreign =
+        ["left", "000102030405060708090a0b0c0d0e0f", "000102030405060708090a0b0c0d0e0f-01"];
+    let foreign = foreign.map(|name| unfinished.join(name));
+    for path in [&left, &fresh].into_iter().chain(&foreign) {
         std::fs::write(path, b"half of").unwrap();
     }
     let day = std::time::Duration::from_secs(25 * 3600);
-    let file = std::fs::File::options().write(true).open(&left).unwrap();
-    file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    for path in [&left].into_iter().chain(&foreign) {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    }
     assert_eq!(store.sweep().unwrap(), 1);
     assert!(!left.exists() && fresh.exists(), "another process may be writing it");
-    assert_eq!(std::fs::read_dir(dir.path().join("unfinished")).unwrap().count(), 1);
+    assert!(foreign.iter().all(|path| path.exists()), "these are somebody else's");
+    assert_eq!(std::fs::read_dir(unfinished).unwrap().count(), 4);
 }

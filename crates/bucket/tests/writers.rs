@@ -360,14 +360,113 @@ fn a_removed_file_that_is_open_has_no_bytes_of_a_later_writer() {
 #[test]
 fn a_collection_leaves_what_another_host_is_trying() {
     let (memory, objects) = memory();
-    assert!(matches!(objects.create("probe/other", b"x"), Created::New));
+    let other = "probe/000102030405060708090a0b0c0d0e0f";
+    assert!(matches!(objects.create(other, b"x"), Created::New));
     let bucket = writer(&objects, 1).unwrap();
     bucket.collect().unwrap();
-    assert!(memory.bytes("probe/other").is_some(), "its host may not be done");
+    assert!(memory.bytes(other).is_some(), "its host may not be done");
     memory.set_clock(1_000_000 + 25 * 3600);
     bucket.files().create("a").unwrap();
     bucket.collect().unwrap();
-    assert!(memory.bytes("probe/other").is_none(), "who was killed does not come again");
+    assert!(memory.bytes(other).is_none(), "who was killed does not come again");
+}
+
+/// Objects below a prefix of others.
+struct Below(Arc<MemoryObjects>, String);
+
+impl Objects for Below {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
+        self.0.get(&format!("{}{name}", self.1), at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        self.0.create(&format!("{}{name}", self.1), bytes)
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(&format!("{}{name}", self.1), bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(&format!("{}{name}", self.1))
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
+        let (folder, after) = (format!("{}{folder}", self.1), format!("{}{after}", self.1));
+        let own = |one: Listed| Listed { name: one.name[self.1.len()..].into(), ..one };
+        Ok(self.0.list(&folder, &after)?.into_iter().map(own).collect())
+    }
+}
+
+#[test]
+fn an_archive_below_a_folder_of_another_one_keeps_all_it_has() {
+    for folder in ["probe/", "writer/", "log/", "data/", "table/", "unfinished/", "keys/"] {
+        let (memory, above) = memory();
+        let below: Arc<dyn Objects> = Arc::new(Below(memory.clone(), folder.into()));
+        let first = writer(&above, 1).unwrap();
+        let second = writer(&below, 2).unwrap();
+        for bucket in [&first, &second] {
+            bucket.files().create("a").unwrap().write_at(0, &noise(1, 1 << 20)).unwrap();
+            bucket.files().create("keys").unwrap().write_at(0, b"wrapped").unwrap();
+            bucket.files().sync_names().unwrap();
+        }
+        first.leave().unwrap();
+        let there = |memory: &MemoryObjects| -> Vec<String> {
+            let all = memory.names().into_iter();
+            // Both archives have these folders, and only the one below has them twice.
+            all.filter(|name| name.starts_with(folder) && name.matches('/').count() == 2).collect()
+        };
+        let before = there(&memory);
+        assert!(before.len() >= 4, "{before:?}");
+        memory.set_clock(1_000_000 + 25 * 3600);
+        // The names below are no frames, and keep nobody out.
+        let third = writer(&above, 3).unwrap();
+        third.files().create("b").unwrap();
+        third.files().open("keys").unwrap().write_at(0, b"another").unwrap();
+        third.files().sync_names().unwrap();
+        third.collect().unwrap();
+        third.leave().unwrap();
+        assert_eq!(there(&memory), before, "{folder}");
+        second.leave().unwrap();
+        assert_eq!(content(&look(&below), "a"), noise(1, 1 << 20));
+        assert!(look(&below).differences().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn what_is_not_the_archives_stays_and_does_no_harm() {
+    let (memory, objects) = memory();
+    let foreign = [
+        "log/00000000000000000099.old",
+        "log/0000000000000000099",
+        "log/99999999999999999999",
+        "log/notes",
+        "writer/.keep",
+        "writer/0000000000000000",
+        "writer/000000000000000",
+        "writer/0000000000000001.old",
+        "probe/other",
+        "probe/000102030405060708090a0b0c0d0e0F",
+        "probe/000102030405060708090a0b0c0d0e0f0",
+        "data/0000000000000000-0000001",
+        "data/a",
+        "table/.keep",
+        "keys/me.pem",
+        "keys/0000000000000001-1",
+        "unfinished/thesis.tex",
+    ];
+    for name in foreign {
+        assert!(matches!(objects.create(name, b"somebody else's"), Created::New));
+    }
+    for n in 1..4 {
+        memory.set_clock(1_000_000 + n * 25 * 3600);
+        let bucket = writer(&objects, n).unwrap();
+        let keys = bucket.files().open("keys").or_else(|_| bucket.files().create("keys")).unwrap();
+        keys.write_at(0, format!("area {n}").as_bytes()).unwrap();
+        keys.sync().unwrap();
+        bucket.collect().unwrap();
+        bucket.leave().unwrap();
+    }
+    for name in foreign {
+        assert!(memory.bytes(name).is_some(), "{name}");
+    }
+    assert!(look(&objects).differences().unwrap().is_empty());
 }
 
 /// A store that has each object that somebody asks for.

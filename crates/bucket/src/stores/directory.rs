@@ -19,7 +19,10 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use rustix::fs::OFlags;
 
-use crate::objects::{Body, Created, Listed, Objects};
+use crate::{
+    format::is_chance,
+    objects::{Body, Created, Listed, Objects},
+};
 
 /// Files that are not objects yet.
 const UNFINISHED: &str = "unfinished";
@@ -90,6 +93,13 @@ impl DirectoryObjects {
             }
         }
     }
+}
+
+/// The chance and the number in a name that [`DirectoryObjects::unfinished`] gives; `None` for others' names.
+fn unfinished_of(name: &str) -> Option<(&str, u64)> {
+    let (chance, number) = name.split_once('-')?;
+    let parsed = number.parse::<u64>().ok().filter(|parsed| parsed.to_string() == number)?;
+    is_chance(chance).then_some((chance, parsed))
 }
 
 impl Objects for DirectoryObjects {
@@ -196,9 +206,12 @@ impl Objects for DirectoryObjects {
         let now = now.map_err(failed)?;
         let mut swept = 0;
         for entry in fs::read_dir(self.at(UNFINISHED)).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            let age = fs::symlink_metadata(&path).and_then(|left| left.modified());
-            let age = age.ok().and_then(|made| now.duration_since(made).ok());
+            let entry = entry.map_err(failed)?;
+            let path = entry.path();
+            let is_ours =
+                entry.file_name().to_str().is_some_and(|name| unfinished_of(name).is_some());
+            let left = fs::symlink_metadata(&path).ok().filter(|left| is_ours && left.is_file());
+            let age = left.and_then(|left| now.duration_since(left.modified().ok()?).ok());
             if age.is_some_and(|age| age >= LEFT) && fs::remove_file(&path).is_ok() {
                 swept += 1;
             }
