@@ -12,6 +12,7 @@ use crate::{
     shared::{Closed, Open, Shared},
     state::Table,
     uploads::shut_out,
+    verify::listed,
 };
 
 /// A state that takes no more bytes than this is written as often as there are frames enough; a larger one when
@@ -51,7 +52,7 @@ impl Shared {
         match self.send(&taken) {
             Ok(sum) => {
                 self.committed(&taken, sum);
-                self.delete_secrets()
+                self.delete_secrets(&taken)
             }
             Err(error) => Err(self.fail(error)),
         }
@@ -76,7 +77,7 @@ impl Shared {
                 inline = Some((open, closed.sum));
             } else {
                 core.closed.push(closed);
-                core.enqueue((writer, open.number), open.bytes);
+                core.enqueue((writer, open.number), secret, open.bytes);
             }
         }
         let mut records: Vec<Record> = Vec::new();
@@ -227,13 +228,23 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Deletes what had keys and is replaced. `Gone` of it stands in the next frame.
-    fn delete_secrets(&self) -> Result<()> {
+    /// After a frame that changes keys: deletes all objects with keys that the state does not need. These are what
+    /// was replaced, of which `Gone` stands in the next frame, and what this writer or one that had ended stored
+    /// without a frame: it may have what was removed now.
+    fn delete_secrets(&self, taken: &Taken) -> Result<()> {
         let due: Vec<Id> = {
             let core = self.core.lock();
             let dropped = core.state.dropped.iter();
-            dropped.filter(|(_, dropped)| dropped.secret).map(|(id, _)| *id).collect()
+            let dropped = dropped.filter(|(_, it)| it.secret && it.frame <= core.state.at);
+            dropped.map(|(id, _)| *id).collect()
         };
+        if due.is_empty() && !taken.closed.iter().any(|pack| pack.secret) {
+            return Ok(());
+        }
+        // Before what was replaced: as long as the log has that, the next commit does all of this again.
+        if self.log.settings.keeps(Rule::KeyOrphansGo) {
+            self.delete_secret_orphans(taken.writer)?;
+        }
         for id in due {
             self.log.ask(&mut || self.log.objects.delete(&id.to_string()))?;
             let mut core = self.core.lock();
@@ -242,6 +253,20 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Deletes objects with keys that no frame names. Packs of this writer that are on their way are in its state.
+    fn delete_secret_orphans(&self, writer: u64) -> Result<()> {
+        for id in listed(&self.log, Sort::Keys.folder(), Id::parse)?.into_keys() {
+            if id.writer <= writer && !self.core.lock().state.knows(&id) {
+                self.log.ask(&mut || self.log.objects.delete(&id.to_string()))?;
+            }
+        }
+        let is_due = |name: &str| {
+            let id = Id::parse(name).filter(|id| id.sort == Sort::Keys && id.writer <= writer);
+            id.is_some_and(|id| !self.core.lock().state.needs(&id))
+        };
+        self.log.ask(&mut || self.log.objects.drop_unfinished(&is_due))
     }
 
     /// Writes a table, if the frames since the last one are many.

@@ -48,16 +48,19 @@ pub(crate) enum Sort {
     Pack,
     /// A state as of a frame.
     Table,
+    /// Bytes of files with keys. They have a folder of their own, so that all of them are found at once.
+    Keys,
 }
 
 impl Sort {
-    pub(crate) const ALL: [Sort; 2] = [Sort::Pack, Sort::Table];
+    pub(crate) const ALL: [Sort; 3] = [Sort::Pack, Sort::Table, Sort::Keys];
 
     /// Its folder.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Sort::Pack => "data/",
             Sort::Table => "table/",
+            Sort::Keys => "keys/",
         }
     }
 }
@@ -91,9 +94,9 @@ impl fmt::Display for Id {
     }
 }
 
-/// The name of a pack, by its owner and the owner's own number.
-pub(crate) fn pack_name(id: (u64, u64)) -> String {
-    Id { sort: Sort::Pack, writer: id.0, number: id.1 }.to_string()
+/// The object of a pack, by its owner and the owner's own number.
+pub(crate) fn pack_id((writer, number): (u64, u64), secret: bool) -> Id {
+    Id { sort: if secret { Sort::Keys } else { Sort::Pack }, writer, number }
 }
 
 /// The name of a frame.
@@ -325,11 +328,21 @@ impl Record {
 }
 
 pub(crate) fn write_id<'a>(to: &'a mut Writing, id: &Id) -> &'a mut Writing {
-    to.byte(u8::from(id.sort == Sort::Table)).eight(id.writer).eight(id.number)
+    let sort = match id.sort {
+        Sort::Pack => 0,
+        Sort::Table => 1,
+        Sort::Keys => 2,
+    };
+    to.byte(sort).eight(id.writer).eight(id.number)
 }
 
 pub(crate) fn read_id(from: &mut Reading<'_>) -> Result<Id> {
-    let sort = if from.truth()? { Sort::Table } else { Sort::Pack };
+    let sort = match from.byte()? {
+        0 => Sort::Pack,
+        1 => Sort::Table,
+        2 => Sort::Keys,
+        _ => return Err(damaged("an object is of no sort")),
+    };
     Ok(Id { sort, writer: from.eight()?, number: from.eight()? })
 }
 
@@ -463,6 +476,7 @@ mod tests {
             Record::Remove { inode: 1 },
             Record::Table { number: 2, bytes: 9, sum: [4; 32] },
             Record::Gone { id: Id { sort: Sort::Table, writer: 1, number: 1 } },
+            Record::Gone { id: Id { sort: Sort::Keys, writer: 1, number: 3 } },
             Record::Leave,
         ];
         let parts = Parts {
@@ -518,6 +532,8 @@ mod tests {
         let id = Id { sort: Sort::Pack, writer: 255, number: 1 };
         assert_eq!(id.to_string(), "data/00000000000000ff-00000001");
         assert_eq!(Id::parse("data/00000000000000ff-00000001"), Some(id));
+        assert_eq!(pack_id((255, 1), true).to_string(), "keys/00000000000000ff-00000001");
+        assert_eq!(Id::parse("keys/00000000000000ff-00000001"), Some(pack_id((255, 1), true)));
         for name in ["data/ff-1", "data/00000000000000FF-00000001", "data/", "log/1", "table/x-y"] {
             assert_eq!(Id::parse(name), None, "{name}");
         }

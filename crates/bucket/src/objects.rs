@@ -67,6 +67,17 @@ pub trait Objects: Send + Sync {
     /// Those of the store.
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>>;
 
+    /// Removes what creations of objects with keys left and that is no object, when `is_due` says so of the object's
+    /// name. When it returns, that is durable, as deletions of objects with keys are. A store that leaves nothing has
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn drop_unfinished(&self, is_due: &dyn Fn(&str) -> bool) -> Result<()> {
+        let _ = is_due;
+        Ok(())
+    }
+
     /// Removes what creations left that were killed a day ago and that is no object; returns how many. A store
     /// that leaves nothing has nothing to do.
     ///

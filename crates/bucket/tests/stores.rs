@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use onefold_bucket::{Created, DirectoryObjects, MemoryObjects, Objects, probe};
-use onefold_core::{Kind, Result};
+use onefold_core::{Files, Kind, Result};
 use support::{contract, quick};
 
 #[test]
@@ -93,4 +93,42 @@ fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
     assert!(!left.exists() && fresh.exists(), "another process may be writing it");
     assert!(foreign.iter().all(|path| path.exists()), "these are somebody else's");
     assert_eq!(std::fs::read_dir(unfinished).unwrap().count(), 4);
+}
+
+#[test]
+fn what_killed_creations_of_keys_left_in_a_directory_goes_with_the_next_change_of_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    let objects: Arc<dyn Objects> = Arc::new(opened);
+    let changed = |seed: u64, bytes: &[u8]| {
+        let bucket = support::writer(&objects, seed).unwrap();
+        let files = bucket.files();
+        let keys = files.open("keys").or_else(|_| files.create("keys")).unwrap();
+        keys.write_at(0, bytes).unwrap();
+        keys.sync().unwrap();
+        bucket.leave().unwrap();
+    };
+    changed(1, b"the first area");
+    // One was killed before it linked the file to its name, another one between that and the end.
+    let unfinished = dir.path().join("unfinished");
+    let chance = "000102030405060708090a0b0c0d0e0f";
+    let unlinked = unfinished.join(format!("{chance}-7-keys-0000000000000002-00000001"));
+    std::fs::write(&unlinked, b"an area with the slot").unwrap();
+    let (object, linked) = {
+        let object = std::fs::read_dir(dir.path().join("keys")).unwrap().next().unwrap().unwrap();
+        let name = object.file_name().into_string().unwrap();
+        (object.path(), unfinished.join(format!("{chance}-8-keys-{name}")))
+    };
+    std::fs::hard_link(&object, &linked).unwrap();
+    let others = [format!("{chance}-9"), format!("{chance}-9-keys-notes"), "keys".into()];
+    let others = others.map(|name| unfinished.join(name));
+    for path in &others {
+        std::fs::write(path, b"somebody else's").unwrap();
+    }
+    // A writer of later than who looks is at work.
+    let later = unfinished.join(format!("{chance}-9-keys-00000000000000ff-00000001"));
+    std::fs::write(&later, b"not yet").unwrap();
+    changed(2, b"the second area");
+    assert!(!object.exists() && !linked.exists() && !unlinked.exists());
+    assert!(later.exists() && others.iter().all(|path| path.exists()));
 }

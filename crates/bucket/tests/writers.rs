@@ -190,6 +190,69 @@ fn keys_that_were_replaced_are_nowhere() {
     assert_eq!(content(&look(&objects), "keys"), b"nothing of it is there now.");
 }
 
+/// True when an object has this word.
+fn is_there(memory: &MemoryObjects, word: &str) -> bool {
+    let found = |name: &String| {
+        let bytes = memory.bytes(name).unwrap();
+        bytes.windows(word.len()).any(|part| part == word.as_bytes())
+    };
+    memory.names().iter().any(found)
+}
+
+#[test]
+fn keys_that_a_killed_writer_left_without_a_frame_go_with_the_next_change_of_keys() {
+    let (memory, objects) = memory();
+    let first = writer(&objects, 1).unwrap();
+    let keys = first.files().create("keys").unwrap();
+    keys.write_at(0, b"the first area").unwrap();
+    first.files().create("a").unwrap().write_at(0, &noise(1, 1000)).unwrap();
+    first.leave().unwrap();
+    // The packs of the next one get there, and its frame does not.
+    let cut: Arc<dyn Objects> = Arc::new(Frameless(objects.clone(), "log/00000000000000000005"));
+    let killed = writer(&cut, 2).unwrap();
+    killed.files().open("keys").unwrap().write_at(0, b"an area with the slot").unwrap();
+    assert!(killed.files().sync_names().is_err());
+    drop(killed);
+    assert!(is_there(&memory, "with the slot"));
+    // Who changes no keys leaves it to others.
+    let next = writer(&objects, 3).unwrap();
+    next.files().open("a").unwrap().write_at(0, b"x").unwrap();
+    next.files().sync_names().unwrap();
+    let keys = next.files().open("keys").unwrap();
+    keys.write_at(0, b"area without it").unwrap();
+    keys.sync().unwrap();
+    assert!(!is_there(&memory, "with the slot"), "a removed key can be in it");
+    assert!(!is_there(&memory, "first area"));
+    assert!(is_there(&memory, "without it"));
+    next.leave().unwrap();
+    assert_eq!(content(&look(&objects), "keys"), b"area without it");
+    assert!(look(&objects).differences().unwrap().is_empty());
+}
+
+/// A store that creates no object whose name begins so.
+struct Frameless(Arc<dyn Objects>, &'static str);
+
+impl Objects for Frameless {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
+        self.0.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        match name.starts_with(self.1) {
+            true => Created::Unknown(Error::new(Kind::Denied, "no")),
+            false => self.0.create(name, bytes),
+        }
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
+        self.0.list(folder, after)
+    }
+}
+
 #[test]
 fn sparse_packs_are_written_again() {
     let (memory, objects) = memory();
