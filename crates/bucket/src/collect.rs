@@ -18,6 +18,7 @@ use std::{
 use onefold_core::{Kind, Result};
 
 use crate::{
+    files::PENDING_MAX,
     format::{Id, LEASES, PROBES, Record, Sort, frame_name, is_probe, lease_name, lease_of},
     reads::whole_pack,
     rules::Rule,
@@ -87,6 +88,12 @@ fn delete_dropped(shared: &Shared, collected: &mut Collected) -> Result<()> {
     let mut times: HashMap<u64, u64> = HashMap::new();
     let mut gone = Vec::new();
     for (id, dropped) in dropped {
+        // Another thread's commit is on its way: the log still names what that drops.
+        if dropped.frame > newest {
+            collected.waiting.0 += 1;
+            collected.waiting.1 += dropped.bytes;
+            continue;
+        }
         let since = match times.get(&dropped.frame) {
             Some(since) => *since,
             None => time_of(shared, dropped.frame)?,
@@ -217,8 +224,12 @@ fn rewrite_sparse(shared: &Shared, collected: &mut Collected) -> Result<()> {
                 core.write_short(inode, at, bytes, shared.log.settings.small_max)?;
                 collected.rewritten += extent.bytes;
             }
+            let is_full = core.pending.len() > PENDING_MAX;
             drop(core);
             shared.sent_on()?;
+            if is_full {
+                shared.commit()?;
+            }
         }
     }
     Ok(())

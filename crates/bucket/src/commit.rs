@@ -10,7 +10,7 @@ use crate::{
     log::Appended,
     rules::Rule,
     shared::{Closed, Open, Shared},
-    state::Table,
+    state::{State, Table},
     uploads::shut_out,
     verify::listed,
 };
@@ -18,9 +18,6 @@ use crate::{
 /// A state that takes no more bytes than this is written as often as there are frames enough; a larger one when
 /// these have an eighth of its bytes.
 const TABLE_BYTES: u64 = 256 << 10;
-
-/// Frames since the last table at which there is one in any case: so many are read to open the bucket.
-const FRAMES_MAX: u64 = 512;
 
 /// What a commit takes along.
 struct Taken {
@@ -34,6 +31,8 @@ struct Taken {
     table_frame: u64,
     /// The bytes of a new table, with its number.
     table: Option<(u64, Vec<u8>)>,
+    /// The state that the frame leaves, but for its number and hash, when a table of it is due.
+    state: Option<State>,
 }
 
 impl Shared {
@@ -48,11 +47,14 @@ impl Shared {
     /// The same with more records.
     pub(crate) fn commit_with(&self, more: &[Record]) -> Result<()> {
         let _one = self.committing.lock();
-        let Some(taken) = self.take(more)? else { return Ok(()) };
+        let Some(mut taken) = self.take(more)? else { return Ok(()) };
         match self.send(&taken) {
             Ok(sum) => {
                 self.committed(&taken, sum);
-                self.delete_secrets(&taken)
+                self.delete_secrets(&taken)?;
+                let Some(mut state) = taken.state.take() else { return Ok(()) };
+                (state.at, state.sum) = (taken.number, sum);
+                self.write_table(state.at, sum, state.encode())
             }
             Err(error) => Err(self.fail(error)),
         }
@@ -110,6 +112,9 @@ impl Shared {
             core.past.insert(id, pack);
         }
         let (before, table_frame) = (core.state.sum, core.state.table_frame);
+        // All that was written is in this frame, so the state is what it leaves. Others go on writing then.
+        let is_due = more.is_empty() && number - table_frame >= self.log.settings.frames_max;
+        let state = is_due.then(|| core.state.clone());
         Ok(Some(Taken {
             writer,
             number,
@@ -119,6 +124,7 @@ impl Shared {
             inline,
             table_frame,
             table: None,
+            state,
         }))
     }
 
@@ -276,9 +282,9 @@ impl Shared {
     pub(crate) fn table_if_due(&self) -> Result<()> {
         self.commit()?;
         let _one = self.committing.lock();
-        let taken = {
-            let mut core = self.core.lock();
-            let writer = core.writer()?;
+        let (at, sum, bytes) = {
+            let core = self.core.lock();
+            core.writer()?;
             if !core.pending.is_empty() || !core.closed.is_empty() {
                 return Ok(());
             }
@@ -287,11 +293,19 @@ impl Shared {
             let takes = (state.packs.len() * 96 + state.inodes.len() * 64) as u64;
             let many = frames >= self.log.settings.table_every
                 && (takes <= TABLE_BYTES || state.since_table >= takes / 8);
-            if !many && frames < FRAMES_MAX {
+            if !many && frames < self.log.settings.frames_max {
                 return Ok(());
             }
-            let bytes = state.encode();
-            let (number, before) = (state.at + 1, state.sum);
+            (state.at, state.sum, state.encode())
+        };
+        self.write_table(at, sum, bytes)
+    }
+
+    /// Writes a table of the state as of the last frame.
+    fn write_table(&self, at: u64, before: [u8; 32], bytes: Vec<u8>) -> Result<()> {
+        let taken = {
+            let mut core = self.core.lock();
+            let (writer, number) = (core.writer()?, at + 1);
             let table_number = core.number();
             let id = Id { sort: Sort::Table, writer, number: table_number };
             let sum = *blake3::hash(&bytes).as_bytes();
@@ -307,6 +321,7 @@ impl Shared {
                 inline: None,
                 table_frame: number,
                 table: Some((table_number, bytes)),
+                state: None,
             }
         };
         match self.send(&taken) {

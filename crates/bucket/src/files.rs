@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Records at which there is a frame although nobody asked for one.
-const PENDING_MAX: usize = 100_000;
+pub(crate) const PENDING_MAX: usize = 100_000;
 
 /// The files of an archive that lies in a bucket.
 #[derive(Clone)]

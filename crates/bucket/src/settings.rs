@@ -42,6 +42,11 @@ pub struct Settings {
     pub threads: usize,
     /// Frames since the last table at which there is a new one.
     pub table_every: u64,
+    /// Frames since the last table at which there is a new one in any case, also amid the writing: about so many are
+    /// read to open the bucket.
+    pub frames_max: u64,
+    /// Most frames behind a table that are read: more are no log that this program wrote.
+    pub follow_max: u64,
     /// Bytes of packs that are kept in memory for readers.
     pub cache_bytes: u64,
     /// Bytes of a block of that memory: a read of one byte fetches so many, and verifies a pack that has no more.
@@ -72,6 +77,8 @@ impl Default for Settings {
             settle: Duration::from_secs(900),
             threads: 4,
             table_every: 16,
+            frames_max: 512,
+            follow_max: 1 << 16,
             cache_bytes: 64 << 20,
             block_bytes: 128 << 10,
             large: 256 << 10,

@@ -54,6 +54,38 @@ fn a_store_that_ignores_the_condition_is_refused() {
     assert!(error.to_string().contains("lets 9 of 9 writers create one object"), "{error}");
 }
 
+/// A store that tells the first eight that the object is there, and then creates it.
+struct Belated(MemoryObjects, std::sync::atomic::AtomicUsize);
+
+impl Objects for Belated {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<onefold_bucket::Body> {
+        self.0.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        match self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0..8 => Created::Exists,
+            _ => self.0.create(name, bytes),
+        }
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<onefold_bucket::Listed>> {
+        self.0.list(folder, after)
+    }
+}
+
+#[test]
+fn a_store_that_refuses_what_it_creates_afterwards_is_refused() {
+    let store: Arc<dyn Objects> = Arc::new(Belated(MemoryObjects::default(), 0.into()));
+    let error = probe(&store, &*quick(1)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("tells 8 writers that an object is there"), "{error}");
+}
+
 #[test]
 fn what_is_no_file_is_no_object_and_holds_nobody_up() {
     let dir = tempfile::tempdir().unwrap();

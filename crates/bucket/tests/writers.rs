@@ -124,6 +124,69 @@ fn tables_spare_the_frames_before_them() {
 }
 
 #[test]
+fn a_long_session_writes_tables_amid_its_work() {
+    let (memory, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    let file = bucket.files().create("a").unwrap();
+    let keys = bucket.files().create("keys").unwrap();
+    for n in 0..1100 {
+        file.write_at(n % 700, &[n as u8]).unwrap();
+        if n % 50 == 0 {
+            keys.write_at(0, &[n as u8; 10]).unwrap();
+        }
+        file.sync().unwrap();
+    }
+    let tables = memory.names().iter().filter(|name| name.starts_with("table/")).count();
+    assert_eq!(tables, 2);
+    // Frames before the last table are needed by nobody.
+    objects.replace("log/00000000000000000100", b"rot").unwrap();
+    let all: Vec<u8> = (0..700).map(|n| if n < 400 { n + 700 } else { n } as u8).collect();
+    assert_eq!(content(&look(&objects), "a"), all);
+    bucket.leave().unwrap();
+    assert_eq!(look(&objects).state().encode(), bucket.state().encode());
+}
+
+#[test]
+fn a_log_with_too_many_frames_behind_its_table_and_a_folder_with_too_many_names_are_refused() {
+    let (_, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        bucket.files().create(name).unwrap().write_at(0, &noise(1, 1 << 20)).unwrap();
+        bucket.files().sync_names().unwrap();
+    }
+    bucket.leave().unwrap();
+    let short = Settings { follow_max: 3, ..settings("reader") };
+    let error = Bucket::look(objects.clone(), quick(1), short).err().unwrap();
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(error.to_string().contains("6 frames since its last table"), "{error}");
+    let few = Settings { names_max: 3, ..settings("reader") };
+    let error = Bucket::look(objects, quick(1), few).unwrap().differences().unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("more than 3 names in data/"), "{error}");
+}
+
+#[test]
+fn what_is_written_again_goes_into_frames_of_bounded_length() {
+    let (memory, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    let file = bucket.files().create("a").unwrap();
+    // Packs with a range for each of their bytes.
+    for n in 0..300_000 {
+        file.write_at(2 * n, &[n as u8]).unwrap();
+    }
+    file.sync().unwrap();
+    for pack in 0..3 {
+        file.punch(pack * 200_000, 110_000).unwrap();
+    }
+    assert!(bucket.collect().unwrap().rewritten > 130_000);
+    let frames = memory.names().into_iter().filter(|name| name.starts_with("log/"));
+    let longest = frames.map(|name| memory.bytes(&name).unwrap().len()).max().unwrap();
+    assert!(longest < 3_500_000, "a frame with {longest} bytes");
+    bucket.leave().unwrap();
+    assert_eq!(content(&look(&objects), "a")[599_998], (299_999_u64 % 256) as u8);
+}
+
+#[test]
 fn what_nothing_names_goes_when_its_day_is_over_by_the_stores_clock() {
     let (memory, objects) = memory();
     let bucket = writer(&objects, 1).unwrap();
