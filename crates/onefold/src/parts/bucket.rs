@@ -49,7 +49,7 @@ fn store_at(address: &Address) -> Result<Arc<dyn Objects>> {
         #[cfg(feature = "s3")]
         Address::S3 { bucket, prefix } => {
             // This process has the credentials of the store, also where no key is asked for.
-            onefold_backend::no_dumps()?;
+            onefold_backend::secrets::no_dumps()?;
             Arc::new(onefold_bucket::S3::open(bucket, prefix)?)
         }
         #[cfg(not(feature = "s3"))]
