@@ -4,6 +4,9 @@
 //! *Crash argument:* an object goes after the frame that dropped it. `Gone` of it follows in a later frame; until
 //! then the next collection deletes it again, and finds nothing.
 //!
+//! *Others' objects:* only names of the exact form that this crate makes are deleted. A prefix may have another
+//! archive below one of these folders, and anything else.
+//!
 //! *Other processes:* who was shut out may go on deleting. What it deletes was dropped by a frame, or is of a
 //! writer that had ended before: no frame names these again.
 
@@ -15,7 +18,8 @@ use std::{
 use onefold_core::{Kind, Result};
 
 use crate::{
-    format::{Id, LEASES, PROBES, Record, Sort, frame_name, lease_name},
+    files::PENDING_MAX,
+    format::{Id, LEASES, PROBES, Record, Sort, frame_name, is_probe, lease_name, lease_of},
     reads::whole_pack,
     rules::Rule,
     shared::Shared,
@@ -84,6 +88,12 @@ fn delete_dropped(shared: &Shared, collected: &mut Collected) -> Result<()> {
     let mut times: HashMap<u64, u64> = HashMap::new();
     let mut gone = Vec::new();
     for (id, dropped) in dropped {
+        // Another thread's commit is on its way: the log still names what that drops.
+        if dropped.frame > newest {
+            collected.waiting.0 += 1;
+            collected.waiting.1 += dropped.bytes;
+            continue;
+        }
         let since = match times.get(&dropped.frame) {
             Some(since) => *since,
             None => time_of(shared, dropped.frame)?,
@@ -132,30 +142,31 @@ fn delete_orphans(shared: &Shared, collected: &mut Collected) -> Result<()> {
     let own = shared.core.lock().writer()?;
     let by_owner = log.settings.keeps(Rule::OrphansByOwner);
     let mut due = Vec::new();
-    for sort in [Sort::Pack, Sort::Table] {
-        for name in listed(log, sort.folder())?.into_keys() {
-            let Some(id) = Id::parse(&name) else { continue };
+    for sort in Sort::ALL {
+        for id in listed(log, sort.folder(), Id::parse)?.into_keys() {
             if shared.core.lock().state.knows(&id) {
                 continue;
             }
             let is_due = match by_owner {
                 true => id.writer < own,
                 false => {
-                    let written = log.get(&name, 0, 1, None).map_or(u64::MAX, |body| body.modified);
+                    let written =
+                        log.get(&id.to_string(), 0, 1, None).map_or(u64::MAX, |body| body.modified);
                     log.pace.wall().saturating_sub(written) >= log.settings.trash
                 }
             };
             if is_due {
-                due.push(name);
+                due.push(id.to_string());
             }
         }
     }
     collected.orphans = due.len() as u64;
-    let leases = listed(log, LEASES)?.into_keys().filter(|name| *name < lease_name(own));
-    due.extend(leases);
+    let leases = listed(log, LEASES, lease_of)?.into_keys().filter(|writer| *writer < own);
+    due.extend(leases.map(lease_name));
     // Another host may be trying the store now: its name may not be free for it again.
     let now = time_of(shared, shared.core.lock().state.at)?;
-    for name in listed(log, PROBES)?.into_keys() {
+    let probes = listed(log, PROBES, |name| is_probe(name).then(|| name.to_owned()))?;
+    for name in probes.into_keys() {
         let made = log.get(&name, 0, 1, None).map_or(u64::MAX, |body| body.modified);
         if now.saturating_sub(made) >= log.settings.trash {
             due.push(name);
@@ -213,8 +224,12 @@ fn rewrite_sparse(shared: &Shared, collected: &mut Collected) -> Result<()> {
                 core.write_short(inode, at, bytes, shared.log.settings.small_max)?;
                 collected.rewritten += extent.bytes;
             }
+            let is_full = core.pending.len() > PENDING_MAX;
             drop(core);
             shared.sent_on()?;
+            if is_full {
+                shared.commit()?;
+            }
         }
     }
     Ok(())

@@ -10,16 +10,14 @@ use crate::{
     log::Appended,
     rules::Rule,
     shared::{Closed, Open, Shared},
-    state::Table,
+    state::{State, Table},
     uploads::shut_out,
+    verify::listed,
 };
 
 /// A state that takes no more bytes than this is written as often as there are frames enough; a larger one when
 /// these have an eighth of its bytes.
 const TABLE_BYTES: u64 = 256 << 10;
-
-/// Frames since the last table at which there is one in any case: so many are read to open the bucket.
-const FRAMES_MAX: u64 = 512;
 
 /// What a commit takes along.
 struct Taken {
@@ -33,6 +31,8 @@ struct Taken {
     table_frame: u64,
     /// The bytes of a new table, with its number.
     table: Option<(u64, Vec<u8>)>,
+    /// The state that the frame leaves, but for its number and hash, when a table of it is due.
+    state: Option<State>,
 }
 
 impl Shared {
@@ -47,11 +47,14 @@ impl Shared {
     /// The same with more records.
     pub(crate) fn commit_with(&self, more: &[Record]) -> Result<()> {
         let _one = self.committing.lock();
-        let Some(taken) = self.take(more)? else { return Ok(()) };
+        let Some(mut taken) = self.take(more)? else { return Ok(()) };
         match self.send(&taken) {
             Ok(sum) => {
                 self.committed(&taken, sum);
-                self.delete_secrets()
+                self.delete_secrets(&taken)?;
+                let Some(mut state) = taken.state.take() else { return Ok(()) };
+                (state.at, state.sum) = (taken.number, sum);
+                self.write_table(state.at, sum, state.encode())
             }
             Err(error) => Err(self.fail(error)),
         }
@@ -76,7 +79,7 @@ impl Shared {
                 inline = Some((open, closed.sum));
             } else {
                 core.closed.push(closed);
-                core.enqueue((writer, open.number), open.bytes);
+                core.enqueue((writer, open.number), secret, open.bytes);
             }
         }
         let mut records: Vec<Record> = Vec::new();
@@ -109,6 +112,9 @@ impl Shared {
             core.past.insert(id, pack);
         }
         let (before, table_frame) = (core.state.sum, core.state.table_frame);
+        // All that was written is in this frame, so the state is what it leaves. Others go on writing then.
+        let is_due = more.is_empty() && number - table_frame >= self.log.settings.frames_max;
+        let state = is_due.then(|| core.state.clone());
         Ok(Some(Taken {
             writer,
             number,
@@ -118,6 +124,7 @@ impl Shared {
             inline,
             table_frame,
             table: None,
+            state,
         }))
     }
 
@@ -227,13 +234,23 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Deletes what had keys and is replaced. `Gone` of it stands in the next frame.
-    fn delete_secrets(&self) -> Result<()> {
+    /// After a frame that changes keys: deletes all objects with keys that the state does not need. These are what
+    /// was replaced, of which `Gone` stands in the next frame, and what this writer or one that had ended stored
+    /// without a frame: it may have what was removed now.
+    fn delete_secrets(&self, taken: &Taken) -> Result<()> {
         let due: Vec<Id> = {
             let core = self.core.lock();
             let dropped = core.state.dropped.iter();
-            dropped.filter(|(_, dropped)| dropped.secret).map(|(id, _)| *id).collect()
+            let dropped = dropped.filter(|(_, it)| it.secret && it.frame <= core.state.at);
+            dropped.map(|(id, _)| *id).collect()
         };
+        if due.is_empty() && !taken.closed.iter().any(|pack| pack.secret) {
+            return Ok(());
+        }
+        // Before what was replaced: as long as the log has that, the next commit does all of this again.
+        if self.log.settings.keeps(Rule::KeyOrphansGo) {
+            self.delete_secret_orphans(taken.writer)?;
+        }
         for id in due {
             self.log.ask(&mut || self.log.objects.delete(&id.to_string()))?;
             let mut core = self.core.lock();
@@ -244,6 +261,20 @@ impl Shared {
         Ok(())
     }
 
+    /// Deletes objects with keys that no frame names. Packs of this writer that are on their way are in its state.
+    fn delete_secret_orphans(&self, writer: u64) -> Result<()> {
+        for id in listed(&self.log, Sort::Keys.folder(), Id::parse)?.into_keys() {
+            if id.writer <= writer && !self.core.lock().state.knows(&id) {
+                self.log.ask(&mut || self.log.objects.delete(&id.to_string()))?;
+            }
+        }
+        let is_due = |name: &str| {
+            let id = Id::parse(name).filter(|id| id.sort == Sort::Keys && id.writer <= writer);
+            id.is_some_and(|id| !self.core.lock().state.needs(&id))
+        };
+        self.log.ask(&mut || self.log.objects.drop_unfinished(&is_due))
+    }
+
     /// Writes a table, if the frames since the last one are many.
     ///
     /// # Errors
@@ -251,9 +282,9 @@ impl Shared {
     pub(crate) fn table_if_due(&self) -> Result<()> {
         self.commit()?;
         let _one = self.committing.lock();
-        let taken = {
-            let mut core = self.core.lock();
-            let writer = core.writer()?;
+        let (at, sum, bytes) = {
+            let core = self.core.lock();
+            core.writer()?;
             if !core.pending.is_empty() || !core.closed.is_empty() {
                 return Ok(());
             }
@@ -262,11 +293,19 @@ impl Shared {
             let takes = (state.packs.len() * 96 + state.inodes.len() * 64) as u64;
             let many = frames >= self.log.settings.table_every
                 && (takes <= TABLE_BYTES || state.since_table >= takes / 8);
-            if !many && frames < FRAMES_MAX {
+            if !many && frames < self.log.settings.frames_max {
                 return Ok(());
             }
-            let bytes = state.encode();
-            let (number, before) = (state.at + 1, state.sum);
+            (state.at, state.sum, state.encode())
+        };
+        self.write_table(at, sum, bytes)
+    }
+
+    /// Writes a table of the state as of the last frame.
+    fn write_table(&self, at: u64, before: [u8; 32], bytes: Vec<u8>) -> Result<()> {
+        let taken = {
+            let mut core = self.core.lock();
+            let (writer, number) = (core.writer()?, at + 1);
             let table_number = core.number();
             let id = Id { sort: Sort::Table, writer, number: table_number };
             let sum = *blake3::hash(&bytes).as_bytes();
@@ -282,6 +321,7 @@ impl Shared {
                 inline: None,
                 table_frame: number,
                 table: Some((table_number, bytes)),
+                state: None,
             }
         };
         match self.send(&taken) {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 
 use crate::{
-    format::{PACK_MAX, Record, frame_name, is_name, pack_name},
+    format::{PACK_MAX, Record, frame_name, is_name, pack_id},
     reads::Place,
     shared::{Closed, Core, Open, Role, Shared},
     state::{Extent, Inode, Pack},
 };
 
 /// Records at which there is a frame although nobody asked for one.
-const PENDING_MAX: usize = 100_000;
+pub(crate) const PENDING_MAX: usize = 100_000;
 
 /// The files of an archive that lies in a bucket.
 #[derive(Clone)]
@@ -250,7 +250,7 @@ impl Core {
             Extent { bytes: u64::from(length), pack: (writer, number), pack_at: 0 },
         )?;
         self.closed.push(Closed { number, bytes: length, sum, secret });
-        self.enqueue((writer, number), bytes);
+        self.enqueue((writer, number), secret, bytes);
         Ok(())
     }
 
@@ -269,7 +269,7 @@ impl Core {
         {
             let closed = self.close(writer, &open, secret);
             self.closed.push(closed);
-            self.enqueue((writer, open.number), open.bytes);
+            self.enqueue((writer, open.number), secret, open.bytes);
         }
         if self.open[slot].is_none() {
             let number = self.number();
@@ -356,8 +356,13 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
             }
         }
         None => {
-            let name = pack_name(id);
-            let of = crate::format::Id::parse(&name).and_then(|id| core.state.dropped.get(&id));
+            let (plain, keys) = (pack_id(id, false), pack_id(id, true));
+            let secret = match pack {
+                Some(pack) => pack.secret,
+                None => core.state.dropped.contains_key(&keys),
+            };
+            let object = if secret { keys } else { plain };
+            let (name, of) = (object.to_string(), core.state.dropped.get(&object));
             let dropped = of.map(|dropped| dropped.bytes);
             let total = pack.map(|pack| u64::from(pack.bytes)).or(dropped);
             let within = (0, total.unwrap_or(inner + piece.len() as u64));

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Kind, Result, hex_digits};
 
 /// Begins a frame.
 const FRAME_MAGIC: [u8; 8] = *b"ONEFFRM1";
@@ -48,14 +48,19 @@ pub(crate) enum Sort {
     Pack,
     /// A state as of a frame.
     Table,
+    /// Bytes of files with keys. They have a folder of their own, so that all of them are found at once.
+    Keys,
 }
 
 impl Sort {
+    pub(crate) const ALL: [Sort; 3] = [Sort::Pack, Sort::Table, Sort::Keys];
+
     /// Its folder.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Sort::Pack => "data/",
             Sort::Table => "table/",
+            Sort::Keys => "keys/",
         }
     }
 }
@@ -72,7 +77,7 @@ pub(crate) struct Id {
 impl Id {
     /// The one that an object's name tells.
     pub(crate) fn parse(name: &str) -> Option<Id> {
-        let sort = [Sort::Pack, Sort::Table].into_iter().find(|s| name.starts_with(s.folder()))?;
+        let sort = Sort::ALL.into_iter().find(|s| name.starts_with(s.folder()))?;
         let (writer, number) = name.strip_prefix(sort.folder())?.split_once('-')?;
         let id = Id {
             sort,
@@ -89,9 +94,9 @@ impl fmt::Display for Id {
     }
 }
 
-/// The name of a pack, by its owner and the owner's own number.
-pub(crate) fn pack_name(id: (u64, u64)) -> String {
-    Id { sort: Sort::Pack, writer: id.0, number: id.1 }.to_string()
+/// The object of a pack, by its owner and the owner's own number.
+pub(crate) fn pack_id((writer, number): (u64, u64), secret: bool) -> Id {
+    Id { sort: if secret { Sort::Keys } else { Sort::Pack }, writer, number }
 }
 
 /// The name of a frame.
@@ -99,9 +104,36 @@ pub(crate) fn frame_name(number: u64) -> String {
     format!("{LOG}{number:020}")
 }
 
+/// The number of the frame of this name; `None` for a name that no frame has.
+pub(crate) fn frame_of(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(LOG)?.parse().ok()?;
+    (number > 0 && frame_name(number) == name).then_some(number)
+}
+
 /// The name of a writer's lease.
 pub(crate) fn lease_name(writer: u64) -> String {
     format!("{LEASES}{writer:016x}")
+}
+
+/// The writer of the lease of this name; `None` for a name that no lease has.
+pub(crate) fn lease_of(name: &str) -> Option<u64> {
+    let writer = u64::from_str_radix(name.strip_prefix(LEASES)?, 16).ok()?;
+    (writer > 0 && lease_name(writer) == name).then_some(writer)
+}
+
+/// The name of what is made to try the store.
+pub(crate) fn probe_name(chance: [u8; 16]) -> String {
+    format!("{PROBES}{}", hex_digits(chance))
+}
+
+/// True for names that [`probe_name`] gives.
+pub(crate) fn is_probe(name: &str) -> bool {
+    name.strip_prefix(PROBES).is_some_and(is_chance)
+}
+
+/// True for 16 bytes of chance as this crate writes them: 32 hexadecimal digits.
+pub(crate) fn is_chance(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// What a frame says.
@@ -296,11 +328,21 @@ impl Record {
 }
 
 pub(crate) fn write_id<'a>(to: &'a mut Writing, id: &Id) -> &'a mut Writing {
-    to.byte(u8::from(id.sort == Sort::Table)).eight(id.writer).eight(id.number)
+    let sort = match id.sort {
+        Sort::Pack => 0,
+        Sort::Table => 1,
+        Sort::Keys => 2,
+    };
+    to.byte(sort).eight(id.writer).eight(id.number)
 }
 
 pub(crate) fn read_id(from: &mut Reading<'_>) -> Result<Id> {
-    let sort = if from.truth()? { Sort::Table } else { Sort::Pack };
+    let sort = match from.byte()? {
+        0 => Sort::Pack,
+        1 => Sort::Table,
+        2 => Sort::Keys,
+        _ => return Err(damaged("an object is of no sort")),
+    };
     Ok(Id { sort, writer: from.eight()?, number: from.eight()? })
 }
 
@@ -434,6 +476,7 @@ mod tests {
             Record::Remove { inode: 1 },
             Record::Table { number: 2, bytes: 9, sum: [4; 32] },
             Record::Gone { id: Id { sort: Sort::Table, writer: 1, number: 1 } },
+            Record::Gone { id: Id { sort: Sort::Keys, writer: 1, number: 3 } },
             Record::Leave,
         ];
         let parts = Parts {
@@ -461,10 +504,36 @@ mod tests {
     }
 
     #[test]
+    fn names_of_other_forms_are_nobodys() {
+        assert_eq!(frame_of(&frame_name(7)), Some(7));
+        assert_eq!(lease_of(&lease_name(255)), Some(255));
+        assert!(is_probe(&probe_name([0xa5; 16])));
+        for name in [
+            "log/00000000000000000000",
+            "log/7",
+            "log/+0000000000000000007",
+            "log/log/00000000000000000007",
+            "log/00000000000000000007.old",
+            "log/99999999999999999999",
+            "writer/0000000000000000",
+            "writer/00000000000000FF",
+            "writer/+0000000000000ff",
+            "writer/a/00000000000000ff",
+            "probe/log/00000000000000000001",
+            "probe/A5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5",
+            "probe/",
+        ] {
+            assert_eq!((frame_of(name), lease_of(name), is_probe(name)), (None, None, false));
+        }
+    }
+
+    #[test]
     fn names_tell_their_owner_and_have_one_form() {
         let id = Id { sort: Sort::Pack, writer: 255, number: 1 };
         assert_eq!(id.to_string(), "data/00000000000000ff-00000001");
         assert_eq!(Id::parse("data/00000000000000ff-00000001"), Some(id));
+        assert_eq!(pack_id((255, 1), true).to_string(), "keys/00000000000000ff-00000001");
+        assert_eq!(Id::parse("keys/00000000000000ff-00000001"), Some(pack_id((255, 1), true)));
         for name in ["data/ff-1", "data/00000000000000FF-00000001", "data/", "log/1", "table/x-y"] {
             assert_eq!(Id::parse(name), None, "{name}");
         }

@@ -14,8 +14,8 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::{FRAME_MAX, Frame, damaged, frame_name},
-    objects::{Body, Created, Objects},
+    format::{FRAME_MAX, Frame, LOG, damaged, frame_name, frame_of},
+    objects::{Body, Created, Listed, Objects},
     pace::Pace,
     rules::Rule,
     settings::Settings,
@@ -227,9 +227,48 @@ impl Log {
     /// # Errors
     /// Those of the store.
     pub(crate) fn beyond(&self, last: u64) -> Result<Option<String>> {
-        let after = frame_name(last);
-        let listed = self.ask(&mut || self.objects.list(crate::format::LOG, &after))?;
-        Ok(listed.into_iter().map(|listed| listed.name).find(|name| *name > after))
+        let mut beyond = None;
+        self.list(LOG, &frame_name(last), &mut |one| {
+            beyond = frame_of(&one.name).filter(|number| *number > last).map(frame_name);
+            beyond.is_some()
+        })?;
+        Ok(beyond)
+    }
+
+    /// Gives `take` the objects of a folder behind a name, in order, until it returns true. Names may be of any
+    /// form, and lie in a folder of the folder.
+    ///
+    /// # Errors
+    /// `Unsupported` for more than [`Settings::names_max`] names, and those of the store.
+    pub(crate) fn list(
+        &self,
+        folder: &str,
+        after: &str,
+        take: &mut dyn FnMut(Listed) -> bool,
+    ) -> Result<()> {
+        let (mut after, mut names) = (after.to_owned(), 0);
+        loop {
+            let some = self.ask(&mut || self.objects.list(folder, &after))?;
+            let Some(last) = some.last().map(|last| last.name.clone()) else { return Ok(()) };
+            if last <= after {
+                return Ok(());
+            }
+            names += some.len();
+            if names > self.settings.names_max {
+                let why = format!(
+                    "the object store lists more than {} names in {folder}: no archive has so many. \
+                     Something else writes there, or it is no true listing",
+                    self.settings.names_max
+                );
+                return Err(Error::new(Kind::Unsupported, why));
+            }
+            after = last;
+            for one in some {
+                if take(one) {
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Appends a frame: sends the same bytes to the same name until it is known whose frame that is.

@@ -60,12 +60,23 @@ pub trait Objects: Send + Sync {
     /// Those of the store: then nothing is known.
     fn delete(&self, name: &str) -> Result<()>;
 
-    /// Some objects of a folder behind the name `after`, sorted; none when there are no more. The folder is
+    /// Some objects of a folder, or also of folders in it, behind the name `after`, sorted; none when there are no more. The folder is
     /// a name that ends in `/`.
     ///
     /// # Errors
     /// Those of the store.
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>>;
+
+    /// Removes what creations of objects with keys left and that is no object, when `is_due` says so of the object's
+    /// name. When it returns, that is durable, as deletions of objects with keys are. A store that leaves nothing has
+    /// nothing to do.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn drop_unfinished(&self, is_due: &dyn Fn(&str) -> bool) -> Result<()> {
+        let _ = is_due;
+        Ok(())
+    }
 
     /// Removes what creations left that were killed a day ago and that is no object; returns how many. A store
     /// that leaves nothing has nothing to do.

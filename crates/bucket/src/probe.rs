@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::PROBES,
+    format::probe_name,
     objects::{Created, Objects},
     pace::Pace,
 };
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 8;
 /// # Errors
 /// `Unsupported` when the store does not keep its word, and those of the store.
 pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
-    let name = format!("{PROBES}{}", onefold_core::hex_digits(pace.nonce()));
+    let name = probe_name(pace.nonce());
     let send = |n: usize| objects.create(&name, &[n as u8; 16]);
     let mut ends: Vec<Created> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..AT_ONCE).map(|n| scope.spawn(move || send(n))).collect();
@@ -39,11 +39,20 @@ pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
         Created::Unknown(error) => Some(error),
         _ => None,
     });
-    if new > 1 || matches!(ends.last(), Some(Created::New)) && new + ends.len() > ends.len() + 1 {
+    if new > 1 {
         let why = format!(
             "this store lets {new} of {} writers create one object: it ignores the condition \
              If-None-Match, and two hosts would damage the archive. Onefold can't use it",
             ends.len()
+        );
+        return Err(Error::new(Kind::Unsupported, why));
+    }
+    // Who is told that an object is there reads it, and takes it for another host's.
+    let refused = ends.iter().filter(|end| matches!(end, Created::Exists)).count();
+    if matches!(ends.last(), Some(Created::New)) && refused > 0 {
+        let why = format!(
+            "this store tells {refused} writers that an object is there, and then lets another one create it: \
+             it does not keep the condition If-None-Match. Onefold can't use it"
         );
         return Err(Error::new(Kind::Unsupported, why));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 use quick_cache::{Weighter, sync::Cache as Blocks};
 
-use crate::{format::pack_name, log::Log, rules::Rule, state::Pack};
+use crate::{log::Log, rules::Rule, state::Pack};
 
 /// Most bytes of one request.
 const REQUEST_MAX: u64 = 8 << 20;
@@ -143,7 +143,7 @@ fn verified(
 /// `Corrupt` when it has not the length or the hash that was stored, `Io` when it is gone, and those of the store.
 pub(crate) fn whole_pack(log: &Log, id: (u64, u64), pack: &Pack) -> Result<Vec<u8>> {
     let bytes = u64::from(pack.bytes);
-    let (name, within) = (pack_name(id), (0, bytes));
+    let (name, within) = (pack.id(id).to_string(), (0, bytes));
     let place = Place { name, at: 0, within, total: Some(bytes), frame: None, sum: Some(pack.sum) };
     let mut read = || range(log, &place, 0, bytes);
     match log.settings.keeps(Rule::CopiesVerified) {

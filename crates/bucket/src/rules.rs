@@ -47,6 +47,9 @@ pub enum Rule {
     LeaseWatched,
     /// A log that lacks what this host saw is refused. Otherwise somebody puts an older archive back.
     GoneBackRefused,
+    /// A change of keys deletes what a killed writer stored of keys without a frame. Otherwise a key that is removed
+    /// stays in the bucket.
+    KeyOrphansGo,
     /// A writer counts what it stored as durable when its frame is there. Otherwise syncs end early.
     SyncWaitsForFrame,
 }
@@ -54,7 +57,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 17] = [
+    pub const BUGS: [(&'static str, Rule); 18] = [
         ("unknown-is-failure", Rule::UnknownIsSentAgain),
         ("unknown-is-success", Rule::UnknownIsNoSuccess),
         ("fenced-appends", Rule::OthersFramesRead),
@@ -72,5 +75,6 @@ impl Rule {
         ("sync-before-frame", Rule::SyncWaitsForFrame),
         ("other-pack-believed", Rule::PacksHashed),
         ("copied-unverified", Rule::CopiesVerified),
+        ("key-orphans-stay", Rule::KeyOrphansGo),
     ];
 }

@@ -42,6 +42,11 @@ pub struct Settings {
     pub threads: usize,
     /// Frames since the last table at which there is a new one.
     pub table_every: u64,
+    /// Frames since the last table at which there is a new one in any case, also amid the writing: about so many are
+    /// read to open the bucket.
+    pub frames_max: u64,
+    /// Most frames behind a table that are read: more are no log that this program wrote.
+    pub follow_max: u64,
     /// Bytes of packs that are kept in memory for readers.
     pub cache_bytes: u64,
     /// Bytes of a block of that memory: a read of one byte fetches so many, and verifies a pack that has no more.
@@ -54,6 +59,8 @@ pub struct Settings {
     pub inline_max: usize,
     /// Seconds for which stays what a frame dropped.
     pub trash: u64,
+    /// Most names of one folder that are taken from a store. A table has room for fewer packs.
+    pub names_max: usize,
     /// The rule that is broken.
     #[cfg(feature = "planted-bugs")]
     pub broken: Option<Rule>,
@@ -70,12 +77,15 @@ impl Default for Settings {
             settle: Duration::from_secs(900),
             threads: 4,
             table_every: 16,
+            frames_max: 512,
+            follow_max: 1 << 16,
             cache_bytes: 64 << 20,
             block_bytes: 128 << 10,
             large: 256 << 10,
             small_max: 4 << 20,
             inline_max: 32 << 10,
             trash: 24 * 3600,
+            names_max: 1 << 24,
             #[cfg(feature = "planted-bugs")]
             broken: None,
         }

@@ -65,8 +65,8 @@ pub(crate) struct Core {
     /// Packs that are not in the store yet.
     pub(crate) fresh: HashMap<(u64, u64), Arc<Vec<u8>>>,
     pub(crate) fresh_bytes: usize,
-    /// Packs that wait for a thread.
-    pub(crate) queue: VecDeque<(u64, u64)>,
+    /// Packs that wait for a thread; true for those with keys.
+    pub(crate) queue: VecDeque<((u64, u64), bool)>,
     /// Why nothing is written any more.
     pub(crate) failed: Option<Error>,
 }

@@ -9,7 +9,7 @@ use onefold_core::{Error, Result};
 
 use crate::format::{
     FILE_MAX, Frame, Id, PACK_MAX, Reading, Record, Sort, TABLE_MAX, Writing, damaged, is_name,
-    read_id, write_id,
+    pack_id, read_id, write_id,
 };
 
 /// Begins a table.
@@ -46,6 +46,13 @@ pub(crate) struct Pack {
     pub(crate) secret: bool,
     /// The frame that has its bytes, and where in it; otherwise it is an object.
     pub(crate) inline: Option<(u64, u32)>,
+}
+
+impl Pack {
+    /// The object that it is, unless its bytes are in a frame.
+    pub(crate) fn id(&self, id: (u64, u64)) -> Id {
+        pack_id(id, self.secret)
+    }
 }
 
 /// An object that nothing names any more.
@@ -321,8 +328,7 @@ impl State {
                 Some(_) => inline.push((id, pack)),
                 None => {
                     let (bytes, secret) = (u64::from(pack.bytes), pack.secret);
-                    let id = Id { sort: Sort::Pack, writer: id.0, number: id.1 };
-                    self.dropped.insert(id, Dropped { frame, bytes, secret });
+                    self.dropped.insert(pack.id(id), Dropped { frame, bytes, secret });
                 }
             }
         }
@@ -331,8 +337,14 @@ impl State {
 
     /// True when the object is needed, or waits to be deleted.
     pub(crate) fn knows(&self, id: &Id) -> bool {
-        let is_pack = id.sort == Sort::Pack && self.packs.contains_key(&(id.writer, id.number));
-        is_pack || self.dropped.contains_key(id) || self.table.is_some_and(|table| table.id == *id)
+        self.needs(id) || self.dropped.contains_key(id)
+    }
+
+    /// True when the object is needed.
+    pub(crate) fn needs(&self, id: &Id) -> bool {
+        let number = (id.writer, id.number);
+        let is_pack = self.packs.get(&number).is_some_and(|pack| pack.id(number) == *id);
+        is_pack || self.table.is_some_and(|table| table.id == *id)
     }
 
     /// The bytes of a table of this state.
@@ -417,6 +429,9 @@ impl State {
         for _ in 0..from.eight()? {
             let id = read_id(&mut from)?;
             let (frame, bytes, secret) = (from.eight()?, from.eight()?, from.truth()?);
+            if secret != (id.sort == Sort::Keys) {
+                return Err(damaged("keys lie beside the objects of keys"));
+            }
             state.dropped.insert(id, Dropped { frame, bytes, secret });
         }
         if from.truth()? {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::{PACK_MAX, pack_name},
+    format::{PACK_MAX, pack_id},
     rules::Rule,
     shared::{Core, Role, Shared},
 };
@@ -15,10 +15,10 @@ const FRESH_MAX: usize = 96 << 20;
 
 impl Core {
     /// A pack waits for a thread.
-    pub(crate) fn enqueue(&mut self, id: (u64, u64), bytes: Vec<u8>) {
+    pub(crate) fn enqueue(&mut self, id: (u64, u64), secret: bool, bytes: Vec<u8>) {
         self.fresh_bytes += bytes.len();
         self.fresh.insert(id, Arc::new(bytes));
-        self.queue.push_back(id);
+        self.queue.push_back((id, secret));
     }
 }
 
@@ -45,12 +45,10 @@ impl Shared {
         if core.failed.is_some() {
             return false;
         }
-        let Some(id) = core.queue.pop_front() else { return false };
+        let Some((id, secret)) = core.queue.pop_front() else { return false };
         let Some(bytes) = core.fresh.get(&id).cloned() else { return true };
-        let name = match self.log.settings.keeps(Rule::OwnNames) {
-            true => pack_name(id),
-            false => pack_name((core.state.at, id.1)),
-        };
+        let owner = if self.log.settings.keeps(Rule::OwnNames) { id.0 } else { core.state.at };
+        let name = pack_id((owner, id.1), secret).to_string();
         drop(core);
         let created = self.log.create_own(&name, &bytes, PACK_MAX as u64);
         match created {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use onefold_core::Result;
 
 use crate::{
-    format::{Id, Sort, pack_name},
+    format::{Id, Sort},
     log::Log,
     writer::Bucket,
 };
@@ -19,18 +19,19 @@ pub enum Difference {
     Length(String, u64, u64),
 }
 
-/// All objects of a folder.
-pub(crate) fn listed(log: &Log, folder: &str) -> Result<BTreeMap<String, u64>> {
-    let (mut all, mut after) = (BTreeMap::new(), folder.to_owned());
-    loop {
-        let some = log.ask(&mut || log.objects.list(folder, &after))?;
-        let Some(last) = some.last() else { return Ok(all) };
-        if last.name <= after {
-            return Ok(all);
-        }
-        after.clone_from(&last.name);
-        all.extend(some.into_iter().map(|one| (one.name, one.bytes)));
-    }
+/// The objects of a folder whose names `meant` takes. All others are somebody else's: a store without folders
+/// lists what is below another archive's prefix too.
+pub(crate) fn listed<T: Ord>(
+    log: &Log,
+    folder: &str,
+    meant: impl Fn(&str) -> Option<T>,
+) -> Result<BTreeMap<T, u64>> {
+    let mut all = BTreeMap::new();
+    log.list(folder, folder, &mut |one| {
+        all.extend(meant(&one.name).map(|what| (what, one.bytes)));
+        false
+    })?;
+    Ok(all)
 }
 
 impl Bucket {
@@ -39,7 +40,7 @@ impl Bucket {
     pub fn needed(&self) -> std::collections::BTreeSet<String> {
         let core = self.shared.core.lock();
         let packs = core.state.packs.iter().filter(|(_, pack)| pack.inline.is_none());
-        let packs = packs.map(|(id, _)| pack_name(*id));
+        let packs = packs.map(|(id, pack)| pack.id(*id).to_string());
         packs.chain(core.state.table.map(|table| table.id.to_string())).collect()
     }
 
@@ -51,20 +52,23 @@ impl Bucket {
         // What this process has written is no loss while it is on its way.
         self.shared.commit()?;
         let log = &self.shared.log;
-        let needed: BTreeMap<String, u64> = {
+        let needed: BTreeMap<Id, u64> = {
             let core = self.shared.core.lock();
             let packs = core.state.packs.iter().filter(|(_, pack)| pack.inline.is_none());
-            let mut needed: BTreeMap<String, u64> =
-                packs.map(|(id, pack)| (pack_name(*id), u64::from(pack.bytes))).collect();
-            needed.extend(core.state.table.map(|table| (table.id.to_string(), table.bytes)));
+            let mut needed: BTreeMap<Id, u64> =
+                packs.map(|(id, pack)| (pack.id(*id), u64::from(pack.bytes))).collect();
+            needed.extend(core.state.table.map(|table| (table.id, table.bytes)));
             needed
         };
-        let mut there = listed(log, Sort::Pack.folder())?;
-        there.extend(listed(log, Sort::Table.folder())?);
-        there.retain(|name, _| Id::parse(name).is_some());
-        let judged = needed.into_iter().filter_map(|(name, bytes)| match there.get(&name) {
-            None => Some(Difference::Lost(name)),
-            Some(found) if *found != bytes => Some(Difference::Length(name, *found, bytes)),
+        let mut there = BTreeMap::new();
+        for sort in Sort::ALL {
+            there.extend(listed(log, sort.folder(), Id::parse)?);
+        }
+        let judged = needed.into_iter().filter_map(|(id, bytes)| match there.get(&id) {
+            None => Some(Difference::Lost(id.to_string())),
+            Some(found) if *found != bytes => {
+                Some(Difference::Length(id.to_string(), *found, bytes))
+            }
             Some(_) => None,
         });
         Ok(judged.collect())

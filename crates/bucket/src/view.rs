@@ -45,6 +45,15 @@ fn as_of(log: &Log, end: u64, known: Option<Known>) -> Result<State> {
         }
         frame => frame?,
     };
+    let behind = end.saturating_sub(last.table_frame);
+    if behind > log.settings.follow_max {
+        let why = format!(
+            "the log has {behind} frames since its last table, and at most {} are read: it is damaged, or \
+             somebody else's",
+            log.settings.follow_max
+        );
+        return Err(damaged(&why));
+    }
     let mut state = from_table(log, last.table_frame, &last)?;
     follow(log, &mut state, end, known)?;
     if let Some(known) = known {

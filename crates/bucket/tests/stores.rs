@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use onefold_bucket::{Created, DirectoryObjects, MemoryObjects, Objects, probe};
-use onefold_core::{Kind, Result};
+use onefold_core::{Files, Kind, Result};
 use support::{contract, quick};
 
 #[test]
@@ -54,6 +54,38 @@ fn a_store_that_ignores_the_condition_is_refused() {
     assert!(error.to_string().contains("lets 9 of 9 writers create one object"), "{error}");
 }
 
+/// A store that tells the first eight that the object is there, and then creates it.
+struct Belated(MemoryObjects, std::sync::atomic::AtomicUsize);
+
+impl Objects for Belated {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<onefold_bucket::Body> {
+        self.0.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        match self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0..8 => Created::Exists,
+            _ => self.0.create(name, bytes),
+        }
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<onefold_bucket::Listed>> {
+        self.0.list(folder, after)
+    }
+}
+
+#[test]
+fn a_store_that_refuses_what_it_creates_afterwards_is_refused() {
+    let store: Arc<dyn Objects> = Arc::new(Belated(MemoryObjects::default(), 0.into()));
+    let error = probe(&store, &*quick(1)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("tells 8 writers that an object is there"), "{error}");
+}
+
 #[test]
 fn what_is_no_file_is_no_object_and_holds_nobody_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -75,15 +107,60 @@ fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
     assert!(matches!(store.create("data/a", b"a"), Created::New));
-    let left = dir.path().join("unfinished/left");
-    let fresh = dir.path().join("unfinished/fresh");
-    for path in [&left, &fresh] {
+    let unfinished = dir.path().join("unfinished");
+    let left = unfinished.join("000102030405060708090a0b0c0d0e0f-1");
+    let fresh = unfinished.join("000102030405060708090a0b0c0d0e0f-2");
+    let foreign =
+        ["left", "000102030405060708090a0b0c0d0e0f", "000102030405060708090a0b0c0d0e0f-01"];
+    let foreign = foreign.map(|name| unfinished.join(name));
+    for path in [&left, &fresh].into_iter().chain(&foreign) {
         std::fs::write(path, b"half of").unwrap();
     }
     let day = std::time::Duration::from_secs(25 * 3600);
-    let file = std::fs::File::options().write(true).open(&left).unwrap();
-    file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    for path in [&left].into_iter().chain(&foreign) {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - day).unwrap();
+    }
     assert_eq!(store.sweep().unwrap(), 1);
     assert!(!left.exists() && fresh.exists(), "another process may be writing it");
-    assert_eq!(std::fs::read_dir(dir.path().join("unfinished")).unwrap().count(), 1);
+    assert!(foreign.iter().all(|path| path.exists()), "these are somebody else's");
+    assert_eq!(std::fs::read_dir(unfinished).unwrap().count(), 4);
+}
+
+#[test]
+fn what_killed_creations_of_keys_left_in_a_directory_goes_with_the_next_change_of_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let opened = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    let objects: Arc<dyn Objects> = Arc::new(opened);
+    let changed = |seed: u64, bytes: &[u8]| {
+        let bucket = support::writer(&objects, seed).unwrap();
+        let files = bucket.files();
+        let keys = files.open("keys").or_else(|_| files.create("keys")).unwrap();
+        keys.write_at(0, bytes).unwrap();
+        keys.sync().unwrap();
+        bucket.leave().unwrap();
+    };
+    changed(1, b"the first area");
+    // One was killed before it linked the file to its name, another one between that and the end.
+    let unfinished = dir.path().join("unfinished");
+    let chance = "000102030405060708090a0b0c0d0e0f";
+    let unlinked = unfinished.join(format!("{chance}-7-keys-0000000000000002-00000001"));
+    std::fs::write(&unlinked, b"an area with the slot").unwrap();
+    let (object, linked) = {
+        let object = std::fs::read_dir(dir.path().join("keys")).unwrap().next().unwrap().unwrap();
+        let name = object.file_name().into_string().unwrap();
+        (object.path(), unfinished.join(format!("{chance}-8-keys-{name}")))
+    };
+    std::fs::hard_link(&object, &linked).unwrap();
+    let others = [format!("{chance}-9"), format!("{chance}-9-keys-notes"), "keys".into()];
+    let others = others.map(|name| unfinished.join(name));
+    for path in &others {
+        std::fs::write(path, b"somebody else's").unwrap();
+    }
+    // A writer of later than who looks is at work.
+    let later = unfinished.join(format!("{chance}-9-keys-00000000000000ff-00000001"));
+    std::fs::write(&later, b"not yet").unwrap();
+    changed(2, b"the second area");
+    assert!(!object.exists() && !linked.exists() && !unlinked.exists());
+    assert!(later.exists() && others.iter().all(|path| path.exists()));
 }

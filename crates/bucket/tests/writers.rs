@@ -124,6 +124,69 @@ fn tables_spare_the_frames_before_them() {
 }
 
 #[test]
+fn a_long_session_writes_tables_amid_its_work() {
+    let (memory, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    let file = bucket.files().create("a").unwrap();
+    let keys = bucket.files().create("keys").unwrap();
+    for n in 0..1100 {
+        file.write_at(n % 700, &[n as u8]).unwrap();
+        if n % 50 == 0 {
+            keys.write_at(0, &[n as u8; 10]).unwrap();
+        }
+        file.sync().unwrap();
+    }
+    let tables = memory.names().iter().filter(|name| name.starts_with("table/")).count();
+    assert_eq!(tables, 2);
+    // Frames before the last table are needed by nobody.
+    objects.replace("log/00000000000000000100", b"rot").unwrap();
+    let all: Vec<u8> = (0..700).map(|n| if n < 400 { n + 700 } else { n } as u8).collect();
+    assert_eq!(content(&look(&objects), "a"), all);
+    bucket.leave().unwrap();
+    assert_eq!(look(&objects).state().encode(), bucket.state().encode());
+}
+
+#[test]
+fn a_log_with_too_many_frames_behind_its_table_and_a_folder_with_too_many_names_are_refused() {
+    let (_, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        bucket.files().create(name).unwrap().write_at(0, &noise(1, 1 << 20)).unwrap();
+        bucket.files().sync_names().unwrap();
+    }
+    bucket.leave().unwrap();
+    let short = Settings { follow_max: 3, ..settings("reader") };
+    let error = Bucket::look(objects.clone(), quick(1), short).err().unwrap();
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(error.to_string().contains("6 frames since its last table"), "{error}");
+    let few = Settings { names_max: 3, ..settings("reader") };
+    let error = Bucket::look(objects, quick(1), few).unwrap().differences().unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("more than 3 names in data/"), "{error}");
+}
+
+#[test]
+fn what_is_written_again_goes_into_frames_of_bounded_length() {
+    let (memory, objects) = memory();
+    let bucket = writer(&objects, 1).unwrap();
+    let file = bucket.files().create("a").unwrap();
+    // Packs with a range for each of their bytes.
+    for n in 0..300_000 {
+        file.write_at(2 * n, &[n as u8]).unwrap();
+    }
+    file.sync().unwrap();
+    for pack in 0..3 {
+        file.punch(pack * 200_000, 110_000).unwrap();
+    }
+    assert!(bucket.collect().unwrap().rewritten > 130_000);
+    let frames = memory.names().into_iter().filter(|name| name.starts_with("log/"));
+    let longest = frames.map(|name| memory.bytes(&name).unwrap().len()).max().unwrap();
+    assert!(longest < 3_500_000, "a frame with {longest} bytes");
+    bucket.leave().unwrap();
+    assert_eq!(content(&look(&objects), "a")[599_998], (299_999_u64 % 256) as u8);
+}
+
+#[test]
 fn what_nothing_names_goes_when_its_day_is_over_by_the_stores_clock() {
     let (memory, objects) = memory();
     let bucket = writer(&objects, 1).unwrap();
@@ -188,6 +251,69 @@ fn keys_that_were_replaced_are_nowhere() {
     assert!(is_there("nothing of it"));
     assert!(!is_there("wrapped key"), "frames stay for ever, so keys are not in them");
     assert_eq!(content(&look(&objects), "keys"), b"nothing of it is there now.");
+}
+
+/// True when an object has this word.
+fn is_there(memory: &MemoryObjects, word: &str) -> bool {
+    let found = |name: &String| {
+        let bytes = memory.bytes(name).unwrap();
+        bytes.windows(word.len()).any(|part| part == word.as_bytes())
+    };
+    memory.names().iter().any(found)
+}
+
+#[test]
+fn keys_that_a_killed_writer_left_without_a_frame_go_with_the_next_change_of_keys() {
+    let (memory, objects) = memory();
+    let first = writer(&objects, 1).unwrap();
+    let keys = first.files().create("keys").unwrap();
+    keys.write_at(0, b"the first area").unwrap();
+    first.files().create("a").unwrap().write_at(0, &noise(1, 1000)).unwrap();
+    first.leave().unwrap();
+    // The packs of the next one get there, and its frame does not.
+    let cut: Arc<dyn Objects> = Arc::new(Frameless(objects.clone(), "log/00000000000000000005"));
+    let killed = writer(&cut, 2).unwrap();
+    killed.files().open("keys").unwrap().write_at(0, b"an area with the slot").unwrap();
+    assert!(killed.files().sync_names().is_err());
+    drop(killed);
+    assert!(is_there(&memory, "with the slot"));
+    // Who changes no keys leaves it to others.
+    let next = writer(&objects, 3).unwrap();
+    next.files().open("a").unwrap().write_at(0, b"x").unwrap();
+    next.files().sync_names().unwrap();
+    let keys = next.files().open("keys").unwrap();
+    keys.write_at(0, b"area without it").unwrap();
+    keys.sync().unwrap();
+    assert!(!is_there(&memory, "with the slot"), "a removed key can be in it");
+    assert!(!is_there(&memory, "first area"));
+    assert!(is_there(&memory, "without it"));
+    next.leave().unwrap();
+    assert_eq!(content(&look(&objects), "keys"), b"area without it");
+    assert!(look(&objects).differences().unwrap().is_empty());
+}
+
+/// A store that creates no object whose name begins so.
+struct Frameless(Arc<dyn Objects>, &'static str);
+
+impl Objects for Frameless {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
+        self.0.get(name, at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        match name.starts_with(self.1) {
+            true => Created::Unknown(Error::new(Kind::Denied, "no")),
+            false => self.0.create(name, bytes),
+        }
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(name, bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(name)
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
+        self.0.list(folder, after)
+    }
 }
 
 #[test]
@@ -360,14 +486,113 @@ fn a_removed_file_that_is_open_has_no_bytes_of_a_later_writer() {
 #[test]
 fn a_collection_leaves_what_another_host_is_trying() {
     let (memory, objects) = memory();
-    assert!(matches!(objects.create("probe/other", b"x"), Created::New));
+    let other = "probe/000102030405060708090a0b0c0d0e0f";
+    assert!(matches!(objects.create(other, b"x"), Created::New));
     let bucket = writer(&objects, 1).unwrap();
     bucket.collect().unwrap();
-    assert!(memory.bytes("probe/other").is_some(), "its host may not be done");
+    assert!(memory.bytes(other).is_some(), "its host may not be done");
     memory.set_clock(1_000_000 + 25 * 3600);
     bucket.files().create("a").unwrap();
     bucket.collect().unwrap();
-    assert!(memory.bytes("probe/other").is_none(), "who was killed does not come again");
+    assert!(memory.bytes(other).is_none(), "who was killed does not come again");
+}
+
+/// Objects below a prefix of others.
+struct Below(Arc<MemoryObjects>, String);
+
+impl Objects for Below {
+    fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
+        self.0.get(&format!("{}{name}", self.1), at, bytes)
+    }
+    fn create(&self, name: &str, bytes: &[u8]) -> Created {
+        self.0.create(&format!("{}{name}", self.1), bytes)
+    }
+    fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.0.replace(&format!("{}{name}", self.1), bytes)
+    }
+    fn delete(&self, name: &str) -> Result<()> {
+        self.0.delete(&format!("{}{name}", self.1))
+    }
+    fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
+        let (folder, after) = (format!("{}{folder}", self.1), format!("{}{after}", self.1));
+        let own = |one: Listed| Listed { name: one.name[self.1.len()..].into(), ..one };
+        Ok(self.0.list(&folder, &after)?.into_iter().map(own).collect())
+    }
+}
+
+#[test]
+fn an_archive_below_a_folder_of_another_one_keeps_all_it_has() {
+    for folder in ["probe/", "writer/", "log/", "data/", "table/", "unfinished/", "keys/"] {
+        let (memory, above) = memory();
+        let below: Arc<dyn Objects> = Arc::new(Below(memory.clone(), folder.into()));
+        let first = writer(&above, 1).unwrap();
+        let second = writer(&below, 2).unwrap();
+        for bucket in [&first, &second] {
+            bucket.files().create("a").unwrap().write_at(0, &noise(1, 1 << 20)).unwrap();
+            bucket.files().create("keys").unwrap().write_at(0, b"wrapped").unwrap();
+            bucket.files().sync_names().unwrap();
+        }
+        first.leave().unwrap();
+        let there = |memory: &MemoryObjects| -> Vec<String> {
+            let all = memory.names().into_iter();
+            // Both archives have these folders, and only the one below has them twice.
+            all.filter(|name| name.starts_with(folder) && name.matches('/').count() == 2).collect()
+        };
+        let before = there(&memory);
+        assert!(before.len() >= 4, "{before:?}");
+        memory.set_clock(1_000_000 + 25 * 3600);
+        // The names below are no frames, and keep nobody out.
+        let third = writer(&above, 3).unwrap();
+        third.files().create("b").unwrap();
+        third.files().open("keys").unwrap().write_at(0, b"another").unwrap();
+        third.files().sync_names().unwrap();
+        third.collect().unwrap();
+        third.leave().unwrap();
+        assert_eq!(there(&memory), before, "{folder}");
+        second.leave().unwrap();
+        assert_eq!(content(&look(&below), "a"), noise(1, 1 << 20));
+        assert!(look(&below).differences().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn what_is_not_the_archives_stays_and_does_no_harm() {
+    let (memory, objects) = memory();
+    let foreign = [
+        "log/00000000000000000099.old",
+        "log/0000000000000000099",
+        "log/99999999999999999999",
+        "log/notes",
+        "writer/.keep",
+        "writer/0000000000000000",
+        "writer/000000000000000",
+        "writer/0000000000000001.old",
+        "probe/other",
+        "probe/000102030405060708090a0b0c0d0e0F",
+        "probe/000102030405060708090a0b0c0d0e0f0",
+        "data/0000000000000000-0000001",
+        "data/a",
+        "table/.keep",
+        "keys/me.pem",
+        "keys/0000000000000001-1",
+        "unfinished/thesis.tex",
+    ];
+    for name in foreign {
+        assert!(matches!(objects.create(name, b"somebody else's"), Created::New));
+    }
+    for n in 1..4 {
+        memory.set_clock(1_000_000 + n * 25 * 3600);
+        let bucket = writer(&objects, n).unwrap();
+        let keys = bucket.files().open("keys").or_else(|_| bucket.files().create("keys")).unwrap();
+        keys.write_at(0, format!("area {n}").as_bytes()).unwrap();
+        keys.sync().unwrap();
+        bucket.collect().unwrap();
+        bucket.leave().unwrap();
+    }
+    for name in foreign {
+        assert!(memory.bytes(name).is_some(), "{name}");
+    }
+    assert!(look(&objects).differences().unwrap().is_empty());
 }
 
 /// A store that has each object that somebody asks for.

@@ -73,6 +73,8 @@ pub enum Checker {
     ReadersServed,
     /// Bucket: a log that went back is refused.
     GoneBack,
+    /// Bucket: after a change of keys nothing has keys but what files need.
+    KeysGone,
     /// Bucket: in the end nothing is left but what files need.
     NothingLeft,
     /// Cluster: a map names a chunk only while that chunk has its reference.

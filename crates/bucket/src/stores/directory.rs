@@ -19,7 +19,10 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 use rustix::fs::OFlags;
 
-use crate::objects::{Body, Created, Listed, Objects};
+use crate::{
+    format::{Id, Sort, is_chance},
+    objects::{Body, Created, Listed, Objects},
+};
 
 /// Files that are not objects yet.
 const UNFINISHED: &str = "unfinished";
@@ -75,10 +78,15 @@ impl DirectoryObjects {
         Ok(folder)
     }
 
-    /// A file with these bytes, durable, that is no object yet.
-    fn unfinished(&self, bytes: &[u8]) -> std::io::Result<PathBuf> {
+    /// A file with these bytes, durable, that is not yet the object of this name.
+    fn unfinished(&self, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
         let folder = self.folder(&format!("{UNFINISHED}/x"))?;
-        let path = folder.join(format!("{}-{}", self.own, self.next.fetch_add(1, Relaxed)));
+        let mut own = format!("{}-{}", self.own, self.next.fetch_add(1, Relaxed));
+        // Who was killed and left keys in it is found by its name.
+        if has_keys(name) {
+            own = format!("{own}-{}", name.replace('/', "-"));
+        }
+        let path = folder.join(own);
         let mut options = File::options();
         let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
@@ -89,6 +97,27 @@ impl DirectoryObjects {
                 Err(error)
             }
         }
+    }
+}
+
+/// True for the name of an object with keys.
+fn has_keys(name: &str) -> bool {
+    Id::parse(name).is_some_and(|id| id.sort == Sort::Keys)
+}
+
+/// What a name says that [`DirectoryObjects::unfinished`] gives: the object with keys that it is to be, if that
+/// is so; `None` for others' names.
+fn unfinished_of(name: &str) -> Option<Option<Id>> {
+    let (chance, rest) = name.split_once('-')?;
+    let (number, of) = match rest.split_once('-') {
+        Some((number, of)) => (number, Some(of)),
+        None => (rest, None),
+    };
+    let parsed = number.parse::<u64>().ok().filter(|parsed| parsed.to_string() == number);
+    parsed.filter(|_| is_chance(chance))?;
+    match of.map(|of| of.replacen('-', "/", 1)) {
+        Some(of) => has_keys(&of).then(|| Id::parse(&of)),
+        None => Some(None),
     }
 }
 
@@ -119,7 +148,7 @@ impl Objects for DirectoryObjects {
             // Nothing was made, and sending it again would not help.
             Created::Unknown(error)
         };
-        let made = match self.unfinished(bytes) {
+        let made = match self.unfinished(name, bytes) {
             Ok(made) => made,
             Err(error) => return unknown(error),
         };
@@ -141,7 +170,7 @@ impl Objects for DirectoryObjects {
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let replaced = self.unfinished(bytes).and_then(|made| {
+        let replaced = self.unfinished(name, bytes).and_then(|made| {
             let folder = self.folder(name)?;
             fs::rename(&made, self.at(name))?;
             File::open(folder)?.sync_all()
@@ -150,10 +179,12 @@ impl Objects for DirectoryObjects {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        match fs::remove_file(self.at(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.failed(name, error)),
+        let removed = match fs::remove_file(self.at(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ if has_keys(name) => self.folder(name).and_then(|f| File::open(f)?.sync_all()),
             _ => Ok(()),
-        }
+        };
+        removed.map_err(|error| self.failed(name, error))
     }
 
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
@@ -187,18 +218,40 @@ impl Objects for DirectoryObjects {
         Ok(listed)
     }
 
+    fn drop_unfinished(&self, is_due: &dyn Fn(&str) -> bool) -> Result<()> {
+        let drop = || -> std::io::Result<()> {
+            let folder = self.folder(&format!("{UNFINISHED}/x"))?;
+            for entry in fs::read_dir(&folder)? {
+                let entry = entry?;
+                let of = entry.file_name().to_str().and_then(unfinished_of).flatten();
+                if of.is_some_and(|id| is_due(&id.to_string())) {
+                    match fs::remove_file(entry.path()) {
+                        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                        _ => {}
+                    }
+                }
+            }
+            // What creations removed there comes back with a power cut until then.
+            File::open(folder)?.sync_all()
+        };
+        drop().map_err(|error| self.failed(UNFINISHED, error))
+    }
+
     fn sweep(&self) -> Result<u64> {
         let failed = |error| self.failed(UNFINISHED, error);
         // The clock of the file system, which a host of the network may have.
-        let own = self.unfinished(b"now").map_err(failed)?;
+        let own = self.unfinished("", b"now").map_err(failed)?;
         let now = fs::symlink_metadata(&own).and_then(|own| own.modified());
         fs::remove_file(&own).map_err(failed)?;
         let now = now.map_err(failed)?;
         let mut swept = 0;
         for entry in fs::read_dir(self.at(UNFINISHED)).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            let age = fs::symlink_metadata(&path).and_then(|left| left.modified());
-            let age = age.ok().and_then(|made| now.duration_since(made).ok());
+            let entry = entry.map_err(failed)?;
+            let path = entry.path();
+            let is_ours =
+                entry.file_name().to_str().is_some_and(|name| unfinished_of(name).is_some());
+            let left = fs::symlink_metadata(&path).ok().filter(|left| is_ours && left.is_file());
+            let age = left.and_then(|left| now.duration_since(left.modified().ok()?).ok());
             if age.is_some_and(|age| age >= LEFT) && fs::remove_file(&path).is_ok() {
                 swept += 1;
             }

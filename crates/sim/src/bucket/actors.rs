@@ -11,7 +11,7 @@ use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
     model::{Contents, HISTORY, KEYS, STAMP},
-    world::{Killed, Seat},
+    world::{Killed, LAG, Seat},
 };
 use crate::checker::Checker;
 
@@ -159,7 +159,8 @@ fn one_writer(seat: &Seat, memory: &mut Memory) {
         Err(error) => return seat.explained("joining", &error),
     };
     memory.known = Some(bucket.known());
-    let Some(mut model) = seat.compare(&bucket, before, since, Some(bucket.known().frame)) else {
+    let writer = bucket.known().frame;
+    let Some(mut model) = seat.compare(&bucket, before, since, Some(writer)) else {
         return;
     };
     let (commits, collects) = {
@@ -175,7 +176,7 @@ fn one_writer(seat: &Seat, memory: &mut Memory) {
             renewed = seat.now();
             let _ = bucket.renew();
         }
-        match commit(seat, &bucket, &mut model) {
+        match commit(seat, &bucket, writer, &mut model) {
             Ok(()) => memory.known = Some(bucket.known()),
             Err(error) => return seat.explained("writing", &error),
         }
@@ -206,8 +207,9 @@ fn one_writer(seat: &Seat, memory: &mut Memory) {
 }
 
 /// Changes files, and makes that durable.
-fn commit(seat: &Seat, bucket: &Bucket, model: &mut Contents) -> Result<()> {
+fn commit(seat: &Seat, bucket: &Bucket, writer: u64, model: &mut Contents) -> Result<()> {
     let files = bucket.files();
+    let (keys, began) = (keys_needed(bucket), seat.now());
     for _ in 0..seat.below(6) {
         change(seat, &files, model)?;
     }
@@ -227,7 +229,32 @@ fn commit(seat: &Seat, bucket: &Bucket, model: &mut Contents) -> Result<()> {
     let mut inner = seat.world.lock();
     inner.say(|| format!("actor {}: commit {number} is acknowledged", seat.actor));
     inner.model.acknowledge(number);
+    drop(inner);
+    if keys_needed(bucket) != keys {
+        no_keys_left(seat, bucket, writer, began);
+    }
     Ok(())
+}
+
+/// The objects with keys that files need.
+fn keys_needed(bucket: &Bucket) -> Vec<String> {
+    bucket.needed().into_iter().filter(|name| name.starts_with("keys/")).collect()
+}
+
+/// After a change of keys nothing that was stored before it has keys but what files need: not what was replaced, and
+/// not what somebody stored who was killed. What comes late may be there, and what a listing did not have yet.
+fn no_keys_left(seat: &Seat, bucket: &Bucket, writer: u64, began: Duration) {
+    let needed = keys_needed(bucket);
+    let mut inner = seat.world.lock();
+    let left = inner.objects.iter().find(|(name, object)| {
+        let of = name.strip_prefix("keys/").and_then(|name| name.split('-').next());
+        let of = of.and_then(|of| u64::from_str_radix(of, 16).ok());
+        let is_old = of.is_some_and(|of| of <= writer) && object.made + LAG < began;
+        is_old && !needed.contains(*name)
+    });
+    if let Some(left) = left.map(|(name, _)| name.clone()) {
+        inner.fail(Checker::KeysGone, format!("{left} is there after keys were changed"));
+    }
 }
 
 fn write_to(

@@ -44,6 +44,8 @@ pub struct Params {
     pub trash: u64,
     /// Frames after which there is a table.
     pub table_every: u64,
+    /// Frames after which there is one amid the writing.
+    pub frames_max: u64,
     /// Bytes of short writes that stand in a frame.
     pub inline_max: usize,
     /// The store goes back in the end.
@@ -83,6 +85,7 @@ impl Params {
             table_every: rng.within(1, 12),
             inline_max: rng.pick(&[0, 60, 4000]).copied().unwrap_or(60),
             goes_back: rng.percent(20),
+            frames_max: rng.pick(&[3, 20, 512]).copied().unwrap_or(512),
             bug: None,
         }
     }
@@ -122,6 +125,7 @@ impl Params {
             patience: Duration::from_secs(600),
             settle: Duration::from_secs(900),
             table_every: self.table_every,
+            frames_max: self.frames_max,
             cache_bytes: 1 << 20,
             block_bytes: 64,
             large: 150,

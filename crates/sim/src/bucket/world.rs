@@ -25,7 +25,7 @@ pub(super) const BEGAN: u64 = 1_800_000_000;
 const LATE_MAX: usize = 30;
 
 /// How far a listing lags.
-const LAG: Duration = Duration::from_secs(20);
+pub(super) const LAG: Duration = Duration::from_secs(20);
 
 /// Requests of a run, at which it is stopped.
 const REQUESTS_MAX: u64 = 400_000;
@@ -45,7 +45,7 @@ pub(super) enum Change {
 #[derive(Clone)]
 pub(super) struct Object {
     pub(super) bytes: Vec<u8>,
-    made: Duration,
+    pub(super) made: Duration,
 }
 
 struct Actor {
@@ -416,7 +416,7 @@ fn proves_itself(name: &str, at: u64, bytes: u64, total: u64) -> bool {
     match name.split_once('/') {
         Some(("log", _)) => bytes > 1,
         Some(("table", _)) => true,
-        Some(("data", _)) => is_whole,
+        Some(("data" | "keys", _)) => is_whole,
         _ => false,
     }
 }
