@@ -31,7 +31,7 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Volume, complete, header, owner, parse_owner, settles},
+    volume::{Mode, Volume, complete, header, owner, parse_owner, resign, settles},
 };
 
 fn missing(name: &str) -> Error {
@@ -368,7 +368,7 @@ impl<'s> Snapshots<'s> {
     /// shut this session out: where that can't be made sure now, it is tried again.
     pub(crate) fn leave_live(&self, volume: Volume) {
         let id = volume.id();
-        if volume.resign() {
+        if resign(volume) {
             Names::of(self.kernel()).unlock_filled(id);
         }
     }

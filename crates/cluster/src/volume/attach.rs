@@ -218,11 +218,6 @@ impl Volume {
         ownership.release(self.objects.are_recorded(), self.promotion.last_hits())
     }
 
-    /// Leaves a number that is a layer by now.
-    pub(crate) fn resign(self) -> bool {
-        self.ownership.is_none_or(Ownership::resign)
-    }
-
     /// Before a volume is cut off: what layers below have behind the new end counts no more.
     ///
     /// # Errors

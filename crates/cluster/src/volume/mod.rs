@@ -93,6 +93,11 @@ pub(crate) fn settles(volume: &Volume) -> bool {
     !may_change(volume)
 }
 
+/// Leaves a number that is a layer by now, for good. False where the store does not answer: then it is tried again.
+pub(crate) fn resign(volume: Volume) -> bool {
+    volume.ownership.is_none_or(Ownership::resign)
+}
+
 /// Completes what failed writes left undone of a volume that [settles]: nobody looks through a layer.
 pub(crate) fn complete(volume: &Volume) -> Result<()> {
     volume.objects.complete()
