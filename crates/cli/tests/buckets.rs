@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use serde_json::Value;
 use support::{Desk, noise};
@@ -116,12 +116,16 @@ fn an_encrypted_archive_in_a_bucket_is_nobodys_to_read() {
     desk.ok(&format!("get {far} letter --output back --key key"));
     assert_eq!(fs::read(desk.path("letter")).unwrap(), fs::read(desk.path("back")).unwrap());
     desk.fails(&format!("ls {far}"), 1, &["encrypted"]);
-    for folder in ["data", "log"] {
-        for object in fs::read_dir(desk.path("b").join(folder)).unwrap() {
+    // What is small is in the log.
+    let mut looked = BTreeSet::new();
+    for folder in ["data", "keys", "log"] {
+        for object in fs::read_dir(desk.path("b").join(folder)).into_iter().flatten() {
             let bytes = fs::read(object.unwrap().path()).unwrap();
             assert!(!bytes.windows(6).any(|part| part == b"secret" || part == b"letter"));
+            looked.insert(folder);
         }
     }
+    assert!(looked.contains("keys") && looked.contains("log"), "{looked:?}");
 }
 
 #[test]
