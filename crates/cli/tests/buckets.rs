@@ -116,7 +116,7 @@ fn an_encrypted_archive_in_a_bucket_is_nobodys_to_read() {
     desk.ok(&format!("get {far} letter --output back --key key"));
     assert_eq!(fs::read(desk.path("letter")).unwrap(), fs::read(desk.path("back")).unwrap());
     desk.fails(&format!("ls {far}"), 1, &["encrypted"]);
-    // What is small is in the log.
+    // Small content is in the log.
     let mut looked = BTreeSet::new();
     for folder in ["data", "keys", "log"] {
         for object in fs::read_dir(desk.path("b").join(folder)).into_iter().flatten() {

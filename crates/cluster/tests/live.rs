@@ -230,7 +230,7 @@ fn clients_do_not_go_on_when_another_server_had_the_volume_meanwhile() {
     assert_eq!(block_of(&*volume, 0).unwrap_err().kind(), Kind::NotFound);
     assert_eq!(volume.write(0, &block(2)).unwrap_err().kind(), Kind::NotFound);
     assert_eq!(volume.flush().unwrap_err().kind(), Kind::NotFound);
-    // Who connects again finds what the other one wrote.
+    // A client that connects again finds what the other one wrote.
     assert_eq!(block_of(&*exports.open("v").unwrap(), 0).unwrap(), 7);
     assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 1);
 }

@@ -524,7 +524,7 @@ impl Site<'_> {
         fs::write(self.file("mixed"), [&new[..half], &old[half..]].concat())?;
         let (server, socket) = self.serve("before", &[])?;
         write(&socket, &old, 0..SMALL)?;
-        // Who does not find the server may take none.
+        // A verb that does not find the server may take none.
         let nowhere = self.file("nowhere");
         fs::create_dir_all(&nowhere)?;
         let elsewhere = ["small@before", "--control", path(&nowhere)];

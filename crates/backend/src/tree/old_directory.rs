@@ -45,11 +45,11 @@ pub(super) fn may_lead(shared: &Shared, entry: &Entry, at: &OwnedFd, stat: &Stat
     }
 }
 
-/// What is to be done with an old directory.
+/// The next step with an old directory.
 pub(super) enum Old {
-    /// It is ready to be filled.
+    /// The directory is ready to be filled.
     Ready,
-    /// It was empty, and another user's: it is gone.
+    /// The directory was empty, and another user's. It was removed.
     Gone,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn prepare(
         return if is_owners { Ok(Old::Ready) } else { Err(refused(shared, entry, stat)) };
     }
     let is_strangers = stat.st_uid != 0 && stat.st_uid != shared.user.0;
-    // Who has it open would see the names in it also when it is somebody else's.
+    // A user who has the directory open would go on to see its names after it changed hands.
     if is_strangers
         && rustix::fs::unlinkat(above, last_part(&entry.path), AtFlags::REMOVEDIR).is_ok()
     {

@@ -60,7 +60,7 @@ impl Unseen {
         })?;
         let unseen = Unseen { above: again, name, of, opened };
         let is_ours = match stat.st_uid == user {
-            // It is this user's, so that nobody else opened it.
+            // The directory is this user's, so nobody else opened its mode.
             true if stat.st_mode & OTHERS != 0 => {
                 let _ = rustix::fs::fchmod(&unseen.opened, Mode::RWXU);
                 if rustix::fs::fstat(&unseen.opened)?.st_mode & OTHERS != 0 {
@@ -137,7 +137,7 @@ pub(super) fn link(
 ) -> Result<bool> {
     let mut made = try_link(shared, unseen, at, entry, target);
     for _ in 0..TRIES {
-        // Who owns the directory above may have removed it: then once more.
+        // The owner of the directory above may have removed this one: then it is made once more.
         if made != Err(Errno::NOENT) {
             break;
         }

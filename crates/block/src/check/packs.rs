@@ -13,7 +13,7 @@ use crate::format::{
     page::{Form, MapEntry, Table},
 };
 
-/// What a mapping to a fragment has found.
+/// The result of reading the fragment that a mapping names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fragment {
     /// The fragment is what the mapping says.
@@ -64,7 +64,7 @@ impl Packs {
         Packs(seen)
     }
 
-    /// What a mapping to a fragment of one of them has found.
+    /// The result for a mapping that names a fragment of one of them.
     pub(crate) fn judge(&self, pba: Pba, fragment: u8, prefix: u64) -> Fragment {
         match self.0.get(&pba) {
             Some(Seen::Pack(fragments)) => match fragments.get(usize::from(fragment)) {

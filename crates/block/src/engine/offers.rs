@@ -92,7 +92,7 @@ pub(crate) fn contents(
         })
         .collect();
     let mut found = read::read_stored(kernel, domain, &stored);
-    // What no block holds may be in a pack, as far as the index knows.
+    // Content that no block holds may be in a pack, as far as the index knows.
     let others: Vec<Option<Fingerprint>> =
         found.iter().zip(wanted).map(|(found, of)| found.is_none().then_some(*of)).collect();
     let packed = lookup::fragments(kernel, &tables, &others)?;
@@ -161,7 +161,7 @@ mod tests {
         (0..3).for_each(|_| settle());
         assert_eq!(engine.status().fragments, BLOCKS);
         assert!(told() == raw, "what is packed is offered");
-        // Who receives finds what is in packs.
+        // A receiver finds content in packs.
         let wanted: Vec<Fingerprint> = raw.into_iter().flatten().collect();
         let found = contents(&engine.kernel, 0, &wanted).unwrap();
         for (found, n) in found.iter().zip(0..) {

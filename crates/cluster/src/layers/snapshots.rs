@@ -55,7 +55,7 @@ fn may_come(name: &str) -> Error {
     Error::new(Kind::Busy, what)
 }
 
-/// What became of a volume that is attached.
+/// The result of a step for a volume that is attached.
 pub(crate) struct Moved {
     /// Its new number, where it has one.
     pub(crate) to: Option<Named>,

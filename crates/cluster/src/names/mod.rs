@@ -161,7 +161,7 @@ pub(crate) enum Old {
     Stays,
 }
 
-/// What became of a name that a session gives up to give.
+/// The fate of a name that a session gives up to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     /// It was given all the same.

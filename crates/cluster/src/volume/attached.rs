@@ -34,7 +34,7 @@ enum State {
 }
 
 struct Away {
-    /// What the volume's name stands for. `None` where nobody knows, as a step had no answer and may still come, and
+    /// The number that the volume's name stands for. `None` where nobody knows, as a step had no answer and may still come, and
     /// where another server may have written meanwhile.
     to: Option<Named>,
     name: String,
@@ -71,7 +71,7 @@ impl Attached {
     /// Does something with the volume under the number that it has now.
     ///
     /// # Errors
-    /// Those of what is done, and of attaching the volume where a snapshot left that undone.
+    /// The errors of `does`, and of attaching the volume where a snapshot left that undone.
     pub fn with<T>(&self, does: impl FnOnce(&Volume) -> Result<T>) -> Result<T> {
         loop {
             if let State::Open(volume) = &*self.state.read() {
@@ -225,7 +225,7 @@ fn attach_next(session: &Arc<Session>, name: &str, to: &Named) -> Result<Volume>
     Ok(volume)
 }
 
-/// Who owns a number, or owned it last.
+/// The session that owns a number, or owned it last.
 fn owner_of(session: &Session, id: u64) -> Result<Option<String>> {
     match session.kernel().read_value(&header::name(id), header::OWNER) {
         Err(Refusal::Missing) => Ok(None),

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::header::{LOCK, name};
 use crate::kernel::Kernel;
 
-/// What a session has to remember of numbers that it leaves.
+/// A session's memory of numbers that it leaves.
 #[derive(Default)]
 pub(crate) struct Leaving {
     /// Volumes whose names may still be given to other numbers, by operations of this session that had no answer.

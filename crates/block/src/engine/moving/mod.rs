@@ -195,7 +195,7 @@ fn copy_some(
             plan.blocks.clear();
             return Ok(true);
         }
-        // Those without a place come with the next checkpoint.
+        // Packs without a place come with the next checkpoint.
         next.retain(|&(lba, _)| match &plan.shared {
             Some(shared) => !moves.has_shared(shared.family, lba),
             None => !moves.has(plan.volume, lba),

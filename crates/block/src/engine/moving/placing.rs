@@ -55,7 +55,7 @@ fn read_ahead(kernel: &Kernel) {
         let state = kernel.state.lock();
         (state.allocator.hole_ahead(), state.releases.zone_table())
     };
-    // Who places the copies is told what can't be read.
+    // The placing of copies learns which blocks can't be read.
     if let Some(zone) = zone {
         let _ = kernel.zones(root).bitmaps(zone, 1);
     }

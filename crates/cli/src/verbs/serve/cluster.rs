@@ -293,8 +293,12 @@ impl<'a> Turn<'a> {
             Url::Folder(folder) => Some(control_name(folder)?.0),
             // Verbs change the store by themselves there.
             Url::Rados(..) if options.read_only => None,
-            // It would lose its socket to this one, and this one's end would leave none.
-            Url::Rados(..) if gateway(url, &self.session).is_ok_and(|other| other.is_some()) => {
+            // Another server at work would lose its socket to this one. The one before a server that stood by is
+            // shut out, even if its process still listens.
+            Url::Rados(..)
+                if !options.standby
+                    && gateway(url, &self.session).is_ok_and(|other| other.is_some()) =>
+            {
                 tracing::warn!(
                     "another server on this host takes the commands for {}: this one takes none",
                     self.shown

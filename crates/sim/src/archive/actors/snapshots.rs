@@ -335,7 +335,7 @@ impl Sim {
         let simple = matches!(self.params.profile, Profile::Crashes)
             && !self.params.medium.damages()
             && self.params.spread.is_none()
-            // What an index has that is not there is stored again.
+            // Chunks of an index that is away are stored again.
             && !self.params.index_disk;
         // Pages under an older data key are written again.
         let has_changed = session.tables().data_keys.all().next().is_some();
