@@ -18,7 +18,7 @@ use onefold_cluster::{
 };
 use onefold_core::{
     Block, BlockRead, Exports, Kind, Lba, Volume,
-    object::{Change, ObjectStore, PoolKind, Refusal, Write},
+    object::{Change, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write},
 };
 use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
@@ -146,9 +146,8 @@ fn writes_that_nobody_waited_for_are_in_the_snapshot_and_keep_their_results() {
     let faulty = Faulty {
         store: store.session("server"),
         fault: move |op: &Write| {
-            let writes = op.changes.iter().any(|change| matches!(change, Change::Write(..)));
             // The store has room again before the snapshot is taken.
-            let fails = writes && std::mem::take(&mut *says.lock().unwrap());
+            let fails = writes(op) && std::mem::take(&mut *says.lock().unwrap());
             fails.then_some(Fault { refusal: Refusal::Full, applied: false })
         },
     };
@@ -180,8 +179,7 @@ fn no_snapshot_is_taken_while_a_failed_write_may_still_come() {
     let faulty = Faulty {
         store: store.session("server"),
         fault: move |op: &Write| {
-            let writes = op.changes.iter().any(|change| matches!(change, Change::Write(..)));
-            let fails = writes && says.load(SeqCst);
+            let fails = writes(op) && says.load(SeqCst);
             fails.then_some(Fault { refusal: Refusal::Unknown, applied: false })
         },
     };
@@ -233,6 +231,11 @@ fn clients_do_not_go_on_when_another_server_had_the_volume_meanwhile() {
     // A client that connects again finds what the other one wrote.
     assert_eq!(block_of(&*exports.open("v").unwrap(), 0).unwrap(), 7);
     assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 1);
+}
+
+/// True for an operation that writes data.
+fn writes(op: &Write) -> bool {
+    op.changes.iter().any(|change| matches!(change, Change::Write(..)))
 }
 
 /// True for an operation that sets a key which begins so.
@@ -347,9 +350,15 @@ fn who_deletes_a_snapshot_later_does_not_shut_out_the_server_that_could_not_leav
     exports.snapshot("v@a").unwrap();
     refuses.store(false, SeqCst);
     exports.tend().unwrap();
+    // Its locks have ended with their leases.
+    store.set_time(store.time() + Duration::from_secs(3600));
     let other = open(&store, "other");
+    let layer = Snapshots::of(&other).attach("v@a").unwrap().id();
     Snapshots::of(&other).delete("v@a").unwrap();
     while other.delete_step().unwrap() {}
+    let header = ObjectName::metadata(format!("v.{layer:010}"));
+    let read = Read { object: header, parts: Vec::new() };
+    assert!(matches!(store.read(&[read]).remove(0), Err(Refusal::Missing)));
     let ticket = volume.write(0, &block(2)).unwrap();
     volume.wait(ticket).unwrap();
     assert_eq!(block_of(&*volume, 0).unwrap(), 2);
