@@ -57,6 +57,7 @@ const TARGETS: [&str; 41] = [
     "cluster",
     "objects",
     "folder",
+    "bucket",
 ];
 
 /// Seconds for each target in CI: all of them are done in about a minute. Long runs are asked for by

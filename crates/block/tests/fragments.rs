@@ -13,7 +13,7 @@ use std::{
 use damage::{copy, flip, forge, forge_superblock, get, pages, persevere, put, root, superblock};
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Acts, Engine, Format, Idleness, Settings, Tidying,
+    Acts, Engine, Format, Idleness, NoDedup, Setting, Settings, Tidying,
     check::{Report, check, repair, scrub},
     format::{
         catalogue::Volume,
@@ -696,6 +696,25 @@ fn a_walk_passes_leaves_that_were_changed_lately() {
     clock.set(6601);
     assert!(world.idle() > 200 && fragments_below(&world, volume, 288) > 200);
     world.verify();
+}
+
+#[test]
+fn a_block_that_is_critical_in_any_map_of_the_family_stays_raw() {
+    let (mut world, volume) = World::filled(settings());
+    let monday = world.snapshot(volume, "monday");
+    let clone = world.act(monday, |acts| Ok(acts.clone_volume(monday, "two", 1)?.0));
+    let no_dedup = NoDedup::new(vec![0..100]).unwrap();
+    persevere(&world.engine, || world.engine.set(clone, Setting::NoDedup(no_dedup.clone())));
+    // The clone has some of its own, and shares the leaf no more: the blocks are still one.
+    world.write(clone, [150, 300].into_iter());
+    world.settle();
+    assert!(world.idle() > BLOCKS / 2);
+    for map in [volume, clone] {
+        assert_eq!(fragments_below(&world, map, 100), 0, "{map:?}");
+    }
+    assert!(fragments_below(&world, volume, BLOCKS) > 0);
+    world.verify();
+    world.reopen(settings()).verify();
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub enum Rule {
     /// A writer is fenced when its lease stood still while one watched. By the dates in it, one with another clock
     /// would be fenced although it works.
     LeaseWatched,
+    /// Who waits for a writer that is at work does not join meanwhile. Otherwise it shuts that one out.
+    WaitersDoNotJoin,
     /// A log that lacks what this host saw is refused. Otherwise somebody puts an older archive back.
     GoneBackRefused,
     /// A change of keys deletes what a killed writer stored of keys without a frame. Otherwise a key that is removed
@@ -57,7 +59,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 18] = [
+    pub const BUGS: [(&'static str, Rule); 19] = [
         ("unknown-is-failure", Rule::UnknownIsSentAgain),
         ("unknown-is-success", Rule::UnknownIsNoSuccess),
         ("fenced-appends", Rule::OthersFramesRead),
@@ -76,5 +78,6 @@ impl Rule {
         ("other-pack-believed", Rule::PacksHashed),
         ("copied-unverified", Rule::CopiesVerified),
         ("key-orphans-stay", Rule::KeyOrphansGo),
+        ("waiter-joins", Rule::WaitersDoNotJoin),
     ];
 }

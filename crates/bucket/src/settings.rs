@@ -36,6 +36,8 @@ pub struct Settings {
     pub known: Option<Known>,
     /// How long a lease stands still until its writer is fenced.
     pub patience: Duration,
+    /// How long joining waits for a writer that is at work.
+    pub wait: Duration,
     /// How long a frame whose end is not known is sent again.
     pub settle: Duration,
     /// Threads that send packs; with 0 the caller does.
@@ -74,6 +76,7 @@ impl Default for Settings {
             tell: Arc::new(|_| {}),
             known: None,
             patience: Duration::from_secs(600),
+            wait: Duration::ZERO,
             settle: Duration::from_secs(900),
             threads: 4,
             table_every: 16,

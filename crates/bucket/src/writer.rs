@@ -153,14 +153,24 @@ fn put_lease(log: &Log, writer: u64) -> Result<()> {
 }
 
 fn join(log: Log, mut state: State) -> Result<Bucket> {
-    for _ in 0..RACES {
-        if let Some(other) = state.writer.clone() {
-            watch(&log, &state, &other)?;
-        }
+    let mut waiting = Waiting { begun: log.pace.now(), told: None };
+    let mut races = 0;
+    while races < RACES {
+        let is_free = match state.writer.clone() {
+            None => true,
+            Some(other) => match watch(&log, &state, &other) {
+                Err(error) if error.kind() == Kind::Busy && waiting.goes_on(&log, &other) => false,
+                watched => watched.map(|()| true)?,
+            },
+        };
+        races += usize::from(is_free);
         // Others may have appended meanwhile.
         let end = log.end(state.at)?;
         if end > state.at {
             view::follow(&log, &mut state, end, None)?;
+            continue;
+        }
+        if !is_free && log.settings.keeps(Rule::WaitersDoNotJoin) {
             continue;
         }
         whole_to_its_end(&log, state.at)?;
@@ -210,6 +220,30 @@ fn whole_to_its_end(log: &Log, last: u64) -> Result<()> {
             Err(Error::new(Kind::Corrupt, format!("{lost} is lost, and {beyond} is there")))
         }
         Err(error) => Err(error),
+    }
+}
+
+/// A wait for others who are at work.
+struct Waiting {
+    begun: Duration,
+    /// When somebody was told last.
+    told: Option<Duration>,
+}
+
+impl Waiting {
+    /// False when the time that the settings give is over.
+    fn goes_on(&mut self, log: &Log, other: &Writer) -> bool {
+        let now = log.pace.now();
+        let waited = now.saturating_sub(self.begun);
+        if waited >= log.settings.wait {
+            return false;
+        }
+        if self.told.is_none_or(|told| now.saturating_sub(told) >= TELL_EVERY) {
+            self.told = Some(now);
+            let (who, left) = (told(other), log.settings.wait.saturating_sub(waited).as_secs().max(1));
+            (log.settings.tell)(&format!("waiting for at most {left} s: {who} is changing the archive"));
+        }
+        true
     }
 }
 

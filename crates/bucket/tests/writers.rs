@@ -93,6 +93,48 @@ fn one_process_writes_at_a_time_and_who_was_shut_out_changes_nothing() {
     assert_eq!(content(&look(&objects), "a"), b"SECOND");
 }
 
+/// Lets another process join that waits, while the first one is at work for so many seconds of its time, and then
+/// leaves, if it does. Also how long it waited.
+fn waited(works: u64, leaves: bool, wait: u64) -> (onefold_core::Result<Bucket>, u64) {
+    let (_, objects) = memory();
+    let first = writer(&objects, 1).unwrap();
+    first.files().create("a").unwrap().write_at(0, b"first").unwrap();
+    let pace = quick(2);
+    let now = || pace.now.load(std::sync::atomic::Ordering::Relaxed) / 1000;
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
+    let settings = Settings {
+        wait: Duration::from_secs(wait),
+        patience: Duration::from_secs(1 << 40),
+        ..settings("second")
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done() && !(leaves && now() >= works) {
+                first.renew().unwrap();
+            }
+            if leaves {
+                first.leave().unwrap();
+            }
+        });
+        let joined = Bucket::join(objects.clone(), pace.clone(), settings);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        (joined, now())
+    })
+}
+
+#[test]
+fn who_waits_joins_when_the_other_one_has_left_and_not_before() {
+    let (joined, after) = waited(100, true, 3600);
+    assert_eq!(content(&joined.unwrap(), "a"), b"first");
+    assert!((100..3600).contains(&after), "{after}");
+    let (busy, after) = waited(0, false, 60);
+    let busy = busy.err().unwrap();
+    assert_eq!(busy.kind(), Kind::Busy);
+    assert!(busy.to_string().contains("writer 1 is changing the archive"), "{busy}");
+    assert!((60..100).contains(&after), "{after}");
+}
+
 #[test]
 fn a_process_of_this_machine_that_ended_is_shut_out_at_once() {
     let (_, objects) = memory();

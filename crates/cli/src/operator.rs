@@ -1,6 +1,6 @@
 //! The operator's word for the whole command, and what the operator is told beside its result.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use clap::Args;
 use onefold_backend::Word;
@@ -27,6 +27,17 @@ pub(crate) struct Options {
     /// shared, and locks or direct I/O do not show who else uses it
     #[arg(long, global = true, hide_short_help = true, help_heading = EVERY_VERB)]
     one_host: bool,
+
+    /// Waits for so long while another process changes an archive in a bucket, before the verb gives up
+    #[arg(
+        long,
+        global = true,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        hide_short_help = true,
+        help_heading = EVERY_VERB,
+    )]
+    lock_wait: u32,
 }
 
 fn user(text: &str) -> Result<u32, String> {
@@ -35,6 +46,7 @@ fn user(text: &str) -> Result<u32, String> {
 
 /// Takes the operator's word.
 pub(crate) fn give(options: Options) {
+    onefold::parts::bucket::wait_for_others(Duration::from_secs(options.lock_wait.into()));
     onefold::parts::operator::give(Word { owner: options.owner, one_host: options.one_host }, warn);
 }
 

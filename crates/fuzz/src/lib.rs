@@ -9,6 +9,7 @@
 
 mod access;
 mod archive;
+mod bucket;
 mod certificate;
 mod cluster;
 mod connection;
@@ -42,6 +43,7 @@ pub use archive::{
     nodes::nodes,
     parts::{counts, index, maps, tables},
 };
+pub use bucket::bucket;
 pub use certificate::certificate;
 pub use cluster::cluster;
 pub use connection::connection;
@@ -71,7 +73,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 41] = [
+pub const TARGETS: [Target; 42] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -117,4 +119,5 @@ pub const TARGETS: [Target; 41] = [
     Target { name: "cluster", body: cluster, examples: cluster::examples },
     Target { name: "objects", body: objects, examples: objects::examples },
     Target { name: "folder", body: folder, examples: folder::examples },
+    Target { name: "bucket", body: bucket, examples: bucket::examples },
 ];

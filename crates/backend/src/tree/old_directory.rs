@@ -54,7 +54,7 @@ pub(super) enum Old {
 }
 
 /// Makes an old directory one that can be filled: it gives nobody more than the stored one does, and none but
-/// its stored owner, root and this user own it.
+/// its stored owner, root and this user own it. With `removes`, an empty one of another user is removed.
 ///
 /// # Errors
 /// `Denied` where another user owns it who can't be kept out, and those of the system.
@@ -62,8 +62,8 @@ pub(super) fn prepare(
     shared: &Shared,
     above: &OwnedFd,
     entry: &Entry,
-    at: &OwnedFd,
-    stat: &Stat,
+    (at, stat): (&OwnedFd, &Stat),
+    removes: bool,
 ) -> Result<Old> {
     let wrong = |errno| shared.wrong(&entry.path, errno);
     let owner = if shared.is_root { entry.uid } else { shared.user.0 };
@@ -81,6 +81,7 @@ pub(super) fn prepare(
     let is_strangers = stat.st_uid != 0 && stat.st_uid != shared.user.0;
     // A user who has the directory open would go on to see its names after it changed hands.
     if is_strangers
+        && removes
         && rustix::fs::unlinkat(above, last_part(&entry.path), AtFlags::REMOVEDIR).is_ok()
     {
         return Ok(Old::Gone);
@@ -90,11 +91,11 @@ pub(super) fn prepare(
         .and_then(|()| rustix::fs::fchmod(at, Mode::RWXU))
         .and_then(|()| drop_lists(at));
     match shut {
-        Err(Errno::PERM | Errno::INVAL | Errno::OPNOTSUPP) if is_strangers => {
-            return Err(refused(shared, entry, stat));
+        Err(errno) if has_no_modes(errno) => {
+            if is_strangers {
+                return Err(refused(shared, entry, stat));
+            }
         }
-        // A file system that has no such modes.
-        Err(Errno::PERM | Errno::INVAL | Errno::OPNOTSUPP) => {}
         shut => shut.map_err(wrong)?,
     }
     if is_strangers {
@@ -131,10 +132,24 @@ fn close(shared: &Shared, entry: &Entry, at: &OwnedFd, stat: &Stat) -> Result<()
         .and_then(|()| drop(keeps_access, ACCESS_LIST))
         .and_then(|()| drop(keeps_default, DEFAULT_LIST));
     match closed {
-        // A file system that has no such modes, or where this user is nobody: it is its owner's still.
-        Err(Errno::PERM | Errno::OPNOTSUPP) => Ok(()),
+        // It is its owner's still.
+        Err(errno) if has_no_modes(errno) => Ok(()),
         closed => closed,
     }
+}
+
+/// True for the errors by which a file system says that it has no such owners and modes, or that this user is
+/// nobody there: FAT has none, and one over a network, or of a program, answers as its other side likes.
+fn has_no_modes(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::PERM
+            | Errno::ACCESS
+            | Errno::INVAL
+            | Errno::OPNOTSUPP
+            | Errno::NOSYS
+            | Errno::OVERFLOW
+    )
 }
 
 fn read_list(at: &OwnedFd, list: &str) -> Result<Option<Vec<u8>>, Errno> {
@@ -144,7 +159,7 @@ fn read_list(at: &OwnedFd, list: &str) -> Result<Option<Vec<u8>>, Errno> {
             value.truncate(bytes);
             Ok(Some(value))
         }
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(None),
         Err(errno) => Err(errno),
     }
 }

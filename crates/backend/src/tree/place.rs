@@ -7,7 +7,8 @@
 //! of the own user are followed; one of another user could lead root to any place, in which it would
 //! read or write. Who may rename in a directory can put a link there that somebody else made, so links
 //! in a directory of another user, or to which others may write, are not followed either. In one with
-//! the sticky bit nobody but its owner renames what belongs to another user.
+//! the sticky bit nobody but its owner renames what belongs to another user; there a link counts that has
+//! one name.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -189,6 +190,13 @@ fn lets_others_rename(at: &OwnedFd, directory: &Stat) -> bool {
     is_other(directory.st_uid) || others && mode & STICKY == 0
 }
 
+/// True when another user may give something a second name in a directory. Where the system lets users do that with what is not theirs
+/// (`protected_hardlinks` is off), a link of root's from elsewhere can get there.
+fn lets_others_link(at: &OwnedFd, directory: &Stat) -> bool {
+    let plain = Stat { st_mode: directory.st_mode & !STICKY, ..*directory };
+    lets_others_rename(at, &plain)
+}
+
 /// An error in a directory: another user may be to blame who owns it, or whom its mode lets in.
 fn stopped(directory: &OwnedFd, errno: Errno) -> Stop {
     let is_of_others = |stat: Stat| is_other(stat.st_uid) || stat.st_mode & 0o002 != 0;
@@ -236,7 +244,9 @@ fn follow(path: &Path, follows: bool, makes: bool) -> Result<OwnedFd, Stop> {
                             return Err(Stop::Link(stat.st_uid));
                         }
                         let directory = rustix::fs::fstat(&at)?;
-                        if lets_others_rename(&at, &directory) {
+                        if lets_others_rename(&at, &directory)
+                            || stat.st_nlink > 1 && lets_others_link(&at, &directory)
+                        {
                             return Err(Stop::LinkIn(directory.st_uid));
                         }
                         links += 1;

@@ -43,6 +43,9 @@ use super::{
 /// Memory for the attributes of directories that are open at one time.
 const HELD_BYTES: usize = 64 << 20;
 
+/// How often an empty directory of another user is removed that is there again and again.
+const REMOVALS_MAX: u32 = 8;
+
 /// A directory that is being filled or finished.
 struct Place {
     /// Its path is the beginning, of so many bytes, of that of the last directory.
@@ -320,19 +323,28 @@ impl Restorer {
         };
         let (mut opened, mut stat) = shared.open_old(at.0, &entry.path)?;
         shared.may_enter(&entry.path, &stat)?;
-        match (is_new, leads) {
-            (true, _) => {}
-            (false, true) => old_directory::may_lead(&shared, entry, &opened, &stat)?,
-            (false, false) => {
-                let old = old_directory::prepare(&shared, at.0, entry, &opened, &stat)?;
-                if let Old::Gone = old {
-                    new().map_err(|errno| shared.not_made(at.0, entry, errno))?;
-                    (opened, stat) = shared.open_old(at.0, &entry.path)?;
-                    shared.may_enter(&entry.path, &stat)?;
-                    is_new = true;
-                } else {
+        if !is_new && leads {
+            old_directory::may_lead(&shared, entry, &opened, &stat)?;
+        }
+        // Another user may make it again each time that his is removed: the last one is taken over.
+        let mut removals = REMOVALS_MAX;
+        while !is_new && !leads {
+            let old = (&opened, &stat);
+            match old_directory::prepare(&shared, at.0, entry, old, removals > 0)? {
+                Old::Ready => {
                     let again = rustix::fs::fstat(&opened);
                     stat = again.map_err(|errno| shared.wrong(&entry.path, errno))?;
+                    break;
+                }
+                Old::Gone => {
+                    removals -= 1;
+                    is_new = match new() {
+                        Ok(()) => true,
+                        Err(Errno::EXIST) => false,
+                        Err(errno) => return Err(shared.not_made(at.0, entry, errno)),
+                    };
+                    (opened, stat) = shared.open_old(at.0, &entry.path)?;
+                    shared.may_enter(&entry.path, &stat)?;
                 }
             }
         }

@@ -91,8 +91,13 @@ impl Index {
 
     /// Drops an entry.
     pub(crate) fn remove(&mut self, hash: u64, pba: Pba) {
-        let on_disk = self.filter.is_some() || self.spilling.is_some();
-        if !self.memory.remove(hash, pba) && on_disk && self.gone.len() < GONE_MAX {
+        if self.memory.remove(hash, pba) {
+            return;
+        }
+        // Many fragments of a pack that is freed were never written to the table on disk.
+        let may_hold = |filter: &Filter| !self.filter_complete || filter.may_hold(hash);
+        let may_be_on_disk = self.spilling.is_some() || self.filter.as_ref().is_some_and(may_hold);
+        if may_be_on_disk && self.gone.len() < GONE_MAX {
             self.gone.push(Entry { hash, pba });
         }
     }

@@ -184,6 +184,13 @@ fn rule_05_a_link_of_root_where_others_may_put_it_leads_nowhere() {
         let output = street.onefold(OWNER, "estimate home/x").output().unwrap();
         assert_eq!(output.status.success(), follows, "{mode:o}: {}", told(&output));
     }
+    // Where `protected_hardlinks` is off anybody gives a link of root's from elsewhere a name there.
+    let (from, to) = (street.path("mine").join("x"), street.path("sticky").join("y"));
+    fs::hard_link(&from, &to).unwrap();
+    let output = run(&street, "get a letter --output sticky/y/letter");
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 1);
+    fs::remove_file(to).unwrap();
     // Root's own links in root's own directories lead where root likes.
     for (n, place) in ["sticky", "mine"].into_iter().enumerate() {
         ok(&run(&street, &format!("get a letter --output {place}/x/letter{n}")));
@@ -255,6 +262,29 @@ fn rule_05_a_directory_that_a_user_made_first_shows_him_nothing_of_what_is_resto
             assert!(planted || names <= 2, "{names}");
             fs::remove_dir_all(&lost.private).unwrap();
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_05_who_makes_a_directory_again_and_again_keeps_nobody_from_a_restore() {
+    let lost = Lost::new(20);
+    let spare = lost.public.join("spare");
+    let again = || {
+        if !spare.exists() {
+            directory(&spare, STRANGER, 0o777, 0);
+        }
+        let (from, to) = (&spare, &lost.private);
+        let here = rustix::fs::CWD;
+        let _ = rustix::fs::renameat_with(here, from, here, to, rustix::fs::RenameFlags::NOREPLACE);
+    };
+    for _ in 0..40 {
+        directory(&lost.private, STRANGER, 0o777, 0);
+        let output = during(again, || run(&lost.street, "restore a s -C / --in-place"));
+        ok(&output);
+        assert_eq!(owner_and_mode(&lost.private), (OWNER, 0o700));
+        assert_eq!(fs::read_dir(&lost.private).unwrap().count(), 20);
+        fs::remove_dir_all(&lost.private).unwrap();
     }
 }
 

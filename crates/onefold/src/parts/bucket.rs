@@ -12,7 +12,7 @@ use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     time::Duration,
 };
 
@@ -42,6 +42,14 @@ const PROC: &str = "/proc";
 
 /// Most bytes of a note.
 const NOTE_MAX: u64 = 1024;
+
+static WAIT: OnceLock<Duration> = OnceLock::new();
+
+/// Sets how long this process waits for others that change an archive in a bucket. The command calls this once,
+/// before it opens anything; later calls change nothing.
+pub fn wait_for_others(time: Duration) {
+    let _ = WAIT.set(time);
+}
 
 /// The store at an address.
 fn store_at(address: &Address) -> Result<Arc<dyn Objects>> {
@@ -222,6 +230,7 @@ impl Place {
             has_ended: Arc::new(|mark| has_ended(Path::new(PROC), mark)),
             tell: Arc::new(move |sentence| warn(&format!("{shown}: {sentence}"))),
             known,
+            wait: WAIT.get().copied().unwrap_or_default(),
             ..Settings::default()
         }
     }

@@ -38,6 +38,8 @@ pub struct Params {
     pub asleep_minutes: u64,
     /// Processes whose clock is wrong, in percent.
     pub wrong_clocks: u64,
+    /// Seconds for which a process waits for another one that is at work.
+    pub wait: u64,
     /// Most seconds between two things that a process does.
     pub idle_seconds: u64,
     /// Seconds for which stays what was dropped.
@@ -81,6 +83,7 @@ impl Params {
             asleep_minutes: rng.pick(&[2, 60, 60, 3000]).copied().unwrap_or(60),
             wrong_clocks: rng.pick(&[0, 20, 60]).copied().unwrap_or(0),
             idle_seconds: rng.pick(&[1, 60, 4000, 20_000]).copied().unwrap_or(60),
+            wait: if seed % 3 == 2 { 1800 } else { 0 },
             trash: 24 * 3600,
             table_every: rng.within(1, 12),
             inline_max: rng.pick(&[0, 60, 4000]).copied().unwrap_or(60),
@@ -113,6 +116,7 @@ impl Params {
         with(&|params| zero(&mut params.kills));
         with(&|params| zero(&mut params.asleep));
         with(&|params| zero(&mut params.wrong_clocks));
+        with(&|params| zero(&mut params.wait));
         with(&|params| less(&mut params.idle_seconds, 1));
         all
     }
@@ -123,6 +127,7 @@ impl Params {
         Settings {
             threads: 0,
             patience: Duration::from_secs(600),
+            wait: Duration::from_secs(self.wait),
             settle: Duration::from_secs(900),
             table_every: self.table_every,
             frames_max: self.frames_max,

@@ -164,9 +164,14 @@ fn plan(
     let found = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)?;
     let Some((pointer, page)) = found else { return Ok(Planned::Stays) };
     let first = leaf * Table::Map.per_leaf();
+    // Of the other maps of the family too: what they share here is their block as well.
+    let family = tables.volumes.values().filter(|one| one.family() == volume.family());
+    let critical: Vec<_> =
+        family.map(|one| &one.no_dedup).filter(|ranges| !ranges.ranges().is_empty()).collect();
+    let is_critical = |lba| critical.iter().any(|ranges| ranges.holds(lba));
     let mut blocks: Found = (0..Table::Map.per_leaf())
         .filter_map(|slot| Some((Lba(first + slot), MapEntry::get(&page, slot)?)))
-        .filter(|&(lba, entry)| entry.is_block() && !volume.no_dedup.holds(lba))
+        .filter(|&(lba, entry)| entry.is_block() && !is_critical(lba))
         .collect();
     let goes_on_before = mover.packing_goes_on.take();
     if blocks.len() < 2 || !may_gain(&blocks) {
