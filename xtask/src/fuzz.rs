@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 41] = [
+const TARGETS: [&str; 42] = [
     "superblock",
     "zone_list",
     "claim",

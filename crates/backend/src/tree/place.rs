@@ -193,7 +193,8 @@ fn lets_others_rename(at: &OwnedFd, directory: &Stat) -> bool {
 /// True when another user may give something a second name in a directory. Where the system lets users do that with what is not theirs
 /// (`protected_hardlinks` is off), a link of root's from elsewhere can get there.
 fn lets_others_link(at: &OwnedFd, directory: &Stat) -> bool {
-    let plain = Stat { st_mode: directory.st_mode & !STICKY, ..*directory };
+    let mut plain = *directory;
+    plain.st_mode &= !STICKY;
     lets_others_rename(at, &plain)
 }
 

@@ -92,16 +92,22 @@ impl Plan {
         let is_raw = |source: &Source| matches!(source, Source::Raw(_));
         sealed
             .resize(self.sources.iter().filter(|source| is_raw(source)).count(), Block([0; 4096]));
-        let mut free = sealed.iter_mut();
+        let raw = self.sources.iter().filter_map(|source| match *source {
+            Source::Raw(slot) => Some(slot as usize),
+            _ => None,
+        });
+        // All copies come first: the cipher behind a copy would wait until that has left the processor's store buffer,
+        // a microsecond for each block.
+        raw.zip(sealed.iter_mut()).for_each(|(slot, block)| block.0 = window.data(slot).0);
+        let mut copied = sealed.iter_mut();
         let mut addresses = self.addresses();
         let mut seals = self.seals.iter();
         for source in &self.sources {
             let (at, by) = (addresses.next(), seals.next());
-            if let Source::Raw(slot) = *source {
-                let (Some(at), Some(by), Some(block)) = (at, by, free.next()) else {
+            if is_raw(source) {
+                let (Some(at), Some(by), Some(block)) = (at, by, copied.next()) else {
                     return Err(unsealed());
                 };
-                block.0 = window.data(slot as usize).0;
                 sealing.seal_raw(by.domain, by.prefix, at, block)?;
             }
         }
