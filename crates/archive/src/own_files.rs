@@ -19,8 +19,8 @@ const DIGITS_MAX: usize = 20;
 #[must_use]
 pub fn is_archive_file(name: &str) -> bool {
     let whole = [
-        LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS, NODE,
-        CURSOR,
+        LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS,
+        NODE, CURSOR,
     ];
     // The digits that each has at least.
     let numbered =

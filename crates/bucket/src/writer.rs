@@ -240,8 +240,11 @@ impl Waiting {
         }
         if self.told.is_none_or(|told| now.saturating_sub(told) >= TELL_EVERY) {
             self.told = Some(now);
-            let (who, left) = (told(other), log.settings.wait.saturating_sub(waited).as_secs().max(1));
-            (log.settings.tell)(&format!("waiting for at most {left} s: {who} is changing the archive"));
+            let (who, left) =
+                (told(other), log.settings.wait.saturating_sub(waited).as_secs().max(1));
+            (log.settings.tell)(&format!(
+                "waiting for at most {left} s: {who} is changing the archive"
+            ));
         }
         true
     }

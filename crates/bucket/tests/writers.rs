@@ -6,7 +6,7 @@ mod support;
 use std::{sync::Arc, time::Duration};
 
 use onefold_bucket::{
-    Body, Bucket, Created, Difference, Known, Listed, Log, MemoryObjects, Objects, Settings,
+    Body, Bucket, Created, Difference, Known, Listed, Log, MemoryObjects, Objects, Pace, Settings,
 };
 use onefold_core::{Error, Files, Kind, Result};
 use support::{noise, quick, settings, writer};
@@ -93,42 +93,55 @@ fn one_process_writes_at_a_time_and_who_was_shut_out_changes_nothing() {
     assert_eq!(content(&look(&objects), "a"), b"SECOND");
 }
 
-/// Lets another process join that waits, while the first one is at work for so many seconds of its time, and then
-/// leaves, if it does. Also how long it waited.
-fn waited(works: u64, leaves: bool, wait: u64) -> (onefold_core::Result<Bucket>, u64) {
+/// Time that passes when somebody sleeps, and the first writer at work meanwhile: it renews its lease, and leaves when
+/// the time has come.
+struct Beside {
+    pace: Arc<support::Quick>,
+    first: Bucket,
+    leaves_at: Option<u64>,
+}
+
+impl Pace for Beside {
+    fn now(&self) -> Duration {
+        self.pace.now()
+    }
+
+    fn wall(&self) -> u64 {
+        self.pace.wall()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.pace.sleep(time);
+        match self.leaves_at {
+            Some(at) if self.now() >= Duration::from_secs(at) => self.first.leave().unwrap(),
+            _ => self.first.renew().unwrap(),
+        }
+    }
+
+    fn nonce(&self) -> [u8; 16] {
+        self.pace.nonce()
+    }
+}
+
+/// Lets another process join that waits for so many seconds, beside one that is at work, and leaves after some if it
+/// does. Also when that ended.
+fn waited(leaves_at: Option<u64>, wait: u64) -> (onefold_core::Result<Bucket>, u64) {
     let (_, objects) = memory();
     let first = writer(&objects, 1).unwrap();
     first.files().create("a").unwrap().write_at(0, b"first").unwrap();
-    let pace = quick(2);
-    let now = || pace.now.load(std::sync::atomic::Ordering::Relaxed) / 1000;
-    let done = std::sync::atomic::AtomicBool::new(false);
-    let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
-    let settings = Settings {
-        wait: Duration::from_secs(wait),
-        patience: Duration::from_secs(1 << 40),
-        ..settings("second")
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done() && !(leaves && now() >= works) {
-                first.renew().unwrap();
-            }
-            if leaves {
-                first.leave().unwrap();
-            }
-        });
-        let joined = Bucket::join(objects.clone(), pace.clone(), settings);
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
-        (joined, now())
-    })
+    let wait = Duration::from_secs(wait);
+    let settings = Settings { wait, patience: Duration::from_secs(1 << 40), ..settings("second") };
+    let pace = Arc::new(Beside { pace: quick(2), first, leaves_at });
+    let joined = Bucket::join(objects, pace.clone(), settings);
+    (joined, pace.now().as_secs())
 }
 
 #[test]
 fn who_waits_joins_when_the_other_one_has_left_and_not_before() {
-    let (joined, after) = waited(100, true, 3600);
+    let (joined, after) = waited(Some(100), 3600);
     assert_eq!(content(&joined.unwrap(), "a"), b"first");
     assert!((100..3600).contains(&after), "{after}");
-    let (busy, after) = waited(0, false, 60);
+    let (busy, after) = waited(None, 60);
     let busy = busy.err().unwrap();
     assert_eq!(busy.kind(), Kind::Busy);
     assert!(busy.to_string().contains("writer 1 is changing the archive"), "{busy}");

@@ -478,7 +478,11 @@ fn nodes_of_an_archive_lie_on_other_hosts() {
     fs::write(desk.path("image"), noise(3, 3_000_000)).unwrap();
     fs::write(desk.path("later"), noise(4, 300_000)).unwrap();
     let nodes = format!("n0,{},n2,{},n4", far("n1"), far("n3"));
-    desk.fails("create archive b --nodes bucket:n0,n1,n2 --code 3,2", 1, &["a node is a directory"]);
+    desk.fails(
+        "create archive b --nodes bucket:n0,n1,n2 --code 3,2",
+        1,
+        &["a node is a directory"],
+    );
     let made = desk.ok(&format!("create archive a --nodes {nodes} --code 5,3"));
     assert!(made.contains("on 5 nodes of which 2 may be lost"), "{made}");
     assert!(desk.path("n1/node").exists() && desk.path("n3/node").exists());

@@ -112,7 +112,9 @@ pub fn bucket(data: &[u8]) {
     let mut changed = BTreeMap::new();
     let names: Vec<String> = all.keys().cloned().collect();
     for step in data.chunks_exact(STEP_BYTES).take(STEPS_MAX) {
-        let Some(object) = all.get_mut(&names[usize::from(step[0]) % names.len()]) else { continue };
+        let Some(object) = all.get_mut(&names[usize::from(step[0]) % names.len()]) else {
+            continue;
+        };
         // A number from the end on is one behind it.
         let at = usize::from(u16::from_le_bytes([step[1], step[2]])) % (object.len() + 1);
         let bytes = usize::from(step[3] & 7) + 1;

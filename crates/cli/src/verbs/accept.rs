@@ -14,7 +14,8 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_archive::{
-    Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_node, is_unfinished,
+    Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_node,
+    is_unfinished,
 };
 use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};

@@ -187,7 +187,8 @@ impl NodeList {
         let far = far::reach(path)?;
         let Greeting { right, bar, .. } = far.greeting();
         if writes && *right < Right::Manage {
-            let bar = bar.as_deref().unwrap_or("the other host lets this user change nothing there");
+            let bar =
+                bar.as_deref().unwrap_or("the other host lets this user change nothing there");
             return Err(Error::new(Kind::Unsupported, format!("{shown} can't be changed: {bar}")));
         }
         Ok(Arc::new(far.files().clone()))
@@ -278,7 +279,10 @@ pub(super) fn whole(path: &Path) -> Result<PathBuf> {
         return far::check(path).map(|()| path.to_owned());
     }
     if is_bucket(path) {
-        let why = format!("{} is a bucket; a node is a directory, here or on another host", path.display());
+        let why = format!(
+            "{} is a bucket; a node is a directory, here or on another host",
+            path.display()
+        );
         return Err(Error::new(Kind::InvalidInput, why));
     }
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;

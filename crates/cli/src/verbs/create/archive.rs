@@ -18,8 +18,7 @@ use super::{
 use onefold::parts::{
     address::{is_away, is_bucket},
     archive_dir::{ArchiveDir, make_directory, make_node, name_archive},
-    foreign, index_move,
-    sealed_before,
+    foreign, index_move, sealed_before,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
 
@@ -236,10 +235,7 @@ fn create_on(
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     let spread = Spread { n, k, ids, listed: true };
     spread.check().map_err(|error| name_archive(archive, error))?;
-    let directories = nodes
-        .iter()
-        .map(|node| make_node(node))
-        .collect::<Result<Vec<_>>>()?;
+    let directories = nodes.iter().map(|node| make_node(node)).collect::<Result<Vec<_>>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes, (&format.id, &format.secret))?;
     Nodes::create(directories.clone(), &spread, format.id, format.secret)
