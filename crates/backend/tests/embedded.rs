@@ -416,3 +416,22 @@ fn what_is_overwritten_is_in_no_file_any_more_also_when_a_crash_came_between() {
     assert_eq!(data(&store.session(), "k"), [0x5a; 8192]);
     assert!(file.metadata().unwrap().len() <= 64 << 12);
 }
+
+#[test]
+fn rule_02_a_creation_that_fails_removes_its_own_files_and_nothing_by_the_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let (other, folder) = (dir.path().join("other"), dir.path().join("new"));
+    drop(EmbeddedStore::create(&other, PoolKind::Replicated).unwrap());
+    let moved = dir.path().join("moved");
+    // Somebody who may rename there puts a link to another store in the place of the folder.
+    let mut swaps = |_: &EmbeddedStore| {
+        fs::rename(&folder, &moved).unwrap();
+        std::os::unix::fs::symlink(&other, &folder).unwrap();
+        Err(onefold_core::Error::new(Kind::Io, "no room"))
+    };
+    let word = onefold_backend::Word::default();
+    let failed = EmbeddedStore::create_filled(&folder, PoolKind::Replicated, word, &mut swaps);
+    assert_eq!(failed.err().unwrap().to_string(), "no room");
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 0, "its own are gone");
+    EmbeddedStore::open(&other).unwrap();
+}

@@ -17,6 +17,13 @@ const SUM: usize = 32;
 /// Most bytes of a frame.
 pub(crate) const FRAME_MAX: u64 = 32 << 20;
 
+/// Most records of a frame: a writer commits before it has half as many.
+const RECORDS_MAX: usize = 1 << 19;
+
+/// Most bytes of a pack that stands in its frame. Each read of one reads the whole frame, so a frame has one, which is kept in
+/// memory as a whole.
+pub(crate) const INLINE_MAX: usize = 64 << 10;
+
 /// Most bytes of a pack.
 pub(crate) const PACK_MAX: usize = 32 << 20;
 
@@ -433,8 +440,17 @@ impl Frame {
         }
         let mut from = Reading(from.raw(records)?);
         let mut records = Vec::new();
+        let mut packs_here = 0;
         while !from.is_over() {
-            records.push(Record::read(&mut from)?);
+            if records.len() == RECORDS_MAX {
+                return Err(damaged("it has more records than a frame has"));
+            }
+            let record = Record::read(&mut from)?;
+            packs_here += usize::from(matches!(record, Record::Pack { inline: Some(_), .. }));
+            records.push(record);
+        }
+        if inline > INLINE_MAX || packs_here > 1 {
+            return Err(damaged("it has more bytes of files than a frame has"));
         }
         let sum = sum.try_into().map_err(|_| damaged("it is too short"))?;
         let (number, writer, nonce, before) = frame;

@@ -61,6 +61,8 @@ pub struct Settings {
     pub inline_max: usize,
     /// Seconds for which stays what a frame dropped.
     pub trash: u64,
+    /// Most bytes of memory, roughly, that the state of the bucket may take: a log that needs more is refused.
+    pub memory: u64,
     /// Most names of one folder that are taken from a store. A table has room for fewer packs.
     pub names_max: usize,
     /// The rule that is broken.
@@ -88,6 +90,7 @@ impl Default for Settings {
             small_max: 4 << 20,
             inline_max: 32 << 10,
             trash: 24 * 3600,
+            memory: u64::MAX,
             names_max: 1 << 24,
             #[cfg(feature = "planted-bugs")]
             broken: None,

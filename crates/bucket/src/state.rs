@@ -103,10 +103,31 @@ pub struct State {
     touched: BTreeSet<(u64, u64)>,
 }
 
+/// Bytes of memory, roughly, of a file without extents, and of anything else: an extent, a pack, an object that was dropped.
+const INODE_BYTES: u64 = 512;
+const ENTRY_BYTES: u64 = 160;
+
 impl State {
     /// The state before the first frame.
     pub(crate) fn empty() -> State {
         State { next_inode: 1, ..State::default() }
+    }
+
+    /// Bytes of memory that it takes, roughly.
+    pub(crate) fn weight(&self) -> u64 {
+        let extents: usize = self.inodes.values().map(|inode| inode.extents.len()).sum();
+        let entries = extents + self.packs.len() + self.dropped.len();
+        self.inodes.len() as u64 * INODE_BYTES + entries as u64 * ENTRY_BYTES
+    }
+
+    /// Bytes of memory that it takes more, at most, when a frame was applied.
+    pub(crate) fn growth(frame: &Frame) -> u64 {
+        // Cutting an extent in two makes another one.
+        let made = |record: &Record| match record {
+            Record::Create { .. } => INODE_BYTES,
+            _ => 2 * ENTRY_BYTES,
+        };
+        frame.records.iter().map(made).sum()
     }
 
     /// The number of the last frame.

@@ -10,6 +10,9 @@ use crate::{
     state::{State, Table},
 };
 
+/// A table has at most this part of the memory that the state may take.
+const TABLE_SHARE: u64 = 4;
+
 /// The state as of the last frame; `None` when there is no frame.
 ///
 /// # Errors
@@ -87,8 +90,9 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
         named.ok_or_else(|| damaged("it names no table").context(frame_name(table_frame)))?;
     let name = table.id.to_string();
     let mut last = None;
+    let most = TABLE_MAX.min(log.settings.memory / TABLE_SHARE);
     for _ in 0..3 {
-        let bytes = log.whole(&name, TABLE_MAX).map_err(|error| gone(&name, error))?;
+        let bytes = log.whole(&name, most).map_err(|error| gone(&name, error))?;
         let hashed = log.settings.keeps(Rule::BodiesHashed);
         if hashed && *blake3::hash(&bytes).as_bytes() != table.sum {
             last = Some(damaged("its hash is another one"));
@@ -113,10 +117,23 @@ pub(crate) fn gone(name: &str, error: Error) -> Error {
 
 /// Applies the frames up to this one.
 pub(crate) fn follow(log: &Log, state: &mut State, end: u64, known: Option<Known>) -> Result<()> {
+    let (most, mut weight) = (log.settings.memory, state.weight());
     while state.at < end {
         let number = state.at + 1;
         let frame = log.frame(number).map_err(|error| gone(&frame_name(number), error))?;
         state.apply(&frame).map_err(|error| error.context(frame_name(number)))?;
+        weight += State::growth(&frame);
+        if weight > most {
+            // Records count as something new also when they take something away.
+            weight = state.weight();
+        }
+        if weight > most {
+            let why = format!(
+                "what the bucket says of its files takes more than the {} MiB of memory that are allowed for it",
+                most >> 20
+            );
+            return Err(Error::new(Kind::Memory, why));
+        }
         if known.is_some_and(|known| known.frame == number && known.sum != frame.sum) {
             return Err(gone_back(number));
         }

@@ -69,3 +69,57 @@ fn no_decoder_panics() {
         }
     }
 }
+
+/// A frame of these bytes of records and of files, with its hash.
+fn frame(records: &[u8], inline: &[u8]) -> Vec<u8> {
+    let mut all = b"ONEFFRM1".to_vec();
+    all.extend(1u64.to_le_bytes());
+    all.extend(1u64.to_le_bytes());
+    all.extend([0; 16 + 32 + 8 + 8]);
+    all.extend((records.len() as u32).to_le_bytes());
+    all.extend((inline.len() as u32).to_le_bytes());
+    all.extend(records);
+    all.extend(inline);
+    let sum = *blake3::hash(&all).as_bytes();
+    all.extend(sum);
+    all
+}
+
+#[test]
+fn rule_09_a_frame_takes_no_more_memory_and_time_than_writers_need() {
+    let leave = [3u8];
+    assert!(onefold_bucket::Frame::decode(&frame(&leave.repeat(1000), b""), 1).is_ok());
+    let too_many = onefold_bucket::Frame::decode(&frame(&leave.repeat(1 << 20), b""), 1);
+    assert!(too_many.unwrap_err().to_string().contains("more records"));
+    // A pack of which the bytes stand in the frame: kind, number, bytes, hash, no keys, place.
+    let pack = |number: u8| {
+        let mut pack = vec![4, number];
+        pack.extend([0; 7]);
+        pack.extend(1u32.to_le_bytes());
+        pack.extend([0; 32]);
+        pack.extend([0, 1]);
+        pack.extend(96u32.to_le_bytes());
+        pack
+    };
+    assert!(onefold_bucket::Frame::decode(&frame(&pack(1), b"x"), 1).is_ok());
+    for bytes in [frame(&[pack(1), pack(2)].concat(), b"xy"), frame(&pack(1), &[0; 70_000])] {
+        let error = onefold_bucket::Frame::decode(&bytes, 1).unwrap_err();
+        assert!(error.to_string().contains("more bytes of files"), "{error}");
+    }
+}
+
+#[test]
+fn rule_09_a_state_that_needs_more_memory_than_is_allowed_is_refused() {
+    let objects: Arc<dyn Objects> = Arc::new(MemoryObjects::default());
+    let bucket = writer(&objects, 1).unwrap();
+    for n in 0..3000 {
+        bucket.files().create(&format!("f{n}")).unwrap();
+    }
+    bucket.leave().unwrap();
+    let look = |memory| {
+        let settings = onefold_bucket::Settings { memory, ..support::settings("reader") };
+        onefold_bucket::Bucket::look(objects.clone(), support::quick(9), settings)
+    };
+    assert_eq!(look(8 << 20).unwrap().files().names().unwrap().len(), 3000);
+    assert_eq!(look(1 << 20).err().unwrap().kind(), onefold_core::Kind::Memory);
+}

@@ -9,6 +9,10 @@ use onefold_bucket::{Created, DirectoryObjects, MemoryObjects, Objects, probe};
 use onefold_core::{Files, Kind, Result};
 use support::{contract, quick};
 
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 #[test]
 fn memory_keeps_the_contract() {
     let store: Arc<dyn Objects> = Arc::new(MemoryObjects::default());
@@ -18,9 +22,10 @@ fn memory_keeps_the_contract() {
 #[test]
 fn a_directory_keeps_the_contract() {
     let dir = tempfile::tempdir().unwrap();
-    let store: Arc<dyn Objects> = Arc::new(DirectoryObjects::open(dir.path(), [1; 16]).unwrap());
+    let store: Arc<dyn Objects> =
+        Arc::new(DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap());
     contract::hold(&store);
-    let other = DirectoryObjects::open(&dir.path().join("none"), [1; 16]);
+    let other = DirectoryObjects::open(&dir.path().join("none"), [1; 16], own_user());
     assert_eq!(other.err().unwrap().kind(), Kind::NotFound);
 }
 
@@ -89,7 +94,7 @@ fn a_store_that_refuses_what_it_creates_afterwards_is_refused() {
 #[test]
 fn what_is_no_file_is_no_object_and_holds_nobody_up() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    let store = DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap();
     assert!(matches!(store.create("data/a", b"a"), Created::New));
     let pipe = dir.path().join("data/b");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
@@ -105,7 +110,7 @@ fn what_is_no_file_is_no_object_and_holds_nobody_up() {
 #[test]
 fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    let store = DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap();
     assert!(matches!(store.create("data/a", b"a"), Created::New));
     let unfinished = dir.path().join("unfinished");
     let left = unfinished.join("000102030405060708090a0b0c0d0e0f-1");
@@ -130,7 +135,7 @@ fn what_killed_creations_left_in_a_directory_goes_after_a_day() {
 #[test]
 fn what_killed_creations_of_keys_left_in_a_directory_goes_with_the_next_change_of_keys() {
     let dir = tempfile::tempdir().unwrap();
-    let opened = DirectoryObjects::open(dir.path(), [1; 16]).unwrap();
+    let opened = DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap();
     let objects: Arc<dyn Objects> = Arc::new(opened);
     let changed = |seed: u64, bytes: &[u8]| {
         let bucket = support::writer(&objects, seed).unwrap();
@@ -163,4 +168,48 @@ fn what_killed_creations_of_keys_left_in_a_directory_goes_with_the_next_change_o
     changed(2, b"the second area");
     assert!(!object.exists() && !linked.exists() && !unlinked.exists());
     assert!(later.exists() && others.iter().all(|path| path.exists()));
+}
+
+#[test]
+fn rule_02_no_link_in_the_place_of_a_folder_leads_elsewhere() {
+    for folder in ["data", "log", "writer", "keys", "unfinished"] {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let names = || std::fs::read_dir(other.path()).unwrap().count();
+        let orphan = "0000000000000001-00000001";
+        std::fs::write(other.path().join(orphan), b"somebody's").unwrap();
+        std::os::unix::fs::symlink(other.path(), dir.path().join(folder)).unwrap();
+        let store = DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap();
+        let name = format!("{folder}/{orphan}");
+        assert!(store.get(&name, 0, 10).is_err(), "{folder}");
+        assert!(store.list(&format!("{folder}/"), "").is_err(), "{folder}");
+        assert!(store.delete(&name).is_err(), "{folder}");
+        assert!(store.replace(&format!("{folder}/x"), b"ours").is_err(), "{folder}");
+        assert!(!matches!(store.create(&format!("{folder}/y"), b"ours"), Created::New), "{folder}");
+        let _ = (store.sweep(), store.drop_unfinished(&|_| true));
+        assert_eq!(names(), 1, "{folder}");
+        for name in ["", "x", "../x", "data/../../x", "data/", "/x", "data/x/y"] {
+            assert!(store.get(name, 0, 1).is_err() && store.delete(name).is_err(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn rule_03_a_directory_of_another_user_is_looked_at_and_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = DirectoryObjects::open(dir.path(), [1; 16], own_user()).unwrap();
+    assert!(matches!(own.create("data/a", b"a"), Created::New));
+    let store = DirectoryObjects::open(dir.path(), [2; 16], own_user() + 1).unwrap();
+    assert_eq!(store.get("data/a", 0, 10).unwrap().bytes, b"a");
+    assert_eq!(store.list("data/", "").unwrap().len(), 1);
+    let refused = |error: onefold_core::Error| {
+        assert_eq!(error.kind(), Kind::Denied);
+        assert!(error.to_string().contains("only that user changes it"), "{error}");
+    };
+    refused(store.delete("data/a").unwrap_err());
+    refused(store.replace("writer/a", b"b").unwrap_err());
+    let Created::Unknown(error) = store.create("data/b", b"b") else { panic!("it is made") };
+    refused(error);
+    refused(store.sweep().unwrap_err());
+    refused(store.drop_unfinished(&|_| true).unwrap_err());
+    assert_eq!(std::fs::read_dir(dir.path().join("data")).unwrap().count(), 1);
 }

@@ -147,9 +147,6 @@ impl EmbeddedStore {
     /// The file that makes a folder one of these.
     pub const TABLES: &str = TABLES;
 
-    /// The names of all files of a store.
-    pub const FILES: [&str; 2] = [TABLES, DATA];
-
     /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what
     /// is made.
     ///
@@ -164,6 +161,20 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_as(folder: &Path, chunks: PoolKind, word: Word) -> Result<EmbeddedStore> {
+        EmbeddedStore::create_filled(folder, chunks, word, &mut |_| Ok(()))
+    }
+
+    /// The same with a first content. When anything of it fails, the files that this made are removed, by the
+    /// directory that they were made in: its path may lead elsewhere by then.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and those of `fill`.
+    pub fn create_filled(
+        folder: &Path,
+        chunks: PoolKind,
+        word: Word,
+        fill: &mut dyn FnMut(&EmbeddedStore) -> Result<()>,
+    ) -> Result<EmbeddedStore> {
         if let Some(parent) = folder.parent() {
             let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
             made.map_err(|e| Error::from_io(parent.display(), e))?;
@@ -172,10 +183,24 @@ impl EmbeddedStore {
         if !own.names()?.is_empty() {
             return Err(Error::new(Kind::Exists, format!("{} is not empty", folder.display())));
         }
-        Tables::create(own.create(TABLES)?, chunks)?;
-        own.create(DATA)?.sync_all().map_err(|e| Error::from_io(own.at(DATA), e))?;
-        own.sync()?;
-        EmbeddedStore::open_as(folder, word)
+        let mut made = Vec::new();
+        let mut make = || -> Result<EmbeddedStore> {
+            let tables = own.create(TABLES)?;
+            made.push(TABLES);
+            Tables::create(tables, chunks)?;
+            let data = own.create(DATA)?;
+            made.push(DATA);
+            data.sync_all().map_err(|e| Error::from_io(own.at(DATA), e))?;
+            own.sync()?;
+            let store = EmbeddedStore::open_as(folder, word)?;
+            fill(&store)?;
+            Ok(store)
+        };
+        let created = make();
+        if created.is_err() {
+            made.iter().for_each(|name| drop(own.remove(name)));
+        }
+        created
     }
 
     /// True when there is a store in a folder.

@@ -2,22 +2,25 @@
 //!
 //! An object is written under a name of its own, synced, and linked to its name: linking fails when that is
 //! there, on NFS too.
+//!
+//! *Trust:* the directory may be another user's, or hold what another user put there. It is opened once, its folders are
+//! opened below it, and no link in their place is followed. Nothing is made or removed in a directory or a folder that
+//! belongs to another user than the one for whom we write.
 
 use std::{
-    ffi::OsStr,
-    fs::{self, File},
-    io::{ErrorKind, Write},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
-    },
+    fs::File,
+    io::Write,
+    os::{fd::OwnedFd, unix::fs::FileExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
 use onefold_core::{Error, Kind, Result};
-use rustix::fs::OFlags;
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
 
 use crate::{
     format::{Id, Sort, is_chance},
@@ -33,70 +36,157 @@ const PAGE: usize = 1000;
 /// How old a file is that no process is writing any more: nobody writes one for so long.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
 
+/// How directories are opened.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// How a folder is opened: no link in its place leads elsewhere.
+const FOLDER: OFlags = DIRECTORY.union(OFlags::NOFOLLOW);
+
+/// An object that is opened must not make us wait, or become a controlling terminal.
+const CALM: OFlags =
+    OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+
 /// Objects as files of a directory.
 pub struct DirectoryObjects {
+    own: OwnedFd,
+    /// The directory's name in errors.
     path: PathBuf,
+    /// The user who owns what we change.
+    user: u32,
     /// Begins the names of files that are not objects yet.
-    own: String,
+    chance: String,
     next: AtomicU64,
 }
 
+/// A folder of the directory, and the name of an object in it.
+struct At<'n> {
+    folder: OwnedFd,
+    base: &'n str,
+}
+
 impl DirectoryObjects {
-    /// The objects in a directory that is there. `nonce` is chance that no other process draws.
+    /// The objects in a directory that is there, changed for `user`. `nonce` is chance that no other process draws.
     ///
     /// # Errors
     /// `NotFound` when there is no such directory, and those of the system.
-    pub fn open(path: &Path, nonce: [u8; 16]) -> Result<DirectoryObjects> {
+    pub fn open(path: &Path, nonce: [u8; 16], user: u32) -> Result<DirectoryObjects> {
         let shown = path.display();
-        let metadata = fs::metadata(path).map_err(|error| Error::from_io(path.display(), error))?;
-        if !metadata.is_dir() {
-            let why = format!("{shown} is no directory");
-            return Err(Error::new(Kind::InvalidInput, why));
-        }
-        let own = onefold_core::hex_digits(nonce);
-        Ok(DirectoryObjects { path: path.to_owned(), own, next: AtomicU64::new(0) })
+        let own =
+            rustix::fs::open(path, DIRECTORY, Mode::empty()).map_err(|errno| match errno {
+                Errno::NOTDIR if path.exists() => {
+                    Error::new(Kind::InvalidInput, format!("{shown} is no directory"))
+                }
+                errno => Error::from_io(shown, errno.into()),
+            })?;
+        let chance = onefold_core::hex_digits(nonce);
+        Ok(DirectoryObjects { own, path: path.to_owned(), user, chance, next: AtomicU64::new(0) })
     }
 
-    fn at(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+    fn failed(&self, name: &str, errno: Errno) -> Error {
+        Error::from_io(self.path.join(name).display(), errno.into())
     }
 
-    fn failed(&self, name: &str, error: std::io::Error) -> Error {
-        Error::from_io(self.at(name).display(), error)
-    }
-
-    fn folder(&self, name: &str) -> std::io::Result<PathBuf> {
-        let folder = match name.rsplit_once('/') {
-            Some((folder, _)) => self.path.join(folder),
-            None => self.path.clone(),
+    /// A folder, for looking at it.
+    fn folder(&self, folder: &str) -> Result<OwnedFd> {
+        let failed = |errno| match errno {
+            // A link, or anything else that is no directory.
+            Errno::LOOP | Errno::NOTDIR => {
+                let shown = self.path.join(folder);
+                let why = format!("{} is no directory, and is not followed", shown.display());
+                Error::new(Kind::Denied, why)
+            }
+            errno => self.failed(folder, errno),
         };
-        match fs::DirBuilder::new().mode(0o700).create(&folder) {
-            Ok(()) => File::open(&self.path)?.sync_all()?,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-        Ok(folder)
+        rustix::fs::openat(&self.own, folder, FOLDER, Mode::empty()).map_err(failed)
     }
 
-    /// A file with these bytes, durable, that is not yet the object of this name.
-    fn unfinished(&self, name: &str, bytes: &[u8]) -> std::io::Result<PathBuf> {
-        let folder = self.folder(&format!("{UNFINISHED}/x"))?;
-        let mut own = format!("{}-{}", self.own, self.next.fetch_add(1, Relaxed));
+    /// A folder, for changing what is in it; it is made when it is not there.
+    fn folder_to_change(&self, folder: &str) -> Result<OwnedFd> {
+        let failed = |errno| self.failed(folder, errno);
+        self.is_ours("", &self.own)?;
+        match rustix::fs::mkdirat(&self.own, folder, Mode::RWXU) {
+            Ok(()) => rustix::fs::fsync(&self.own).map_err(failed)?,
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let opened = self.folder(folder)?;
+        self.is_ours(folder, &opened)?;
+        Ok(opened)
+    }
+
+    /// Errors unless a directory belongs to the user for whom we write.
+    fn is_ours(&self, name: &str, directory: &OwnedFd) -> Result<()> {
+        let owner = rustix::fs::fstat(directory).map_err(|errno| self.failed(name, errno))?.st_uid;
+        if owner == self.user {
+            return Ok(());
+        }
+        let shown = self.path.join(name);
+        let why = format!(
+            "{} belongs to user {owner}, and only that user changes it; --owner {owner} says that it is to be \
+             changed all the same",
+            shown.display()
+        );
+        Err(Error::new(Kind::Denied, why))
+    }
+
+    /// An object that is to be changed.
+    fn to_change<'n>(&self, name: &'n str) -> Result<At<'n>> {
+        let (folder, base) = parts(name)?;
+        Ok(At { folder: self.folder_to_change(folder)?, base })
+    }
+
+    /// A file with these bytes, durable, that is not yet the object of this name: its name in the folder.
+    fn unfinished(&self, folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<String> {
+        let mut own = format!("{}-{}", self.chance, self.next.fetch_add(1, Relaxed));
         // Who was killed and left keys in it is found by its name.
         if has_keys(name) {
             own = format!("{own}-{}", name.replace('/', "-"));
         }
-        let path = folder.join(own);
-        let mut options = File::options();
-        let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
-        let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        match written {
-            Ok(()) => Ok(path),
-            Err(error) => {
-                let _ = fs::remove_file(&path);
-                Err(error)
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | CALM;
+        let file = rustix::fs::openat(folder, &*own, flags, Mode::RUSR | Mode::WUSR);
+        let mut file = File::from(file.map_err(|errno| self.failed(UNFINISHED, errno))?);
+        if let Err(error) = file.write_all(bytes).and_then(|()| file.sync_all()) {
+            let _ = rustix::fs::unlinkat(folder, &*own, AtFlags::empty());
+            return Err(Error::from_io(self.path.join(UNFINISHED).display(), error));
+        }
+        Ok(own)
+    }
+
+    /// Names of a folder that are text.
+    fn names(&self, name: &str, folder: &OwnedFd) -> Result<Vec<String>> {
+        let failed = |errno| self.failed(name, errno);
+        let mut names = Vec::new();
+        for entry in Dir::read_from(folder).map_err(failed)? {
+            match entry.map_err(failed)?.file_name().to_str() {
+                Ok("." | "..") | Err(_) => {}
+                Ok(name) => names.push(name.to_owned()),
             }
         }
+        Ok(names)
+    }
+}
+
+/// The folder and the rest of a name. An object lies in a folder.
+fn parts(name: &str) -> Result<(&str, &str)> {
+    let is_one = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['/', '\0']);
+    let parts = name.split_once('/').filter(|(folder, base)| is_one(folder) && is_one(base));
+    parts.ok_or_else(|| Error::new(Kind::InvalidInput, format!("no object is called {name:?}")))
+}
+
+/// What a name is, itself and not what a link there leads to.
+fn look(folder: &OwnedFd, base: &str) -> Result<Stat, Errno> {
+    rustix::fs::statat(folder, base, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+fn is_file(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Removes a name, if it is there.
+fn remove(folder: &OwnedFd, base: &str) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(folder, base, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        removed => removed,
     }
 }
 
@@ -123,93 +213,91 @@ fn unfinished_of(name: &str) -> Option<Option<Id>> {
 
 impl Objects for DirectoryObjects {
     fn get(&self, name: &str, at: u64, bytes: u64) -> Result<Body> {
-        let read = || {
-            let mut options = File::options();
-            // A pipe would hold up who opens it.
-            let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            let file = options.read(true).custom_flags(flags.bits() as i32).open(self.at(name))?;
-            let metadata = file.metadata()?;
-            if !metadata.is_file() {
-                return Err(std::io::Error::new(ErrorKind::InvalidData, "it is no file"));
-            }
-            let total = metadata.len();
-            let there = total.saturating_sub(at).min(bytes);
-            let mut into = vec![0; there as usize];
-            file.read_exact_at(&mut into, at)?;
-            let modified = u64::try_from(metadata.mtime()).unwrap_or(0);
-            Ok(Body { bytes: into, total, modified })
+        let (folder, base) = parts(name)?;
+        let folder = self.folder(folder)?;
+        let failed = |errno| self.failed(name, errno);
+        let no_file = || {
+            let why = format!("{} is no file", self.path.join(name).display());
+            Error::new(Kind::Corrupt, why)
         };
-        read().map_err(|error| self.failed(name, error))
+        if !is_file(&look(&folder, base).map_err(failed)?) {
+            return Err(no_file());
+        }
+        let file = rustix::fs::openat(&folder, base, OFlags::RDONLY | CALM, Mode::empty());
+        let file = File::from(file.map_err(failed)?);
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        if !is_file(&stat) {
+            return Err(no_file());
+        }
+        let total = u64::try_from(stat.st_size).unwrap_or(0);
+        let mut into = vec![0; total.saturating_sub(at).min(bytes) as usize];
+        file.read_exact_at(&mut into, at)
+            .map_err(|error| Error::from_io(self.path.join(name).display(), error))?;
+        Ok(Body { bytes: into, total, modified: u64::try_from(stat.st_mtime).unwrap_or(0) })
     }
 
     fn create(&self, name: &str, bytes: &[u8]) -> Created {
-        let unknown = |error| {
-            let error = self.failed(name, error);
-            // Nothing was made, and sending it again would not help.
-            Created::Unknown(error)
-        };
-        let made = match self.unfinished(name, bytes) {
-            Ok(made) => made,
-            Err(error) => return unknown(error),
-        };
-        let linked = self.folder(name).and_then(|folder| {
-            let linked = fs::hard_link(&made, self.at(name));
+        let create = || -> Result<Created> {
+            let unfinished = self.folder_to_change(UNFINISHED)?;
+            let At { folder, base } = self.to_change(name)?;
+            let made = self.unfinished(&unfinished, name, bytes)?;
+            let linked = rustix::fs::linkat(&unfinished, &*made, &folder, base, AtFlags::empty());
             // Another process may have linked it and not synced it yet: what is there must stay there.
-            match &linked {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => {}
-                _ => File::open(folder)?.sync_all()?,
+            let synced = match linked {
+                Ok(()) | Err(Errno::EXIST) => rustix::fs::fsync(&folder),
+                Err(_) => Ok(()),
+            };
+            let _ = remove(&unfinished, &made);
+            match (linked, synced) {
+                (Ok(()), Ok(())) => Ok(Created::New),
+                (Err(Errno::EXIST), Ok(())) => Ok(Created::Exists),
+                (Err(errno), Ok(())) | (_, Err(errno)) => Err(self.failed(name, errno)),
             }
-            linked
-        });
-        let _ = fs::remove_file(&made);
-        match linked {
-            Ok(()) => Created::New,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Created::Exists,
-            Err(error) => unknown(error),
-        }
+        };
+        // Sending it again would not help.
+        create().unwrap_or_else(Created::Unknown)
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let replaced = self.unfinished(name, bytes).and_then(|made| {
-            let folder = self.folder(name)?;
-            fs::rename(&made, self.at(name))?;
-            File::open(folder)?.sync_all()
-        });
-        replaced.map_err(|error| self.failed(name, error))
+        let unfinished = self.folder_to_change(UNFINISHED)?;
+        let At { folder, base } = self.to_change(name)?;
+        let made = self.unfinished(&unfinished, name, bytes)?;
+        rustix::fs::renameat(&unfinished, &*made, &folder, base)
+            .and_then(|()| rustix::fs::fsync(&folder))
+            .map_err(|errno| self.failed(name, errno))
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let removed = match fs::remove_file(self.at(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ if has_keys(name) => self.folder(name).and_then(|f| File::open(f)?.sync_all()),
-            _ => Ok(()),
-        };
-        removed.map_err(|error| self.failed(name, error))
+        let At { folder, base } = self.to_change(name)?;
+        let removed = remove(&folder, base).and_then(|()| match has_keys(name) {
+            true => rustix::fs::fsync(&folder),
+            false => Ok(()),
+        });
+        removed.map_err(|errno| self.failed(name, errno))
     }
 
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>> {
-        let entries = match fs::read_dir(self.at(folder)) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(self.failed(folder, error)),
+        let shown = folder.strip_suffix('/').unwrap_or(folder);
+        let some = format!("{shown}/x");
+        let (first, _) = parts(&some)?;
+        let opened = match self.folder(first) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(Vec::new()),
+            opened => opened?,
         };
-        let mut names = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(|error| self.failed(folder, error))?.file_name();
-            let name = OsStr::as_bytes(&name);
-            if let Ok(name) = std::str::from_utf8(name) {
-                names.push(format!("{folder}{name}"));
-            }
-        }
-        names.retain(|name| name.as_str() > after);
-        names.sort_unstable();
+        let mut bases = self.names(first, &opened)?;
+        let name_of = |base: &str| format!("{folder}{base}");
+        bases.retain(|base| name_of(base).as_str() > after);
+        bases.sort_unstable();
         let mut listed = Vec::new();
-        for name in names {
-            match fs::symlink_metadata(self.at(&name)) {
-                Ok(metadata) if !metadata.is_file() => {}
-                Ok(metadata) => listed.push(Listed { name, bytes: metadata.len() }),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(self.failed(&name, error)),
+        for base in bases {
+            match look(&opened, &base) {
+                Ok(stat) if !is_file(&stat) => {}
+                Ok(stat) => {
+                    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                    listed.push(Listed { name: name_of(&base), bytes });
+                }
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(self.failed(&name_of(&base), errno)),
             }
             if listed.len() == PAGE {
                 break;
@@ -219,40 +307,33 @@ impl Objects for DirectoryObjects {
     }
 
     fn drop_unfinished(&self, is_due: &dyn Fn(&str) -> bool) -> Result<()> {
-        let drop = || -> std::io::Result<()> {
-            let folder = self.folder(&format!("{UNFINISHED}/x"))?;
-            for entry in fs::read_dir(&folder)? {
-                let entry = entry?;
-                let of = entry.file_name().to_str().and_then(unfinished_of).flatten();
-                if of.is_some_and(|id| is_due(&id.to_string())) {
-                    match fs::remove_file(entry.path()) {
-                        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                        _ => {}
-                    }
-                }
+        let failed = |errno| self.failed(UNFINISHED, errno);
+        let folder = self.folder_to_change(UNFINISHED)?;
+        for base in self.names(UNFINISHED, &folder)? {
+            let of = unfinished_of(&base).flatten();
+            if of.is_some_and(|id| is_due(&id.to_string())) {
+                remove(&folder, &base).map_err(failed)?;
             }
-            // What creations removed there comes back with a power cut until then.
-            File::open(folder)?.sync_all()
-        };
-        drop().map_err(|error| self.failed(UNFINISHED, error))
+        }
+        // What creations removed there comes back with a power cut until then.
+        rustix::fs::fsync(&folder).map_err(failed)
     }
 
     fn sweep(&self) -> Result<u64> {
-        let failed = |error| self.failed(UNFINISHED, error);
+        let failed = |errno| self.failed(UNFINISHED, errno);
+        let folder = self.folder_to_change(UNFINISHED)?;
         // The clock of the file system, which a host of the network may have.
-        let own = self.unfinished("", b"now").map_err(failed)?;
-        let now = fs::symlink_metadata(&own).and_then(|own| own.modified());
-        fs::remove_file(&own).map_err(failed)?;
-        let now = now.map_err(failed)?;
+        let own = self.unfinished(&folder, "", b"now")?;
+        let now = look(&folder, &own);
+        remove(&folder, &own).map_err(failed)?;
+        let now = now.map_err(failed)?.st_mtime;
         let mut swept = 0;
-        for entry in fs::read_dir(self.at(UNFINISHED)).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let path = entry.path();
-            let is_ours =
-                entry.file_name().to_str().is_some_and(|name| unfinished_of(name).is_some());
-            let left = fs::symlink_metadata(&path).ok().filter(|left| is_ours && left.is_file());
-            let age = left.and_then(|left| now.duration_since(left.modified().ok()?).ok());
-            if age.is_some_and(|age| age >= LEFT) && fs::remove_file(&path).is_ok() {
+        for base in self.names(UNFINISHED, &folder)? {
+            let left = look(&folder, &base).ok();
+            let left = left.filter(|left| unfinished_of(&base).is_some() && is_file(left));
+            let is_old =
+                left.is_some_and(|left| now.saturating_sub(left.st_mtime) >= LEFT.as_secs() as i64);
+            if is_old && remove(&folder, &base).is_ok() {
                 swept += 1;
             }
         }

@@ -36,6 +36,9 @@ const PART: usize = 64 << 10;
 /// Objects of one page of a listing.
 const PAGE: usize = 1000;
 
+/// Objects that a listing has and that were not asked for, at most.
+const OTHERS_MAX: usize = 10_000;
+
 /// Begins addresses of the service by which machines of a cloud learn their role.
 const MACHINE_ROLE: &str = "169.254.";
 
@@ -242,7 +245,7 @@ impl Objects for S3 {
         let offset = self.path(after.trim_end_matches('/'))?;
         self.runtime.block_on(async {
             let mut stream = self.store.list_with_offset(Some(&prefix), &offset);
-            let mut listed = Vec::new();
+            let (mut listed, mut others) = (Vec::new(), 0);
             while let Some(found) = stream.next().await {
                 let found = found.map_err(|error| self.told(folder, &error))?;
                 let whole = found.location.to_string();
@@ -250,6 +253,14 @@ impl Objects for S3 {
                     && name > after
                 {
                     listed.push(Listed { name: name.to_owned(), bytes: found.size });
+                } else {
+                    // A list of what nobody asked for could go on for ever.
+                    others += 1;
+                    if others > OTHERS_MAX {
+                        let why =
+                            format!("the store lists what is not in {folder}, without an end");
+                        return Err(Error::new(Kind::Corrupt, why));
+                    }
                 }
                 if listed.len() == PAGE {
                     break;

@@ -14,7 +14,8 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use onefold_core::{Error, Kind, Result};
+use onefold_backend::{Directory, Word};
+use onefold_core::{Error, Files, Kind, Result};
 use onefold_serve::tls::{Authority, CA, CA_LIST, CLIENT, Holder, SERVER_CERTIFICATE, SERVER_KEY};
 use rustix::{
     fs::{FlockOperation, OFlags, flock},
@@ -280,18 +281,27 @@ fn write_new(directory: &Path, files: &[(&str, &String)]) -> Result<()> {
         ),
         _ => Error::from_io(format_args!("{} can't be made", directory.display()), error),
     })?;
-    let written = files
-        .iter()
-        .try_for_each(|(name, text)| write_file(&directory.join(name), text))
-        .and_then(|()| sync(directory))
-        .and_then(|()| match directory.parent() {
+    // From here on all is done below the directory itself: another user may put a link in its place.
+    let word = Word { one_host: true, ..Word::default() };
+    let own = Directory::open_itself(directory, true, word)?;
+    let mut made = Vec::new();
+    let mut write = || -> Result<()> {
+        for (name, text) in files {
+            let file = own.create(name)?;
+            made.push(*name);
+            file.write_at(0, text.as_bytes())?;
+            file.sync()?;
+        }
+        own.sync_names()?;
+        match directory.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => sync(parent),
             _ => sync(Path::new(".")),
-        });
-    if written.is_err() {
-        for (name, _) in files {
-            let _ = std::fs::remove_file(directory.join(name));
         }
+    };
+    let written = write();
+    if written.is_err() {
+        made.iter().for_each(|name| drop(own.remove(name)));
+        // Only an empty one goes.
         let _ = std::fs::remove_dir(directory);
     }
     written

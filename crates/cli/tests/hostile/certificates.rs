@@ -7,12 +7,16 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::Path,
     process::Stdio,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
 
-use super::support::{Desk, Serving, qemu_io, try_qemu_io};
+use super::{
+    actors::{STRANGER, Street},
+    support::{Desk, Serving, qemu_io, try_qemu_io},
+};
 
 /// An authority `ca` with a server and a client, and a file of rights.
 fn desk_with_certificates() -> Desk {
@@ -125,6 +129,37 @@ fn rule_38_what_tls_issue_makes_is_private_and_replaces_nothing() {
     fs::copy(desk.path("other/ca-cert.pem"), desk.path("ca/ca-cert.pem")).unwrap();
     desk.fails("tls issue ca next", 1, &["not a pair"]);
     assert!(!desk.path("ca/next").exists());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_02_an_authority_that_can_not_be_made_takes_no_other_ones_files_along() {
+    let street = Street::new();
+    let home = street.home("home", STRANGER);
+    let ok = |said: std::process::Output| assert!(said.status.success(), "{said:?}");
+    ok(street.onefold(0, "tls init mine").output().unwrap());
+    let key = fs::read(street.path("mine/ca-key.pem")).unwrap();
+    let (new, mine) = (home.join("new"), street.path("mine"));
+    for n in 0..20 {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // Whoever owns the directory above renames what is made in it.
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    if fs::rename(&new, home.join(format!("aside{n}"))).is_ok() {
+                        let _ = std::os::unix::fs::symlink(&mine, &new);
+                        return;
+                    }
+                }
+            });
+            let _ = street.onefold(0, "tls init home/new").output().unwrap();
+            done.store(true, Relaxed);
+        });
+        assert_eq!(fs::read(mine.join("ca-key.pem")).unwrap(), key);
+        assert_eq!(fs::read_dir(&mine).unwrap().count(), 2);
+        let _ = fs::remove_file(&new);
+        let _ = fs::remove_dir_all(&new);
+    }
 }
 
 #[test]

@@ -362,6 +362,41 @@ fn rule_02_no_file_of_an_archive_leads_elsewhere() {
 }
 
 #[test]
+#[ignore = "needs root"]
+fn rule_02_the_bucket_of_another_user_is_read_and_nothing_in_it_is_changed() {
+    let street = Street::new();
+    let home = street.home("home", STRANGER);
+    let ok = |said: Said| assert!(said.status.success(), "{said:?}");
+    let store = "bucket:home/b";
+    ok(ends(&mut street.onefold(STRANGER, &format!("create archive {store}"))));
+    fs::write(home.join("file"), "content").unwrap();
+    std::os::unix::fs::chown(home.join("file"), Some(STRANGER), Some(STRANGER)).unwrap();
+    ok(ends(&mut street.onefold(STRANGER, &format!("put {store} file home/file"))));
+    assert_eq!(fs::metadata(home.join("b")).unwrap().mode() & 0o777, 0o700);
+    // A folder leads to a directory of root's, in which his verbs would make and remove files.
+    let own = street.home("own", 0);
+    fs::rename(home.join("b/data"), home.join("b/aside")).unwrap();
+    fs::create_dir(home.join("b/data")).unwrap();
+    for leads in [false, true] {
+        if leads {
+            fs::remove_dir(home.join("b/data")).unwrap();
+            symlink(&own, home.join("b/data")).unwrap();
+        }
+        let before = snapshot(&own);
+        for verb in
+            ["gc S --trash 0", "put S x home/file", "backup S home/file --set s", "rm S file"]
+        {
+            let verb = verb.replace(" S", &format!(" {store}"));
+            let said = ends(&mut street.onefold(0, &verb));
+            one_sentence(&verb, &said);
+            assert!(!said.status.success(), "{verb}: {said:?}");
+            assert!(snapshot(&own) == before, "{verb}");
+        }
+        ok(ends(&mut street.onefold(0, &format!("ls {store}"))));
+    }
+}
+
+#[test]
 fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
     let desk = Desk::new();
     desk.ok("create archive a --nodes n0,n1,n2 --code 3,2");

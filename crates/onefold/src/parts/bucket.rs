@@ -11,13 +11,16 @@ use std::{
     collections::HashMap,
     fs,
     io::ErrorKind,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock, mpsc},
     time::Duration,
 };
 
-use onefold_archive::{is_archive_file, is_unfinished};
-use onefold_backend::{new_file::replace, random::random_bytes};
+use onefold_archive::{READER_BYTES, is_archive_file, is_unfinished};
+use onefold_backend::{
+    Directory, new_file::replace, random::random_bytes, secrets::process_memory,
+};
 use onefold_bucket::{
     Bucket, BucketFiles, Collected, Difference, DirectoryObjects, Known, Objects, Pace, Settings,
     SystemPace, Who, probe,
@@ -29,7 +32,12 @@ use rustix::{
     process::{Pid, test_kill_process},
 };
 
-use super::{address::Address, keys, operator::warn, sealed_before};
+use super::{
+    address::Address,
+    keys,
+    operator::{warn, word},
+    sealed_before,
+};
 
 /// How often a process that changes an archive says that it is there.
 const RENEW_EVERY: Duration = Duration::from_secs(20);
@@ -42,6 +50,9 @@ const PROC: &str = "/proc";
 
 /// Most bytes of a note.
 const NOTE_MAX: u64 = 1024;
+
+/// What a bucket says of its files takes at most this part of the memory that this process can have.
+const MEMORY_SHARE: u64 = 4;
 
 static WAIT: OnceLock<Duration> = OnceLock::new();
 
@@ -65,7 +76,14 @@ fn store_at(address: &Address) -> Result<Arc<dyn Objects>> {
             let why = "this program was built without object stores behind S3 (the feature s3)";
             return Err(Error::new(Kind::Unsupported, why));
         }
-        Address::Directory(path) => Arc::new(DirectoryObjects::open(path, random_bytes()?)?),
+        Address::Directory(path) => {
+            // Another user's is looked at all the same, and nothing in it is changed.
+            Directory::open(path, false)?
+                .exposed()
+                .into_iter()
+                .for_each(|sentence| warn(&sentence));
+            Arc::new(DirectoryObjects::open(path, random_bytes()?, word().user())?)
+        }
     })
 }
 
@@ -230,6 +248,7 @@ impl Place {
             has_ended: Arc::new(|mark| has_ended(Path::new(PROC), mark)),
             tell: Arc::new(move |sentence| warn(&format!("{shown}: {sentence}"))),
             known,
+            memory: (process_memory() / MEMORY_SHARE).max(READER_BYTES),
             wait: WAIT.get().copied().unwrap_or_default(),
             ..Settings::default()
         }
@@ -375,7 +394,7 @@ pub(super) fn reach(path: &Path) -> Result<Arc<Place>> {
 /// those of the store.
 pub(super) fn make(path: &Path) -> Result<Arc<dyn Files>> {
     if let Address::Directory(directory) = Address::of(path)? {
-        let made = fs::DirBuilder::new().recursive(true).create(&directory);
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(|e| Error::from_io(path.display(), e))?;
     }
     let place = reach(path)?;

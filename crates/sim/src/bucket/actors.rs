@@ -172,6 +172,13 @@ fn one_writer(seat: &Seat, memory: &mut Memory) {
     let mut renewed = seat.now();
     for _ in 0..commits {
         seat.idle();
+        // Who waits meets one that is at work for long, and commits nothing meanwhile.
+        if seat.world.lock().params.wait > 0 {
+            for _ in 0..seat.below(30) {
+                seat.sleep(RENEW_EVERY);
+                let _ = bucket.renew();
+            }
+        }
         if seat.now().saturating_sub(renewed) >= RENEW_EVERY {
             renewed = seat.now();
             let _ = bucket.renew();

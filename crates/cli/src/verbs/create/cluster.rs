@@ -10,10 +10,7 @@ use onefold_backend::{
     secrets::SystemRandom,
 };
 use onefold_cluster::{Cut, Format, create, create_sealed, is_made};
-use onefold_core::{
-    Kind,
-    object::{ObjectStore, PoolKind},
-};
+use onefold_core::object::{ObjectStore, PoolKind};
 use serde_json::json;
 
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
@@ -144,23 +141,21 @@ pub(in crate::verbs) fn chunk_format(
 }
 
 /// Makes it in a folder. A failure leaves none of the folders that this made.
-fn in_folder(folder: &Path, format: &Format, keys: Option<&mut NewKeys>) -> Result<(), Failure> {
+fn in_folder(
+    folder: &Path,
+    format: &Format,
+    mut keys: Option<&mut NewKeys>,
+) -> Result<(), Failure> {
     let is_absent = |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
     let new: Vec<&Path> = folder.ancestors().take_while(is_absent).collect();
-    let is_free =
-        !new.is_empty() || folder.read_dir().is_ok_and(|mut in_it| in_it.next().is_none());
-    let create = || {
-        let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+    let mut filled = |store: &EmbeddedStore| {
         EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
-        fill(&store.session(), format, keys)
+        fill(&store.session(), format, keys.take())
     };
-    create().inspect_err(|error| {
-        // Another process may have made its own there meanwhile.
-        if is_free && error.kind() != Kind::Exists {
-            EmbeddedStore::FILES.iter().for_each(|name| drop(fs::remove_file(folder.join(name))));
-        }
-        new.iter().for_each(|path| drop(fs::remove_dir(path)));
-    })?;
+    let (kind, word) = (PoolKind::Replicated, operator::word());
+    EmbeddedStore::create_filled(folder, kind, word, &mut filled)
+        // Only empty ones go.
+        .inspect_err(|_| new.iter().for_each(|path| drop(fs::remove_dir(path))))?;
     Ok(())
 }
 
