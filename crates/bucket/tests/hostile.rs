@@ -91,14 +91,14 @@ fn rule_09_a_frame_takes_no_more_memory_and_time_than_writers_need() {
     assert!(onefold_bucket::Frame::decode(&frame(&leave.repeat(1000), b""), 1).is_ok());
     let too_many = onefold_bucket::Frame::decode(&frame(&leave.repeat(1 << 20), b""), 1);
     assert!(too_many.unwrap_err().to_string().contains("more records"));
-    // A pack of which the bytes stand in the frame: kind, number, bytes, hash, no keys, place.
+    // A pack of which the bytes stand in the frame: kind, number, bytes, hash, no keys, place and one.
     let pack = |number: u8| {
         let mut pack = vec![4, number];
         pack.extend([0; 7]);
         pack.extend(1u32.to_le_bytes());
         pack.extend([0; 32]);
-        pack.extend([0, 1]);
-        pack.extend(96u32.to_le_bytes());
+        pack.push(0);
+        pack.extend(97u32.to_le_bytes());
         pack
     };
     assert!(onefold_bucket::Frame::decode(&frame(&pack(1), b"x"), 1).is_ok());

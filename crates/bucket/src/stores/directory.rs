@@ -30,6 +30,9 @@ use crate::{
 /// Files that are not objects yet.
 const UNFINISHED: &str = "unfinished";
 
+/// The directory itself, as a folder.
+const HERE: &str = ".";
+
 /// Objects of one page of a listing.
 const PAGE: usize = 1000;
 
@@ -104,6 +107,9 @@ impl DirectoryObjects {
     fn folder_to_change(&self, folder: &str) -> Result<OwnedFd> {
         let failed = |errno| self.failed(folder, errno);
         self.is_ours("", &self.own)?;
+        if folder == HERE {
+            return self.folder(folder);
+        }
         match rustix::fs::mkdirat(&self.own, folder, Mode::RWXU) {
             Ok(()) => rustix::fs::fsync(&self.own).map_err(failed)?,
             Err(Errno::EXIST) => {}
@@ -166,11 +172,16 @@ impl DirectoryObjects {
     }
 }
 
-/// The folder and the rest of a name. An object lies in a folder.
+/// The folder and the rest of a name.
 fn parts(name: &str) -> Result<(&str, &str)> {
     let is_one = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['/', '\0']);
-    let parts = name.split_once('/').filter(|(folder, base)| is_one(folder) && is_one(base));
-    parts.ok_or_else(|| Error::new(Kind::InvalidInput, format!("no object is called {name:?}")))
+    let parts = match name.split_once('/') {
+        Some((folder, base)) => is_one(folder).then_some((folder, base)),
+        None => Some((HERE, name)),
+    };
+    parts
+        .filter(|(_, base)| is_one(base))
+        .ok_or_else(|| Error::new(Kind::InvalidInput, format!("no object is called {name:?}")))
 }
 
 /// What a name is, itself and not what a link there leads to.
