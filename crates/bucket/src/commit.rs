@@ -6,7 +6,11 @@
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
-    format::{Frame, Id, Parts, Record, Sort, TABLE_MAX, damaged, inline_at, records_bytes},
+    files::PENDING_MAX,
+    format::{
+        FRAME_MAX, Frame, Id, Parts, RECORDS_MAX, Record, Sort, TABLE_MAX, damaged, inline_at,
+        records_bytes,
+    },
     log::Appended,
     rules::Rule,
     shared::{Closed, Open, Shared},
@@ -128,6 +132,16 @@ impl Shared {
         }))
     }
 
+    /// Commits when so much waits for the next frame that it may not fit into one.
+    pub(crate) fn commit_if_full(
+        &self,
+        core: parking_lot::MutexGuard<'_, crate::shared::Core>,
+    ) -> Result<()> {
+        let is_full = core.pending.len() > PENDING_MAX;
+        drop(core);
+        if is_full { self.commit() } else { Ok(()) }
+    }
+
     /// Sends packs, table and frame, in this order; returns the frame's hash.
     fn send(&self, taken: &Taken) -> Result<[u8; 32]> {
         let packs: Vec<_> = taken.closed.iter().map(|pack| (taken.writer, pack.number)).collect();
@@ -156,7 +170,9 @@ impl Shared {
             records: &taken.records,
             inline: taken.inline.as_ref().map_or(&[], |(open, _)| &open.bytes),
         });
-        if bytes.len() as u64 > crate::format::FRAME_MAX {
+        let records = taken.records.len();
+        let is_read = records <= RECORDS_MAX && bytes.len() as u64 <= FRAME_MAX;
+        if !is_read {
             return Err(Error::new(Kind::NoSpace, "a change has too many parts for one frame"));
         }
         if self.log.settings.keeps(Rule::SyncWaitsForFrame) {

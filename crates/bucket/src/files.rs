@@ -36,6 +36,7 @@ impl Files for BucketFiles {
         let inode = core.state.next_inode;
         core.state.create(inode, name)?;
         core.pending.push(Record::Create { inode, name: name.to_owned() });
+        self.0.commit_if_full(core)?;
         Ok(self.file(inode))
     }
 
@@ -53,7 +54,7 @@ impl Files for BucketFiles {
         let removed = core.state.remove(inode)?;
         core.unlinked.insert(inode, removed);
         core.pending.push(Record::Remove { inode });
-        Ok(())
+        self.0.commit_if_full(core)
     }
 
     fn sync_names(&self) -> Result<()> {
@@ -202,7 +203,7 @@ impl File for BucketFile {
         core.must_be_there(self.inode)?;
         core.state.resize(self.inode, bytes)?;
         core.pending.push(Record::Size { inode: self.inode, bytes });
-        Ok(())
+        self.shared.commit_if_full(core)
     }
 
     fn reserve(&self, _: u64, _: u64) -> Result<()> {
@@ -215,7 +216,7 @@ impl File for BucketFile {
         core.must_be_there(self.inode)?;
         core.state.punch(self.inode, at, bytes)?;
         core.pending.push(Record::Punch { inode: self.inode, at, bytes });
-        Ok(())
+        self.shared.commit_if_full(core)
     }
 }
 

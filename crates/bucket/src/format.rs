@@ -17,8 +17,8 @@ const SUM: usize = 32;
 /// Most bytes of a frame.
 pub(crate) const FRAME_MAX: u64 = 32 << 20;
 
-/// Most records of a frame: a writer commits before it has half as many.
-const RECORDS_MAX: usize = 1 << 19;
+/// Most records of a frame: more than stand in [`FRAME_MAX`] bytes where one has 9 bytes, as all that writers make in numbers have.
+pub(crate) const RECORDS_MAX: usize = 1 << 22;
 
 /// Most bytes of a pack that stands in its frame. Each read of one reads the whole frame, so a frame has one, which is kept in
 /// memory as a whole.

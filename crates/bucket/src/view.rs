@@ -91,6 +91,15 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
     let name = table.id.to_string();
     let mut last = None;
     let most = TABLE_MAX.min(log.settings.memory / TABLE_SHARE);
+    if table.bytes > most {
+        let why = format!(
+            "{name} has {} MiB, and a process that can have so little memory reads one of {} MiB at most: open the \
+             archive where there is more",
+            table.bytes >> 20,
+            most >> 20
+        );
+        return Err(Error::new(Kind::Memory, why));
+    }
     for _ in 0..3 {
         let bytes = log.whole(&name, most).map_err(|error| gone(&name, error))?;
         let hashed = log.settings.keeps(Rule::BodiesHashed);

@@ -163,7 +163,8 @@ fn join(log: Log, mut state: State) -> Result<Bucket> {
                 watched => watched.map(|()| true)?,
             },
         };
-        races += usize::from(is_free);
+        // Others that come and go use the time up, and nothing else.
+        races += usize::from(is_free && waiting.is_over(&log));
         // Others may have appended meanwhile.
         let end = log.end(state.at)?;
         if end > state.at {
@@ -231,7 +232,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// False when the time that the settings give is over.
+    /// True when the time that the settings give is over.
+    fn is_over(&self, log: &Log) -> bool {
+        log.pace.now().saturating_sub(self.begun) >= log.settings.wait
+    }
+
+    /// False when it is over; tells each minute for whom it waits.
     fn goes_on(&mut self, log: &Log, other: &Writer) -> bool {
         let now = log.pace.now();
         let waited = now.saturating_sub(self.begun);

@@ -89,7 +89,7 @@ fn frame(records: &[u8], inline: &[u8]) -> Vec<u8> {
 fn rule_09_a_frame_takes_no_more_memory_and_time_than_writers_need() {
     let leave = [3u8];
     assert!(onefold_bucket::Frame::decode(&frame(&leave.repeat(1000), b""), 1).is_ok());
-    let too_many = onefold_bucket::Frame::decode(&frame(&leave.repeat(1 << 20), b""), 1);
+    let too_many = onefold_bucket::Frame::decode(&frame(&leave.repeat(5 << 20), b""), 1);
     assert!(too_many.unwrap_err().to_string().contains("more records"));
     // A pack of which the bytes stand in the frame: kind, number, bytes, hash, no keys, place and one.
     let pack = |number: u8| {
@@ -122,4 +122,21 @@ fn rule_09_a_state_that_needs_more_memory_than_is_allowed_is_refused() {
     };
     assert_eq!(look(8 << 20).unwrap().files().names().unwrap().len(), 3000);
     assert_eq!(look(1 << 20).err().unwrap().kind(), onefold_core::Kind::Memory);
+}
+
+#[test]
+fn a_collection_that_frees_more_places_than_a_frame_has_room_for_is_read_again() {
+    let objects: Arc<dyn Objects> = Arc::new(MemoryObjects::default());
+    let bucket = writer(&objects, 1).unwrap();
+    let file = bucket.files().create("f").unwrap();
+    file.set_bytes(8 << 20).unwrap();
+    for n in 0..1_200_000u64 {
+        file.punch(n * 4, 1).unwrap();
+    }
+    file.sync().unwrap();
+    drop(bucket);
+    let settings =
+        onefold_bucket::Settings { table_every: u64::MAX, ..support::settings("reader") };
+    let look = onefold_bucket::Bucket::look(objects, support::quick(9), settings).unwrap();
+    assert_eq!(look.files().open("f").unwrap().bytes().unwrap(), 8 << 20);
 }

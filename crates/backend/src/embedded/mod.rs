@@ -193,6 +193,11 @@ impl EmbeddedStore {
             data.sync_all().map_err(|e| Error::from_io(own.at(DATA), e))?;
             own.sync()?;
             let store = EmbeddedStore::open_as(folder, word)?;
+            let (was, now) = (own.stat()?, Beneath::open(folder, word)?.stat()?);
+            if (was.st_dev, was.st_ino) != (now.st_dev, now.st_ino) {
+                let why = format!("{} is another folder by now", folder.display());
+                return Err(Error::new(Kind::Denied, why));
+            }
             fill(&store)?;
             Ok(store)
         };

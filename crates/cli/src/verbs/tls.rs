@@ -23,6 +23,7 @@ use rustix::{
 };
 use serde_json::json;
 
+use onefold::parts::operator::word;
 use onefold_console::{failure::Failure, output::Answer};
 
 /// The key of the authority; no server needs it.
@@ -282,8 +283,9 @@ fn write_new(directory: &Path, files: &[(&str, &String)]) -> Result<()> {
         _ => Error::from_io(format_args!("{} can't be made", directory.display()), error),
     })?;
     // From here on all is done below the directory itself: another user may put a link in its place.
-    let word = Word { one_host: true, ..Word::default() };
-    let own = Directory::open_itself(directory, true, word)?;
+    let word = Word { one_host: true, ..word() };
+    let own = Directory::open_itself(directory, true, word)
+        .inspect_err(|_| drop(std::fs::remove_dir(directory)))?;
     let mut made = Vec::new();
     let mut write = || -> Result<()> {
         for (name, text) in files {
