@@ -703,7 +703,7 @@ fn a_block_that_is_critical_in_any_map_of_the_family_stays_raw() {
     let (mut world, volume) = World::filled(settings());
     let monday = world.snapshot(volume, "monday");
     let clone = world.act(monday, |acts| Ok(acts.clone_volume(monday, "two", 1)?.0));
-    let no_dedup = NoDedup::new(vec![0..100]).unwrap();
+    let no_dedup = NoDedup::new(vec![0..50, 50..100]).unwrap();
     persevere(&world.engine, || world.engine.set(clone, Setting::NoDedup(no_dedup.clone())));
     // The clone has some of its own, and shares the leaf no more: the blocks are still one.
     world.write(clone, [150, 300].into_iter());
