@@ -3,7 +3,7 @@
 
 use onefold_core::{Error, Kind, Lba, Result, VolumeId};
 
-use super::piece::{Piece, PieceKind, Pieces, add, is_damage};
+use super::{Piece, PieceKind, Pieces, add, is_damage};
 use crate::{
     engine::resolve::map_entries,
     format::{

@@ -1,8 +1,6 @@
-//! What some blocks of a map hold, as those are told who send it.
+//! The content of some blocks, as those are told who send it.
 
-use onefold_core::{Error, ExtentKind, Kind, Lba};
-
-use crate::format::page::MapEntry;
+use onefold_core::{Error, ExtentKind, Kind};
 
 /// Blocks next to each other, of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,19 +46,7 @@ pub struct Pieces {
 }
 
 /// True for an error that tells of damage of what was to be read, and of nothing else.
-pub(crate) fn is_damage(error: &Error) -> bool {
+#[must_use]
+pub fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), Kind::Corrupt | Kind::Io)
-}
-
-/// Adds what an entry of a map says of a block.
-pub(super) fn add(pieces: &mut Vec<Piece>, lba: Lba, entry: MapEntry) {
-    let kind = match entry {
-        MapEntry::Hole => PieceKind::Hole,
-        MapEntry::Zero => PieceKind::Zeroes,
-        MapEntry::Block { .. } | MapEntry::Lost => PieceKind::Data,
-    };
-    match pieces.last_mut() {
-        Some(last) if last.kind == kind && last.first + last.blocks == lba.0 => last.blocks += 1,
-        _ => pieces.push(Piece { first: lba.0, blocks: 1, kind }),
-    }
 }
