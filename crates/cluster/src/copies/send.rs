@@ -45,6 +45,12 @@ impl Sending<'_> {
         &self.begin
     }
 
+    /// The number of what is sent, which nothing else in the store ever has.
+    #[must_use]
+    pub fn layer(&self) -> u64 {
+        self.volume.id()
+    }
+
     /// Begins the stream.
     ///
     /// # Errors

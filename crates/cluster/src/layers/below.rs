@@ -251,9 +251,10 @@ impl Below {
 
     /// All objects that layers have.
     pub(crate) fn all(&self) -> Vec<u64> {
-        let of_layer =
-            |layer: &Layer| layer.bits.all().take_while(|index| *index < layer.parent.objects);
-        self.0.iter().flat_map(|layer| of_layer(layer).collect::<Vec<_>>()).collect()
+        let of_layer = |layer: &Layer| -> Vec<u64> {
+            layer.bits.all().take_while(|index| *index < layer.parent.objects).collect()
+        };
+        self.0.iter().flat_map(of_layer).collect()
     }
 
     /// The first object of a range that a layer has.

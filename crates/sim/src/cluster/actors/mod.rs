@@ -1,6 +1,7 @@
 //! The lives of actors.
 
 pub(crate) mod gateway;
+pub(crate) mod receiver;
 pub(crate) mod renamer;
 pub(crate) mod snapper;
 pub(crate) mod steward;
