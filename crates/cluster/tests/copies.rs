@@ -297,7 +297,7 @@ fn a_receive_that_was_cut_off_goes_on() {
     let (one, two) = two_snapshots(Cut::Static);
     let stream = sent(&one, "v@a", None);
     let copies = Copies::of(&two);
-    assert!(receive(&two, "w", &stream[..stream.len() - 100]).is_err());
+    assert!(receive(&two, "w", &stream[..stream.len() - 60]).is_err());
     assert!(two.find("w").unwrap().is_none() && Snapshots::of(&two).all().unwrap().is_empty());
     let state = copies.receives().unwrap().remove(0);
     assert_eq!((state.name.as_str(), state.bytes, state.at_work), ("w@a", BYTES, false));
@@ -342,7 +342,7 @@ fn a_killed_receive_goes_on_by_another_session() {
     let stream = sent(&one, "v@a", None);
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let killed = open(&store, "killed");
-        let look = &mut |bytes| if bytes > 2 * OBJECT { panic!("killed") } else { Ok(()) };
+        let look = &mut |bytes| if bytes > 4 * OBJECT { panic!("killed") } else { Ok(()) };
         let _ = Copies::of(&killed).receive(Some("w"), false, &stream[..], look);
     }));
     assert!(died.is_err());
