@@ -68,8 +68,8 @@ pub use onefold_stream::{
 pub use rules::Rule;
 pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings, Tidying};
 pub use store::{
-    BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, Status,
-    Store, StoreExports, VolumeStatus, receives,
+    BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, Status, Store,
+    StoreExports, VolumeStatus, receives,
 };
 pub use traffic::Traffic;
 pub use transfer::{Piece, PieceKind, Pieces, Token, Transfers};

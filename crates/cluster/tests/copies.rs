@@ -375,9 +375,8 @@ fn a_replica_is_only_read_until_it_is_promoted() {
     assert!(seen.is_read_only());
     let changes = sent(&one, "v@b", Some("v@a"));
     let copies = Copies::of(&two);
-    let ending = &mut |name: &str, step: &mut dyn FnMut() -> Result<()>| {
-        exports.while_exchanged(name, step)
-    };
+    let ending =
+        &mut |name: &str, step: &mut dyn FnMut() -> Result<()>| exports.while_exchanged(name, step);
     copies.receive_with((Some("w"), false), &changes[..], &mut |_| Ok(()), ending).unwrap();
     let newer = exports.open("w").unwrap();
     let mut block = Block::zeroed_vec(1);
@@ -479,7 +478,8 @@ fn rule_30_streams_of_strangers_are_refused_and_leave_nothing() {
         assert!(copies.import("v", &strange(&raw, |_| {})[..], &mut |_| Ok(())).is_err());
     }
     let long = "n".repeat(255);
-    for (volume, snapshot) in [("", "s"), ("v", ""), ("v", "s@t"), ("v\n", "s"), ("v", "s\x1b[2J")] {
+    for (volume, snapshot) in [("", "s"), ("v", ""), ("v", "s@t"), ("v\n", "s"), ("v", "s\x1b[2J")]
+    {
         let named = Begin { volume: volume.into(), snapshot: snapshot.into(), ..begin.clone() };
         refused(&strange(&named, |_| {}), &bad);
     }

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, checksum};
 
-use crate::{DATA_BLOCKS_MAX, MAGIC_BYTES, offer::OFFER_BYTES_MAX};
 use crate::from_low_bytes;
+use crate::{DATA_BLOCKS_MAX, MAGIC_BYTES, offer::OFFER_BYTES_MAX};
 
 pub(crate) const HEADER_BYTES: usize = 32;
 pub(crate) const PROOF_BYTES: usize = 32;

@@ -14,9 +14,7 @@ use std::{
     thread,
 };
 
-use onefold_core::{
-    Block, BlockRead, Error, Kind, Lba, Result, Volume, checksum, key_memory::Key,
-};
+use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, Volume, checksum, key_memory::Key};
 
 use crate::{
     Begin, DATA_BLOCKS_MAX, LOST_BLOCKS_MAX, Piece, PieceKind, StreamWriter, Token, is_damage,

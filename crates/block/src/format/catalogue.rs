@@ -1,6 +1,5 @@
 //! Volumes, pending discards, and the changes of the catalogue.
 
-
 use onefold_core::{Block, Error, Kind, Result, VolumeId, VolumeLimits};
 pub use onefold_stream::{NAME_MAX, NO_DEDUP_MAX, NoDedup, VOLUME_BLOCKS_MAX};
 use zerocopy::{

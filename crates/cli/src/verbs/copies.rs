@@ -144,12 +144,7 @@ impl Here {
     }
 
     /// Makes a volume of a stream of raw data; gives its size.
-    pub(super) fn import(
-        &self,
-        name: &str,
-        domain: Option<&str>,
-        input: impl Read,
-    ) -> Result<u64> {
+    pub(super) fn import(&self, name: &str, domain: Option<&str>, input: impl Read) -> Result<u64> {
         match self {
             Here::Block(working) => {
                 let domain = domain_of(working.store(), domain)?;
@@ -200,11 +195,7 @@ impl Here {
 }
 
 /// Writes a stream of a store of the cluster engine.
-pub(super) fn give(
-    session: &Arc<Session>,
-    what: Given<'_>,
-    out: &mut dyn Write,
-) -> Result<Sent> {
+pub(super) fn give(session: &Arc<Session>, what: Given<'_>, out: &mut dyn Write) -> Result<Sent> {
     let copies = onefold_cluster::Copies::of(session);
     let sending = match what {
         Given::Export(name) => copies.exporting(name)?,

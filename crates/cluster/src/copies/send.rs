@@ -112,8 +112,7 @@ impl Sending<'_> {
         let (block, bytes) = (u64::from(BLOCK), self.begin.blocks * u64::from(BLOCK));
         let mut at = 0;
         while at < bytes {
-            let extents =
-                onefold_core::Volume::extents(&self.volume, at, bytes - at, EXTENTS)?;
+            let extents = onefold_core::Volume::extents(&self.volume, at, bytes - at, EXTENTS)?;
             if extents.is_empty() {
                 return Err(Error::new(Kind::Corrupt, "the volume does not say what it holds"));
             }
@@ -146,8 +145,7 @@ impl<'s> Copies<'s> {
         });
         let base = base.transpose()?;
         let snapshot = snapshots.find(&what.snapshot)?;
-        let volume =
-            Volume::attach_named(self.0, &what.snapshot, &snapshot.named(), Mode::Read)?;
+        let volume = Volume::attach_named(self.0, &what.snapshot, &snapshot.named(), Mode::Read)?;
         let mut begin = Begin {
             guid: guid(kernel, &snapshot)?,
             base: base.as_ref().map_or([0; 16], |(_, guid)| *guid),

@@ -147,8 +147,7 @@ fn kind(entries: &BTreeMap<u32, Entry>, block: u32) -> PieceKind {
     let covering = entries.range(..=at).next_back();
     let data = covering.is_some_and(|(offset, entry)| {
         let within = at - offset;
-        within < entry.length
-            && (entry.base.is_some() || entry.mask >> (within / BLOCK) & 1 == 1)
+        within < entry.length && (entry.base.is_some() || entry.mask >> (within / BLOCK) & 1 == 1)
     });
     if data { PieceKind::Data } else { PieceKind::Hole }
 }

@@ -37,8 +37,7 @@ const RECEIVED: u64 = 32;
 const SEALED: u64 = 4;
 
 /// The features that this version knows.
-const KNOWN: u64 =
-    VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS | STAMPED_PARENTS | RECEIVED;
+const KNOWN: u64 = VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS | STAMPED_PARENTS | RECEIVED;
 
 /// Most chunks of an object that is cut by its content. Runs that end at places never written, and
 /// places not cut yet, can add a third more; a map holds 256.

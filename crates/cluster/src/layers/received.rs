@@ -256,8 +256,9 @@ fn fits(
         if coming.base == Guid::default() {
             return Ok(None);
         }
-        let what =
-            format!("there is no volume '{volume}', to which the stream is to be applied: send one without --from");
+        let what = format!(
+            "there is no volume '{volume}', to which the stream is to be applied: send one without --from"
+        );
         return Err(Error::new(Kind::NotFound, what));
     };
     if named.what != What::Volume || coming.base == Guid::default() {
@@ -331,7 +332,8 @@ pub(crate) fn begin(
     let coming = Coming { over, ..coming.clone() };
     let mut before = receives(kernel)?;
     before.retain(|receive| receive.coming.volume == coming.volume);
-    let same = |receive: &&Receive| Coming { made_ms: coming.made_ms, ..receive.coming.clone() } == coming;
+    let same =
+        |receive: &&Receive| Coming { made_ms: coming.made_ms, ..receive.coming.clone() } == coming;
     match before.iter().find(same) {
         Some(receive) if start <= receive.progress.cursor => return Ok(receive.clone()),
         None if start == 0 => {}
@@ -344,10 +346,10 @@ pub(crate) fn begin(
     for receive in &before {
         give_up(session, receive)?;
     }
-    let say = |why| failed(format_args!("'{}' can't be received", coming.full_name().escape_debug()), why);
-    kernel
-        .record_feature(|format| std::mem::replace(&mut format.received, true))
-        .map_err(say)?;
+    let say = |why| {
+        failed(format_args!("'{}' can't be received", coming.full_name().escape_debug()), why)
+    };
+    kernel.record_feature(|format| std::mem::replace(&mut format.received, true)).map_err(say)?;
     let progress = Progress { cursor: 0, heard_ms: now_ms(kernel), stamp: kernel.stamp() };
     let pairs = vec![
         (header::RECEIVED.to_vec(), coming.encode()),
@@ -355,8 +357,7 @@ pub(crate) fn begin(
     ];
     let (below, bytes) = (base.as_ref().map(Snapshot::named), coming.blocks * 4096);
     let below = below.as_ref().map(|below| (below, bytes));
-    let record =
-        Snapshots::of(session).prepare_with(&coming.volume, below, pairs, bytes)?;
+    let record = Snapshots::of(session).prepare_with(&coming.volume, below, pairs, bytes)?;
     match names.receives(&coming.volume, &record) {
         Ok(Some(record)) => {
             names.unlock_filled(record.named.id);
@@ -383,7 +384,9 @@ pub(crate) fn attach(session: &Arc<Session>, receive: &Receive) -> Result<Volume
     let attached =
         Volume::attach_for(session, &receive.coming.volume, &named, (Mode::Own, Purpose::Fill));
     attached.map_err(|error| match error.kind() {
-        Kind::Busy => Error::new(Kind::Busy, "somebody sends this snapshot here already").caused_by(error),
+        Kind::Busy => {
+            Error::new(Kind::Busy, "somebody sends this snapshot here already").caused_by(error)
+        }
         _ => error,
     })
 }
@@ -455,7 +458,9 @@ pub(crate) fn finish(
             snapshots.leave(old, Old::Goes, done.is_ok());
             done
         }
-        Some(named) => exchange(session, volume.id(), receive, Some((&named, Vec::new())), rollback),
+        Some(named) => {
+            exchange(session, volume.id(), receive, Some((&named, Vec::new())), rollback)
+        }
         None => exchange(session, volume.id(), receive, None, rollback),
     }
 }
@@ -524,7 +529,8 @@ pub(crate) fn give_up(session: &Arc<Session>, receive: &Receive) -> Result<()> {
     let is_at_work = session.filling().lock().contains(&id)
         || kernel.store().holder(&header::name(id), header::LOCK).map_err(say)?.is_some();
     if is_at_work {
-        let what = format!("somebody sends '{}' at this moment: end that first", name.escape_debug());
+        let what =
+            format!("somebody sends '{}' at this moment: end that first", name.escape_debug());
         return Err(Error::new(Kind::Busy, what));
     }
     // Another one may have been faster.
@@ -549,7 +555,8 @@ pub(crate) fn is_at_work(kernel: &Kernel, receive: &Receive) -> Result<bool> {
 /// `NotFound`; `InvalidInput` when it is no replica, or while a snapshot of it is being received; the store's.
 pub(crate) fn promote(session: &Arc<Session>, name: &str) -> Result<()> {
     let kernel = session.kernel();
-    let none = || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()));
+    let none =
+        || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()));
     let named = session.find(name)?.filter(|named| named.what == What::Volume).ok_or_else(none)?;
     if !is_replica(kernel, named.id)? {
         return Err(Error::new(Kind::InvalidInput, "the volume is no replica"));

@@ -54,15 +54,15 @@ use std::sync::{
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
-use self::{
-    discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
-    promotion::Promotion, read::Reads,
-};
 pub(crate) use self::{
     attach::{Purpose, is_replica},
     entries::{entries_of, objects_of},
     leaving::Leaving,
     ownership::{owner, parse_owner},
+};
+use self::{
+    discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
+    promotion::Promotion, read::Reads,
 };
 use crate::rules::Rule;
 

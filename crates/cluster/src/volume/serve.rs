@@ -275,11 +275,7 @@ impl ClusterExports {
     ///
     /// # Errors
     /// `Busy` while somebody uses it for writing; those of detaching it, and of `does`.
-    pub fn while_exchanged<T>(
-        &self,
-        name: &str,
-        does: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
+    pub fn while_exchanged<T>(&self, name: &str, does: impl FnOnce() -> Result<T>) -> Result<T> {
         let _closing = self.closing.read();
         let id = match self.find(name) {
             Err(none) if none.kind() == Kind::NotFound => return does(),

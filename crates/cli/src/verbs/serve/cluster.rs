@@ -527,9 +527,7 @@ impl Served for Commands {
             }
             Request::SnapshotList => to_json(&volume::cluster::snapshots(&self.session)?),
             Request::ReceiveList => to_json(&copies::receives(&self.session)?),
-            _ if self.read_only => {
-                Err(only_reads())
-            }
+            _ if self.read_only => Err(only_reads()),
             Request::ReceiveExpire { days } => {
                 let gone = Copies::of(&self.session).expire_receives(days)?;
                 gone.iter().for_each(|name| tracing::info!("{}", replicate::expired(name)));
@@ -598,9 +596,7 @@ impl Served for Commands {
 
     fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value, Error> {
         let sent = match &request {
-            Request::Export { name } => {
-                copies::give(&self.session, Given::Export(name), output)?
-            }
+            Request::Export { name } => copies::give(&self.session, Given::Export(name), output)?,
             Request::Send { snapshot, from, resume, skip_damaged, .. } => {
                 let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
                 copies::give(&self.session, Given::Send(&what), output)?

@@ -8,7 +8,7 @@ use onefold_stream::SendWhat;
 
 use super::{
     chance, note, open,
-    snapper::{check, wait},
+    snapper::{check, own, wait},
 };
 use crate::{
     checker::{Checker, Failure},
@@ -22,17 +22,17 @@ const REPLICA: &str = "r0";
 const SENT: [&str; 2] = ["v0@s0", "v0@s1"];
 
 /// Things that it does before it begins anew with another session.
-const CALLS: u64 = 8;
+const CALLS: u64 = 24;
 
 /// Does one thing after the other, with pauses.
-pub(crate) fn receiver(world: &Arc<World>, store: SimStore, _actor: usize) {
+pub(crate) fn receiver(world: &Arc<World>, store: SimStore, actor: usize) {
     let Some(session) = open(world, store) else { return };
     for _ in 0..CALLS {
-        wait(world, &session, 20);
+        wait(world, &session, 6);
         if world.inner().stopping {
             return;
         }
-        if let Err(error) = act(world, &session) {
+        if let Err(error) = act(world, &session, actor) {
             let stopped = error.kind() == Kind::Stopped;
             let expected = [Kind::Exists, Kind::InvalidInput, Kind::Denied];
             if !expected.contains(&error.kind()) {
@@ -45,14 +45,22 @@ pub(crate) fn receiver(world: &Arc<World>, store: SimStore, _actor: usize) {
     }
 }
 
-fn act(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
+fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), Error> {
     let (what, name) = {
         let mut inner = world.inner();
         (inner.rng.below(100), format!("{REPLICA}@s{}", inner.rng.below(2)))
     };
     match what {
-        0..70 => copy(world, session)?,
-        70..80 => Snapshots::of(session).delete(&name)?,
+        0..66 => copy(world, session)?,
+        66..76 => {
+            // So that there is something to send.
+            let sent = SENT[world.inner().rng.below(2) as usize];
+            let there = Snapshots::of(session).find(sent).is_ok();
+            if !there && own(world, session, actor, 0)? {
+                Snapshots::of(session).take(sent)?;
+            }
+        }
+        76..80 => Snapshots::of(session).delete(&name)?,
         80..84 => give_up(world, session)?,
         84..88 => {
             world.inner().model.may_be_promoted = true;
@@ -95,7 +103,20 @@ fn copy(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
         None => {
             let there = session.find(REPLICA)?.is_some();
             let first = world.inner().rng.below(2) as usize;
-            let from = if there && chance(world, 90) { Some(SENT[1 - first].to_owned()) } else { None };
+            // More often than not one that the replica has.
+            let has = |name: &str| -> Result<bool, Error> {
+                let own = name.replace("v0", REPLICA);
+                match (copies.guid(name), copies.guid(&own)) {
+                    (Ok(one), Ok(other)) => Ok(one == other),
+                    (Err(error), _) | (_, Err(error)) if error.kind() != Kind::NotFound => {
+                        Err(error)
+                    }
+                    _ => Ok(false),
+                }
+            };
+            let other = SENT[1 - first];
+            let from = there && (has(other)? || chance(world, 30));
+            let from = from.then(|| other.to_owned());
             SendWhat { snapshot: SENT[first].to_owned(), from, ..SendWhat::default() }
         }
     };
@@ -126,9 +147,7 @@ fn copy(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
             check(world, session, &received.name)
         }
         // It was cut off.
-        Err(error)
-            if stream.len() < whole && matches!(error.kind(), Kind::Corrupt | Kind::Io) =>
-        {
+        Err(error) if stream.len() < whole && matches!(error.kind(), Kind::Corrupt | Kind::Io) => {
             Ok(())
         }
         Err(error) => Err(error),
