@@ -234,18 +234,20 @@ impl Params {
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
         Params {
             receives: true,
+            live: true,
+            mixed: true,
             volumes: 1,
             volume_bytes: u64::from(self.object_bytes) * of(&[1, 3, 6]),
             clients: 1,
             workers: of(&[1, 2]) as usize,
             scrubs: of(&[0, 0, 1]) == 1,
-            calls: of(&[20, 60]),
+            calls: of(&[60, 120]),
             events: of(&[16_000, 30_000]),
             puts: false,
             kills: of(&[0, 0, 1, 2]),
             stops: of(&[0, 2]),
             jumps: of(&[0, 1]),
-            full: of(&[0, 0, 40]),
+            full: of(&[0, 0, 0, 20]),
             unknown: of(&[0, 10, 50, 150]),
             copies: of(&[0, 20, 100]),
             ..self

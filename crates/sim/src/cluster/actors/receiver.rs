@@ -8,7 +8,7 @@ use onefold_stream::SendWhat;
 
 use super::{
     chance, note, open,
-    snapper::{check, own, wait},
+    snapper::{check, wait},
 };
 use crate::{
     checker::{Checker, Failure},
@@ -25,14 +25,14 @@ const SENT: [&str; 2] = ["v0@s0", "v0@s1"];
 const CALLS: u64 = 24;
 
 /// Does one thing after the other, with pauses.
-pub(crate) fn receiver(world: &Arc<World>, store: SimStore, actor: usize) {
+pub(crate) fn receiver(world: &Arc<World>, store: SimStore, _actor: usize) {
     let Some(session) = open(world, store) else { return };
     for _ in 0..CALLS {
         wait(world, &session, 6);
         if world.inner().stopping {
             return;
         }
-        if let Err(error) = act(world, &session, actor) {
+        if let Err(error) = act(world, &session) {
             let stopped = error.kind() == Kind::Stopped;
             let expected = [Kind::Exists, Kind::InvalidInput, Kind::Denied];
             if !expected.contains(&error.kind()) {
@@ -45,7 +45,7 @@ pub(crate) fn receiver(world: &Arc<World>, store: SimStore, actor: usize) {
     }
 }
 
-fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), Error> {
+fn act(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
     let (what, name) = {
         let mut inner = world.inner();
         (inner.rng.below(100), format!("{REPLICA}@s{}", inner.rng.below(2)))
@@ -53,11 +53,10 @@ fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), E
     match what {
         0..66 => copy(world, session)?,
         66..76 => {
-            // So that there is something to send.
+            // The client takes it anew.
             let sent = SENT[world.inner().rng.below(2) as usize];
-            let there = Snapshots::of(session).find(sent).is_ok();
-            if !there && own(world, session, actor, 0)? {
-                Snapshots::of(session).take(sent)?;
+            if there(session, SENT[0])? && there(session, SENT[1])? {
+                Snapshots::of(session).delete(sent)?;
             }
         }
         76..80 => Snapshots::of(session).delete(&name)?,
@@ -101,8 +100,9 @@ fn copy(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
             }
         }
         None => {
-            let there = session.find(REPLICA)?.is_some();
+            let is_there = session.find(REPLICA)?.is_some();
             let first = world.inner().rng.below(2) as usize;
+            let first = if there(session, SENT[first])? { first } else { 1 - first };
             // More often than not one that the replica has.
             let has = |name: &str| -> Result<bool, Error> {
                 let own = name.replace("v0", REPLICA);
@@ -115,7 +115,7 @@ fn copy(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
                 }
             };
             let other = SENT[1 - first];
-            let from = there && (has(other)? || chance(world, 30));
+            let from = is_there && (has(other)? || chance(world, 30));
             let from = from.then(|| other.to_owned());
             SendWhat { snapshot: SENT[first].to_owned(), from, ..SendWhat::default() }
         }
@@ -151,6 +151,14 @@ fn copy(world: &Arc<World>, session: &Arc<Session>) -> Result<(), Error> {
             Ok(())
         }
         Err(error) => Err(error),
+    }
+}
+
+/// True when there is such a snapshot.
+fn there(session: &Arc<Session>, name: &str) -> Result<bool, Error> {
+    match Snapshots::of(session).find(name) {
+        Err(error) if error.kind() == Kind::NotFound => Ok(false),
+        found => found.map(|_| true),
     }
 }
 

@@ -126,7 +126,7 @@ fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), E
 }
 
 /// Shuts out who has the volume; false when another session was faster.
-pub(crate) fn own(
+fn own(
     world: &Arc<World>,
     session: &Arc<Session>,
     actor: usize,
