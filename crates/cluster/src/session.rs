@@ -40,8 +40,6 @@ pub struct Session {
     leaving: Leaving,
     /// Layers in which no chunk is kept because it is read often: none ever is from then on.
     cooled: Mutex<BTreeSet<u64>>,
-    /// What it receives at this moment, or imports.
-    filling: Mutex<BTreeSet<u64>>,
     /// When its volumes were last tended, in nanoseconds of the monotonic clock.
     tended: AtomicU64,
 }
@@ -82,7 +80,6 @@ impl Session {
             shut_out: Mutex::default(),
             leaving: Leaving::default(),
             cooled: Mutex::default(),
-            filling: Mutex::default(),
             tended: AtomicU64::new(0),
         }
     }
@@ -109,7 +106,7 @@ impl Session {
         &self.shut_out
     }
 
-    /// The numbers that it leaves.
+    /// The numbers that it leaves, and those that it fills.
     pub(crate) fn leaving(&self) -> &Leaving {
         &self.leaving
     }
@@ -117,11 +114,6 @@ impl Session {
     /// Layers in which no chunk is kept because it is read often, or where this session can't give it back.
     pub(crate) fn cooled(&self) -> &Mutex<BTreeSet<u64>> {
         &self.cooled
-    }
-
-    /// The numbers of volumes without a name that it fills.
-    pub(crate) fn filling(&self) -> &Mutex<BTreeSet<u64>> {
-        &self.filling
     }
 
     /// Its volumes are looked after at this moment.

@@ -7,17 +7,19 @@
 //! steps are the tables of other maps, as a snapshot holds the same for ever.
 
 mod hidden;
+mod piece;
 
 use onefold_core::{Block, Error, ExtentKind, Fingerprint, Kind, Lba, Result, VolumeId};
 pub(crate) use onefold_stream::is_damage;
 pub use onefold_stream::{Piece, PieceKind, Pieces, Token};
 
+use self::piece::add;
 use crate::{
     Engine,
     engine::{offers, read, resolve::map_entries},
     format::{
         catalogue::Volume,
-        page::{FANOUT, MapEntry, PageId, Pointer, Table, pointer},
+        page::{FANOUT, PageId, Pointer, Table, pointer},
     },
     kernel::Kernel,
     overlay::Tables,
@@ -150,19 +152,6 @@ fn changed(
         }
     }
     Ok(found)
-}
-
-/// Adds what an entry of a map says of a block.
-fn add(pieces: &mut Vec<Piece>, lba: Lba, entry: MapEntry) {
-    let kind = match entry {
-        MapEntry::Hole => PieceKind::Hole,
-        MapEntry::Zero => PieceKind::Zeroes,
-        MapEntry::Block { .. } | MapEntry::Lost => PieceKind::Data,
-    };
-    match pieces.last_mut() {
-        Some(last) if last.kind == kind && last.first + last.blocks == lba.0 => last.blocks += 1,
-        _ => pieces.push(Piece { first: lba.0, blocks: 1, kind }),
-    }
 }
 
 /// Two maps that are walked together.

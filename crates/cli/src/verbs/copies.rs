@@ -12,9 +12,9 @@ use onefold_core::{Error, Kind, Result};
 use onefold_stream::read_ahead;
 
 use super::{
-    CHANGE_WAIT, refused,
-    replicate::{Received, Sent},
-    served_or_not,
+    CHANGE_WAIT,
+    copied::{Received, Sent},
+    refused, served_or_not,
     volume::block::domain_of,
 };
 use onefold::parts::{

@@ -17,8 +17,8 @@ use onefold_stream::{Begin, Content, Next, StreamReader, StreamWriter};
 use serde_json::json;
 
 use super::{
+    copied::Sent,
     copies::{Given, Place},
-    replicate::Sent,
 };
 use onefold::parts::control::{Request, stream::UNWRITTEN};
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};

@@ -11,10 +11,10 @@ use onefold_backend::{
     signals::{Stop, StopSignals},
 };
 use onefold_core::{Error, Kind, Result};
-use onefold_stream::{SendWhat, Totals, negotiates};
-use serde::{Deserialize, Serialize};
+use onefold_stream::{SendWhat, negotiates};
 
 use super::{
+    copied::{Received, Sent, what},
     copies::{Given, Here, Place, tidy},
     negotiate, output_path,
     patience::{Patience, Watched},
@@ -149,87 +149,8 @@ pub(crate) struct ReceiveOptions {
     answer: Answer,
 }
 
-/// The content of a stream, as JSON.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Sent {
-    /// Bytes that were sent as data, before compression.
-    data_bytes: u64,
-    /// Bytes that had been sent before.
-    repeated_bytes: u64,
-    /// Zeroes.
-    zero_bytes: u64,
-    /// Holes.
-    hole_bytes: u64,
-    /// Bytes that the receiver had, of a sender that asked.
-    #[serde(default)]
-    held_bytes: u64,
-    /// Bytes that the sender could not read, and skipped.
-    #[serde(default)]
-    lost_bytes: u64,
-}
-
-impl From<&Totals> for Sent {
-    fn from(totals: &Totals) -> Sent {
-        Sent {
-            data_bytes: totals.data * 4096,
-            repeated_bytes: totals.repeats * 4096,
-            zero_bytes: totals.zeroes * 4096,
-            hole_bytes: totals.holes * 4096,
-            held_bytes: totals.held * 4096,
-            lost_bytes: totals.lost * 4096,
-        }
-    }
-}
-
-/// What was received, as JSON.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Received {
-    /// The snapshot, like `vm1@monday`.
-    name: String,
-    /// Its size.
-    bytes: u64,
-    #[serde(flatten)]
-    sent: Sent,
-}
-
 /// Why archives have no such streams.
 const NO_SNAPSHOTS: &str = "it has no snapshots of volumes";
-
-impl From<&onefold_cluster::Received> for Received {
-    fn from(received: &onefold_cluster::Received) -> Received {
-        Received {
-            name: received.name.clone(),
-            bytes: received.bytes,
-            sent: Sent::from(&received.totals),
-        }
-    }
-}
-
-impl From<&onefold_block::Received> for Received {
-    fn from(received: &onefold_block::Received) -> Received {
-        Received {
-            name: received.name.clone(),
-            bytes: received.bytes,
-            sent: Sent::from(&received.totals),
-        }
-    }
-}
-
-/// The choices of a sender.
-pub(crate) fn what(
-    snapshot: &str,
-    from: &Option<String>,
-    resume: &Option<String>,
-    skip_damaged: bool,
-) -> Result<SendWhat> {
-    Ok(SendWhat {
-        snapshot: snapshot.to_owned(),
-        from: from.clone(),
-        resume: resume.as_deref().map(str::parse).transpose()?,
-        plain: false,
-        skip_damaged,
-    })
-}
 
 /// Sends.
 pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {

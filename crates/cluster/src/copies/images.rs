@@ -16,7 +16,7 @@ use crate::{
     },
     names::{Given, Names, Record},
     replies::failed,
-    volume::{Mode, Purpose, Volume, leave_filled},
+    volume::{Mode, Purpose, Volume, attach_for, leave_filled},
 };
 
 impl Copies<'_> {
@@ -67,7 +67,7 @@ impl Copies<'_> {
         reader: &mut StreamReader<impl Read>,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Named> {
-        let volume = Volume::attach_for(self.0, name, &record.named, (Mode::Own, Purpose::Fill))?;
+        let volume = attach_for(self.0, name, &record.named, (Mode::Own, Purpose::Fill))?;
         let taken = self.take_frames(&volume, record, reader, look).and_then(|blocks| {
             if blocks == 0 {
                 return Err(Error::new(Kind::InvalidInput, "there is nothing to import"));

@@ -187,13 +187,13 @@ struct Busy<'s>(&'s Session, u64);
 impl<'s> Busy<'s> {
     /// Nothing when this session fills it already.
     fn of(session: &'s Session, id: u64) -> Option<Busy<'s>> {
-        session.filling().lock().insert(id).then_some(Busy(session, id))
+        session.leaving().filling().lock().insert(id).then_some(Busy(session, id))
     }
 }
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.filling().lock().remove(&self.1);
+        self.0.leaving().filling().lock().remove(&self.1);
     }
 }
 

@@ -41,7 +41,7 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Purpose, Volume, header, is_replica},
+    volume::{Mode, Purpose, Volume, attach_for, header, is_replica},
 };
 
 /// The purpose of the key by which snapshots of a store get numbers that no other ones have.
@@ -381,8 +381,7 @@ pub(crate) fn begin(
 pub(crate) fn attach(session: &Arc<Session>, receive: &Receive) -> Result<Volume> {
     Snapshots::of(session).nothing_may_come_to(&receive.coming.volume, receive.id())?;
     let named = receive.coming.layer(receive.id());
-    let attached =
-        Volume::attach_for(session, &receive.coming.volume, &named, (Mode::Own, Purpose::Fill));
+    let attached = attach_for(session, &receive.coming.volume, &named, (Mode::Own, Purpose::Fill));
     attached.map_err(|error| match error.kind() {
         Kind::Busy => {
             Error::new(Kind::Busy, "somebody sends this snapshot here already").caused_by(error)
@@ -444,12 +443,7 @@ pub(crate) fn finish(
     volume.renew()?;
     match Names::of(kernel).find_finished(&coming.volume)? {
         Some(named) if named.what == What::Volume => {
-            let old = Volume::attach_for(
-                session,
-                &coming.volume,
-                &named,
-                (Mode::Own, Purpose::Exchange),
-            )?;
+            let old = attach_for(session, &coming.volume, &named, (Mode::Own, Purpose::Exchange))?;
             let done = snapshots.make_ready(&old).and_then(|()| {
                 snapshots.step(&old, &coming.volume, Old::Goes, |named, table| {
                     exchange(session, volume.id(), receive, Some((named, table)), rollback)
@@ -526,7 +520,7 @@ pub(crate) fn give_up(session: &Arc<Session>, receive: &Receive) -> Result<()> {
     let name = receive.coming.full_name();
     let say = |why| failed(format_args!("'{}' can't be given up", name.escape_debug()), why);
     let id = receive.id();
-    let is_at_work = session.filling().lock().contains(&id)
+    let is_at_work = session.leaving().filling().lock().contains(&id)
         || kernel.store().holder(&header::name(id), header::LOCK).map_err(say)?.is_some();
     if is_at_work {
         let what =
@@ -566,7 +560,7 @@ pub(crate) fn promote(session: &Arc<Session>, name: &str) -> Result<()> {
                     --abort`";
         return Err(Error::new(Kind::InvalidInput, what));
     }
-    let volume = Volume::attach_for(session, name, &named, (Mode::Own, Purpose::Exchange))?;
+    let volume = attach_for(session, name, &named, (Mode::Own, Purpose::Exchange))?;
     let object = header::name(named.id);
     let dropped = match kernel.read_value(&object, header::REPLICA) {
         Ok(value) if value.is_empty() => Ok(()),

@@ -97,77 +97,7 @@ impl Volume {
             // Nobody is shut out for it.
             return Err(only_received(name));
         }
-        Volume::attach_for(session, name, named, (mode, Purpose::Use))
-    }
-
-    /// The same for any purpose. What is filled has the size that `named` says.
-    ///
-    /// # Errors
-    /// As [`attach_named`](Self::attach_named); `Denied` for a replica that is to be used.
-    pub(crate) fn attach_for(
-        session: &Arc<Session>,
-        name: &str,
-        named: &Named,
-        (mode, purpose): (Mode, Purpose),
-    ) -> Result<Volume> {
-        let inline = session.kernel().settings().dedup == Dedup::Inline;
-        if inline && session.kernel().format().volume_cut == Cut::Content {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "volumes that are cut by their content can't be deduplicated inline",
-            ));
-        }
-        if mode == Mode::Read {
-            return Volume::load(session, name, named, true, None);
-        }
-        if session.leaving().may_be_left().lock().contains(&named.id) {
-            let what = format!(
-                "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
-                name.escape_debug()
-            );
-            return Err(Error::new(Kind::Busy, what));
-        }
-        let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
-        let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
-        let clean = ownership.acquire(mode == Mode::TakeOver).map_err(|refusal| match refusal {
-            Refusal::Busy => Error::new(
-                Kind::Busy,
-                format!("volume '{}' is being written by another server", name.escape_debug()),
-            ),
-            refusal => {
-                failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal)
-            }
-        })?;
-        // The size may have changed until the lock was ours, and the name may stand for another number: this one
-        // may be a layer by now, and who deletes it is not to shut this session out.
-        let load = || -> Result<Volume> {
-            let volume = Volume::load(session, name, named, false, inline)?;
-            if purpose == Purpose::Fill {
-                is_filled(session, name, named)?;
-                return Ok(volume);
-            }
-            let again = session.find(name)?.filter(|again| again.id == named.id);
-            volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
-            // Whoever makes it one owns it meanwhile.
-            if purpose == Purpose::Use
-                && session.kernel().keeps(Rule::ReplicasRefused)
-                && volume.is_replica
-            {
-                return Err(only_received(name));
-            }
-            Ok(volume)
-        };
-        let volume = match load() {
-            Ok(volume) => Volume { ownership: Some(ownership), ..volume },
-            Err(error) => {
-                ownership.give_back();
-                return Err(error);
-            }
-        };
-        if !clean {
-            volume.rescan()?;
-        }
-        Ok(volume)
+        attach_for(session, name, named, (mode, Purpose::Use))
     }
 
     /// Completes what a crash of the previous owner may have left undone for its objects. They are
@@ -289,6 +219,74 @@ impl Volume {
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
+}
+
+/// Attaches the volume that `name` stood for when it was looked up, for any purpose. What is filled has the size that `named` says.
+///
+/// # Errors
+/// As [`Volume::attach_named`]; `Denied` for a replica that is to be used.
+pub(crate) fn attach_for(
+    session: &Arc<Session>,
+    name: &str,
+    named: &Named,
+    (mode, purpose): (Mode, Purpose),
+) -> Result<Volume> {
+    let inline = session.kernel().settings().dedup == Dedup::Inline;
+    if inline && session.kernel().format().volume_cut == Cut::Content {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "volumes that are cut by their content can't be deduplicated inline",
+        ));
+    }
+    if mode == Mode::Read {
+        return Volume::load(session, name, named, true, None);
+    }
+    if session.leaving().may_be_left().lock().contains(&named.id) {
+        let what = format!(
+            "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
+            name.escape_debug()
+        );
+        return Err(Error::new(Kind::Busy, what));
+    }
+    let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
+    let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
+    let clean = ownership.acquire(mode == Mode::TakeOver).map_err(|refusal| match refusal {
+        Refusal::Busy => Error::new(
+            Kind::Busy,
+            format!("volume '{}' is being written by another server", name.escape_debug()),
+        ),
+        refusal => failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal),
+    })?;
+    // The size may have changed until the lock was ours, and the name may stand for another number: this one
+    // may be a layer by now, and who deletes it is not to shut this session out.
+    let load = || -> Result<Volume> {
+        let volume = Volume::load(session, name, named, false, inline)?;
+        if purpose == Purpose::Fill {
+            is_filled(session, name, named)?;
+            return Ok(volume);
+        }
+        let again = session.find(name)?.filter(|again| again.id == named.id);
+        volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
+        // Whoever makes it one owns it meanwhile.
+        if purpose == Purpose::Use
+            && session.kernel().keeps(Rule::ReplicasRefused)
+            && volume.is_replica
+        {
+            return Err(only_received(name));
+        }
+        Ok(volume)
+    };
+    let volume = match load() {
+        Ok(volume) => Volume { ownership: Some(ownership), ..volume },
+        Err(error) => {
+            ownership.give_back();
+            return Err(error);
+        }
+    };
+    if !clean {
+        volume.rescan()?;
+    }
+    Ok(volume)
 }
 
 /// True when a number is a replica.

@@ -55,7 +55,7 @@ use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
 pub(crate) use self::{
-    attach::{Purpose, is_replica},
+    attach::{Purpose, attach_for, is_replica},
     entries::{entries_of, objects_of},
     leaving::Leaving,
     ownership::{owner, parse_owner},

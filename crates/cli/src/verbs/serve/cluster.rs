@@ -61,6 +61,7 @@ use super::{
 use crate::{
     report::Nbd,
     verbs::{
+        copied,
         copies::{self, Given},
         replicate, status,
         volume::{self, guard},
@@ -588,7 +589,7 @@ impl Served for Commands {
                 copies::tidy(&self.session);
                 let received = received?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());
-                to_json(&replicate::Received::from(&received))
+                to_json(&copied::Received::from(&received))
             }
             _ => Err(does_not()),
         }
@@ -598,7 +599,7 @@ impl Served for Commands {
         let sent = match &request {
             Request::Export { name } => copies::give(&self.session, Given::Export(name), output)?,
             Request::Send { snapshot, from, resume, skip_damaged, .. } => {
-                let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
+                let what = copied::what(snapshot, from, resume, *skip_damaged)?;
                 copies::give(&self.session, Given::Send(&what), output)?
             }
             _ => return Err(does_not()),

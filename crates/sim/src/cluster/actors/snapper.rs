@@ -126,12 +126,7 @@ fn act(world: &Arc<World>, session: &Arc<Session>, actor: usize) -> Result<(), E
 }
 
 /// Shuts out who has the volume; false when another session was faster.
-fn own(
-    world: &Arc<World>,
-    session: &Arc<Session>,
-    actor: usize,
-    at: usize,
-) -> Result<bool, Error> {
+fn own(world: &Arc<World>, session: &Arc<Session>, actor: usize, at: usize) -> Result<bool, Error> {
     // In some tries it takes its chance that nobody has it.
     if chance(world, 20) {
         return Ok(true);
