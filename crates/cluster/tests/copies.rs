@@ -1,7 +1,16 @@
 //! Copies of volumes: exports and imports, snapshots that are sent and received, and streams of strangers.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::{cell::Cell, sync::Arc, time::Duration};
+mod support;
+
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use onefold_cluster::{
     ClusterExports, Copies, Cut, Format, Mode, Scrub, Session, Settings, Snapshots, Volume,
@@ -9,10 +18,11 @@ use onefold_cluster::{
 };
 use onefold_core::{
     Block, Error, Exports, Kind, Result,
-    object::{ObjectStore, Pool, PoolKind},
+    object::{Change, ObjectStore, Pool, PoolKind, Refusal, Write},
 };
 use onefold_stream::{Begin, Content, Next, SendWhat, StreamReader, StreamWriter, Token};
 use onefold_testbed::MemoryObjects;
+use support::{Fault, Faulty};
 
 const OBJECT: u64 = 64 << 10;
 const BYTES: u64 = 8 * OBJECT;
@@ -532,4 +542,77 @@ fn older_programs_refuse_a_store_that_received_something() {
     assert_eq!(features(&store) & 32, 0);
     assert!(receive(&open(&store, "three"), "w", &stream[..stream.len() / 2]).is_err());
     assert_eq!(features(&store) & 32, 32);
+}
+
+/// A session whose writes fail as `fault` says.
+fn faulty(
+    store: &MemoryObjects,
+    name: &str,
+    fault: impl Fn(&Write) -> Option<Fault> + Send + Sync + 'static,
+) -> Arc<Session> {
+    let settings = Settings { cursor_blocks: 4, ..Settings::default() };
+    let store = Faulty { store: store.session(name), fault };
+    Arc::new(Session::open(Arc::new(store), settings).unwrap())
+}
+
+#[test]
+fn a_receive_goes_on_when_a_full_store_has_room_again() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let store = new_store(9);
+    let left = Arc::new(AtomicI64::new(2));
+    let room = left.clone();
+    let two = faulty(&store, "two", move |op| {
+        let full = op.object.name.starts_with("o.") && room.fetch_sub(1, Relaxed) <= 0;
+        full.then_some(Fault { refusal: Refusal::Full, applied: false })
+    });
+    let error = receive(&two, "w", &sent(&one, "v@a", None)).unwrap_err();
+    assert_eq!(error.kind(), Kind::NoSpace);
+    assert!(two.find("w").unwrap().is_none());
+    let state = Copies::of(&two).receives().unwrap().remove(0);
+    left.store(i64::MAX, Relaxed);
+    let mut rest = Vec::new();
+    Copies::of(&one).send(&what("v@a", None, Some(state.token)), &mut rest).unwrap();
+    // The same session may, and so may any other.
+    let three = open(&store, "three");
+    assert_eq!(receive(&three, "w", &rest).unwrap(), "w@a");
+    assert_eq!(content(&three, "w"), content(&one, "v@a"));
+    is_clean(&three);
+}
+
+/// True for the operation that makes what was received a snapshot.
+fn ends(op: &Write) -> bool {
+    let sets = |change: &Change| match change {
+        Change::SetOmap(pairs) => pairs.iter().any(|(_, value)| value.ends_with(b"@")),
+        _ => false,
+    };
+    op.object.name.starts_with("n.") && op.changes.iter().any(sets)
+}
+
+#[test]
+fn a_receive_whose_last_answer_is_lost_is_there_or_goes_on() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let stream = sent(&one, "v@a", None);
+    for applied in [true, false] {
+        let store = new_store(9);
+        let two = faulty(&store, "two", move |op| {
+            ends(op).then_some(Fault { refusal: Refusal::Unknown, applied })
+        });
+        let received = receive(&two, "w", &stream);
+        let three = open(&store, "three");
+        if applied {
+            // It was looked up.
+            assert_eq!(received.unwrap(), "w@a");
+        } else {
+            assert!(received.is_err() && three.find("w").unwrap().is_none());
+            let state = Copies::of(&three).receives().unwrap().remove(0);
+            store.set_time(store.time() + Duration::from_secs(120));
+            let mut rest = Vec::new();
+            Copies::of(&one).send(&what("v@a", None, Some(state.token)), &mut rest).unwrap();
+            assert_eq!(receive(&three, "w", &rest).unwrap(), "w@a");
+        }
+        assert_eq!(content(&three, "w"), content(&one, "v@a"));
+        store.set_time(store.time() + Duration::from_secs(120));
+        delete_all(&three);
+        is_clean(&three);
+    }
 }
