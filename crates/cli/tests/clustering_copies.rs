@@ -119,6 +119,8 @@ fn snapshots_go_between_cluster_and_block_stores_served_or_not() {
     let desk = Desk::new();
     let bytes = image(5);
     store_with_image(&desk, "a", &bytes);
+    // What a worker deduplicates between two snapshots is sent with the changes.
+    desk.ok("worker a --once --cold 0");
     desk.ok("snapshot create a vm1@monday");
     desk.ok("create cluster c");
     desk.ok("create block d --size 128M --preallocate none");

@@ -581,7 +581,8 @@ impl Served for Commands {
                 copies::one_domain(domain.as_deref())?;
                 let look = &mut |done| progress("receiving", done, 0);
                 let ending = &mut |name: &str, step: &mut dyn FnMut() -> Result<(), Error>| {
-                    self.exports.while_exchanged(name, step)
+                    let exchange = || self.exports.while_exchanged(name, &mut *step);
+                    volume::cluster::while_not_in_use(exchange)
                 };
                 let into = (volume.as_deref(), rollback);
                 let received = Copies::of(&self.session).receive_with(into, input, look, ending);

@@ -66,8 +66,8 @@ pub(in crate::verbs) fn change_served(
     finish(session, request)
 }
 
-/// Tries again while a server's own work keeps a volume in use.
-fn while_not_in_use(change: impl Fn() -> Result<()>) -> Result<()> {
+/// Tries again while a server's own work, or a client that is just leaving, keeps a volume in use.
+pub(in crate::verbs) fn while_not_in_use(mut change: impl FnMut() -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     loop {
         match change() {
