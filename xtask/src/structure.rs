@@ -22,8 +22,8 @@ use self::files::{Crate, Method};
 use crate::{machine, test::Tally};
 
 /// Crates of the product.
-const CRATES: [&str; 12] = [
-    "core", "seal", "block", "archive", "cluster", "backend", "bucket", "serve", "mount",
+const CRATES: [&str; 13] = [
+    "core", "seal", "stream", "block", "archive", "cluster", "backend", "bucket", "serve", "mount",
     "console", "onefold", "cli",
 ];
 

@@ -57,19 +57,19 @@ pub use engine::{
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
     domain_entry::{DomainEntry, DomainLimits},
-    stream::{
-        Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals,
-        negotiates,
-    },
 };
 pub use growth::Growth;
 pub use moving::Hindered;
+pub use onefold_stream::{
+    Begin, Content, Frame, HeldProof, Next, Offer, SendWhat, StreamReader, StreamWriter, Totals,
+    negotiates,
+};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, KeySource, Limits, MEMORY_MIN, Persistence, Settings, Tidying};
 pub use store::{
-    BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, SendWhat, Status,
-    Store, StoreExports, VolumeStatus, receives,
+    BlockVolume, CheckpointTimes, Copies, DomainStatus, ReceiveState, Received, Status, Store,
+    StoreExports, VolumeStatus, receives,
 };
 pub use traffic::Traffic;
 pub use transfer::{Piece, PieceKind, Pieces, Token, Transfers};

@@ -55,7 +55,7 @@ fn streams_go_in_and_come_out_and_are_removed() {
     assert!(fs::metadata(desk.path("out")).unwrap().blocks() * 512 < 4_200_000);
     let shown = desk.command("get a one --output -").output().unwrap();
     assert!(shown.stdout == bytes && !desk.path("-").exists());
-    desk.fails("import a v file", 1, &["an archive", "only block stores take and give images"]);
+    desk.fails("import a v file", 1, &["an archive", "take and give images over NBD"]);
     let list: serde_json::Value = serde_json::from_str(&desk.ok("ls a --json")).unwrap();
     assert_eq!(list.as_array().unwrap().len(), 2);
     desk.ok("rm a one");

@@ -87,6 +87,10 @@ impl<'s> Deletion<'s> {
                     refusal,
                 )
             };
+            // It waits for its sender, however long that is away.
+            if record.is_received() {
+                continue;
+            }
             let kept = record.is_kept();
             let step = match kept {
                 true => self.cool(record.named.id, &mut looked),

@@ -16,6 +16,7 @@
 //! | [`chunk_pool`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
 //! | [`layers`] | snapshots and clones: what volumes read below their own objects |
+//! | [`copies`] | snapshots that are sent to other stores, and received from them; raw images |
 //! | [`put`], [`names`], [`delete`] | whole objects, names and renaming, deleting |
 //! | [`post_processing`] | deduplication in the background |
 //! | [`gateway`], [`proof`] | which server is at work, where several stand by for each other; what that one may still answer |
@@ -34,6 +35,7 @@ mod attempts;
 mod cache_budget;
 mod chunk_map;
 mod chunk_pool;
+mod copies;
 mod delete;
 mod dirty_list;
 mod estimate;
@@ -60,6 +62,7 @@ mod settings;
 mod status;
 mod volume;
 
+pub use copies::{Copies, Ending, ReceiveState, Received, Sending};
 pub use estimate::{Chunks, Estimate, Estimated, Whole};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use gateway::{Found, Gateway, Standby, server_at_work};

@@ -215,6 +215,20 @@ pub enum Rule {
     /// The operation that writes blocks sets their sums. Otherwise a crash between the two leaves blocks
     /// that nobody can read.
     SumsSetWithTheirBlocks,
+    /// The place up to which a receive is durable is set after the answers to all writes before it. Otherwise a
+    /// sender that goes on leaves out what was lost.
+    CursorBehindData,
+    /// Blocks of a chunk that stand in an object are sent although both snapshots name one chunk for the rest.
+    /// Otherwise the copy has older ones.
+    DirtyBlocksSent,
+    /// What is received is applied to the snapshot alone from which the stream was made. Otherwise the rest of it is
+    /// another one's.
+    BaseCompared,
+    /// What was received becomes a snapshot after the answers to all its writes. Otherwise the snapshot lacks what
+    /// comes too late, or never.
+    SnapshotAfterItsData,
+    /// No client writes to a replica. Otherwise the next receive gives up what it wrote.
+    ReplicasRefused,
     /// Chunk objects are filled up to 4 KiB. Otherwise their sizes show how long chunks are.
     ChunksFilledUp,
 }
@@ -222,7 +236,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 72] = [
+    pub const BUGS: [(&'static str, Rule); 77] = [
         ("drop-before-flip", Rule::FlipBeforeDrop),
         ("flip-before-reference", Rule::ReferenceBeforeFlip),
         ("blind-foreground-entry", Rule::EntryCompared),
@@ -295,5 +309,10 @@ impl Rule {
         ("change-not-counted", Rule::ChangesCounted),
         ("tickets-begin-anew", Rule::TicketsGoOn),
         ("snapshot-before-a-late-write", Rule::StepsAreSure),
+        ("cursor-ahead-of-data", Rule::CursorBehindData),
+        ("dirty-blocks-not-sent", Rule::DirtyBlocksSent),
+        ("base-not-compared", Rule::BaseCompared),
+        ("received-before-its-data", Rule::SnapshotAfterItsData),
+        ("replica-written", Rule::ReplicasRefused),
     ];
 }

@@ -106,7 +106,7 @@ impl Session {
         &self.shut_out
     }
 
-    /// The numbers that it leaves.
+    /// The numbers that it leaves, and those that it fills.
     pub(crate) fn leaving(&self) -> &Leaving {
         &self.leaving
     }

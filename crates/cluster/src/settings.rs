@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use onefold_seal::Opener;
+use onefold_stream::CURSOR_BLOCKS;
 
 use crate::{format::PENDING_MAX, rules::Rule};
 
@@ -86,6 +87,8 @@ pub struct Settings {
     /// Most bytes of chunks that a worker holds in memory and processes in one step, unless one
     /// object has more. Between steps the worker looks at the load.
     pub batch_bytes: u64,
+    /// Blocks of a receive after which its place becomes durable.
+    pub cursor_blocks: u64,
     /// Who is asked for the key of a sealed store.
     pub keys: KeySource,
     /// The rule that the steps break; the simulator must find that out.
@@ -115,6 +118,7 @@ impl Default for Settings {
             known_objects: 4096,
             objects_per_step: 16,
             batch_bytes: 8 << 20,
+            cursor_blocks: CURSOR_BLOCKS,
             keys: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,

@@ -1,6 +1,7 @@
 //! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
 
 mod cluster;
+mod copies;
 mod own;
 mod proof;
 mod rights;

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{
     cluster::Cluster,
+    copies::Copies,
     rights::{self, Lacking},
 };
 use crate::{
@@ -124,6 +125,12 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
             step("volumes and objects get another name and keep their bytes", &|| site.rename());
         }
         step("snapshots, clones and rollbacks hold what they should", &|| site.snapshots());
+        step("images of RBD go in and out", &|| {
+            site.copies().of_rbd("old", || site.serve("rbd", &[]))
+        });
+        step("snapshots go to a block store and back", &|| {
+            site.copies().of_snapshots("old", "new")
+        });
         step("what was deleted gives its space back", &|| site.delete());
     }
     Ok(tally)
@@ -132,6 +139,11 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
 impl Site<'_> {
     fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    fn copies(&self) -> Copies<'_> {
+        let Site { cluster, onefold, store, folder, .. } = self;
+        Copies { cluster, onefold, store, folder }
     }
 
     fn on_store(&self, verb: &[&str], more: &[&str]) -> Result<String> {

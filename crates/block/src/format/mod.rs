@@ -18,7 +18,6 @@ pub mod record;
 pub(crate) mod sealing;
 pub mod share;
 pub(crate) mod stored;
-pub(crate) mod stream;
 pub mod superblock;
 pub mod zone_bitmap;
 pub mod zone_list;

@@ -38,7 +38,6 @@ use onefold_core::{Clock, Disk, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
 pub use receive::Received;
 pub use receives::{ReceiveState, receives};
-pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{DomainStatus, Status, VolumeStatus};

@@ -6,9 +6,10 @@
 use std::{collections::VecDeque, io::Write};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
+use onefold_stream::negotiation::Answering;
 
 use super::Copies;
-use crate::{Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering};
+use crate::{Content, Frame, HeldProof, Offer, Transfers};
 
 /// Offered blocks that are looked for, and written, together.
 const LOOK_BLOCKS: usize = 256;

@@ -14,10 +14,10 @@
 use std::{
     io::{Read, Write},
     ops::Range,
-    time::Duration,
 };
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, Ticket, VolumeId};
+use onefold_stream::{Cursor, Form, MAGIC_BYTES, negotiation::Answering, read_up_to};
 
 use super::{
     Copies, handles::Handle, offered::Offered, receives::volume_of, resumed, send::guid,
@@ -25,23 +25,8 @@ use super::{
 };
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
-    format::{
-        FIRST_DOMAIN,
-        stream::{Form, MAGIC_BYTES, negotiation::Answering},
-    },
+    format::FIRST_DOMAIN,
 };
-
-/// Blocks after which the cursor rises: 64 MiB.
-const CURSOR_BLOCKS: u64 = 16_384;
-
-/// Time after which it does.
-const CURSOR_TIME: Duration = Duration::from_secs(10);
-
-/// Time after which it is tried again where too much waited: each try goes through all lost blocks.
-const RETRY_TIME: Duration = Duration::from_millis(20);
-
-/// Lost blocks that are noted here at most: then the receive waits for its cursor to rise.
-const LOST_MAX: u64 = 65_536;
 
 /// A receive that was ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -319,7 +304,7 @@ impl Copies<'_> {
         let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
         match if must { self.0.changes().make(note) } else { note() } {
             Err(later) if !must && matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {
-                cursor.not_before = now + RETRY_TIME;
+                cursor.put_off(now);
             }
             Err(error) => return Err(error),
             Ok(_) => *cursor = Cursor::new(cursor.at, now),
@@ -330,7 +315,7 @@ impl Copies<'_> {
 
     /// The stream has ended too early: what it brought need not be sent again.
     fn note_rest(&self, id: VolumeId, cursor: &Cursor) {
-        if cursor.at > cursor.noted {
+        if cursor.has_more() {
             // If that fails, the cursor is lower, and more is sent again.
             let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
             let asked = self.0.changes().make(note);
@@ -414,80 +399,5 @@ impl Copies<'_> {
         let id = self.0.engine.find_volume(volume)?;
         let asked = self.0.act(|acts| acts.promote(id))?;
         self.0.perform(asked)
-    }
-}
-
-/// How far a receive is.
-struct Cursor {
-    /// The end of the last frame.
-    at: u64,
-    /// The block up to which the cursor was noted last, and the time of that.
-    noted: u64,
-    since: Duration,
-    /// When it may rise again, after too much had waited.
-    not_before: Duration,
-    /// Blocks before the end of the last frame that are lost, and that no cursor has noted.
-    lost: Vec<Range<u64>>,
-    /// The number of these.
-    lost_blocks: u64,
-}
-
-impl Cursor {
-    fn new(at: u64, now: Duration) -> Cursor {
-        Cursor { at, noted: at, since: now, not_before: now, lost: Vec::new(), lost_blocks: 0 }
-    }
-
-    /// True when it is time for it to rise.
-    fn is_due(&self, now: Duration) -> bool {
-        let late = now.saturating_sub(self.since) >= CURSOR_TIME;
-        (late || self.at - self.noted >= CURSOR_BLOCKS) && now >= self.not_before
-    }
-
-    /// True when no more lost blocks can be noted here.
-    fn must_rise(&self) -> bool {
-        self.lost_blocks >= LOST_MAX
-    }
-
-    fn lose(&mut self, blocks: Range<u64>) {
-        self.lost_blocks += blocks.end - blocks.start;
-        match self.lost.last_mut() {
-            Some(last) if last.end == blocks.start => last.end = blocks.end,
-            _ => self.lost.push(blocks),
-        }
-    }
-}
-
-/// Reads until the buffer is full or the input ends; gives how much came.
-fn read_up_to(input: &mut impl Read, into: &mut [u8]) -> Result<usize> {
-    let mut came = 0;
-    while came < into.len() {
-        match input.read(&mut into[came..]) {
-            Ok(0) => break,
-            Ok(n) => came += n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Error::from_io("the stream can't be read", e)),
-        }
-    }
-    Ok(came)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cursor_that_was_refused_is_not_tried_with_each_frame() {
-        let mut cursor = Cursor::new(100, Duration::ZERO);
-        assert!(!cursor.is_due(Duration::ZERO) && cursor.is_due(CURSOR_TIME));
-        cursor.at += CURSOR_BLOCKS;
-        assert!(cursor.is_due(Duration::ZERO));
-        cursor.not_before = RETRY_TIME;
-        assert!(!cursor.is_due(RETRY_TIME / 2) && cursor.is_due(RETRY_TIME));
-        // It must rise before it has to note more than fits.
-        for lba in 0..LOST_MAX {
-            assert!(!cursor.must_rise());
-            cursor.lose(2 * lba..2 * lba + 1);
-        }
-        assert!(cursor.must_rise());
     }
 }

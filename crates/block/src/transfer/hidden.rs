@@ -2,8 +2,9 @@
 //! read, and that page.
 
 use onefold_core::{Error, Kind, Lba, Result, VolumeId};
+use onefold_stream::{Piece, PieceKind, Pieces, is_damage};
 
-use super::piece::{Piece, PieceKind, Pieces, add, is_damage};
+use super::piece::add;
 use crate::{
     engine::resolve::map_entries,
     format::{

@@ -1,4 +1,4 @@
-//! `onefold export` and `onefold import`: volumes of a block store as raw images.
+//! `onefold export` and `onefold import`: volumes as raw images.
 
 use std::{
     fs::File,
@@ -12,17 +12,15 @@ use onefold_backend::{
     new_file::NewFile,
     sparse::{self, cut_off, next_data, still_has},
 };
-use onefold_block::{
-    Begin, Content, Copies, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter,
-};
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
+use onefold_stream::{Begin, Content, Next, StreamReader, StreamWriter};
 use serde_json::json;
 
-use super::{block_store_or, replicate::Sent, served_or_not, volume::block::domain_of};
-use onefold::parts::{
-    control::{Request, stream::UNWRITTEN},
-    store_file::StoreFile,
+use super::{
+    copied::Sent,
+    copies::{Given, Place},
 };
+use onefold::parts::control::{Request, stream::UNWRITTEN};
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
 
 /// Blocks that are read at once.
@@ -50,8 +48,8 @@ const FORMATS: [(&str, usize, &[u8]); 10] = [
 /// Every block is verified. A file has holes where the volume holds nothing, and its name when it is
 /// whole and durable. A volume that is written meanwhile comes as no single moment had it: export a
 /// snapshot. For qcow2 and other formats give the image to `qemu-img convert -f raw`: without `-f raw`
-/// it would believe what a guest wrote at the beginning. Block stores only; the store may be served
-/// meanwhile.
+/// it would believe what a guest wrote at the beginning. Block and cluster stores; the store may be
+/// served meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold export disk.onefold vm1@monday vm1.raw\n  \
@@ -74,8 +72,9 @@ pub(crate) struct ExportOptions {
 /// Makes a volume of a raw image
 ///
 /// Holes of a file, and blocks of zeroes, take no space. The volume has its name when it is whole and
-/// durable; until then it is called .NAME.part. For qcow2 and other formats give the volume what
-/// `qemu-img convert -O raw` makes. Block stores only; the store may be served meanwhile.
+/// durable; until then a block store calls it .NAME.part, and a cluster store shows nothing. For qcow2
+/// and other formats give the volume what `qemu-img convert -O raw` makes. Block and cluster stores;
+/// the store may be served meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold import disk.onefold vm1 vm1.raw\n  \
@@ -103,8 +102,8 @@ pub(crate) struct ImportOptions {
     answer: Answer,
 }
 
-/// Why other engines have no images.
-const OVER_NBD: &str = "only block stores take and give images; over NBD, which `onefold serve` offers, `qemu-img convert` \
+/// Why archives have no images.
+const OVER_NBD: &str = "its volumes take and give images over NBD, which `onefold serve` offers: `qemu-img convert` \
      copies one to or from a volume";
 
 /// Exports.
@@ -114,7 +113,7 @@ pub(crate) fn export(options: &ExportOptions) -> Result<(), Failure> {
         let message = "standard output has the image: --json needs a file";
         return Err(Failure::usage(message));
     }
-    let store = block_store_or(&options.store, OVER_NBD)?;
+    let store = Place::at(&options.store, OVER_NBD)?;
     let (sent, bytes) = if to_output {
         let mut out = std::io::stdout().lock();
         let mut sink = InOrder { out: &mut out, at: 0, gone: false };
@@ -223,7 +222,7 @@ impl Sink for InOrder<'_> {
 }
 
 /// Gets an image, of a served store or not, and its size.
-fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u64)> {
+fn fetch(store: &Place, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u64)> {
     let (mut bytes, sink) = (0, std::cell::RefCell::new(sink));
     let bar = Progress::new("exporting");
     let mut take = |stream: &mut dyn Read| {
@@ -233,15 +232,13 @@ fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u6
     };
     let take = std::cell::RefCell::new(&mut take);
     let request = Request::Export { name: name.to_owned() };
-    let sent = served_or_not(
-        store,
+    let sent = store.served_or_not(
+        true,
         |server| server.fetch(&request, |stream| (take.borrow_mut())(stream)),
-        || {
-            let working = store.work(Settings::for_memory(MEMORY_MIN))?;
+        |here| {
             let (mut give, mut receive) = pair()?;
-            let exported = std::thread::scope(|scope| {
-                let engine = working.store();
-                let exporting = scope.spawn(move || Copies::of(engine).export(name, &mut give));
+            std::thread::scope(|scope| {
+                let exporting = scope.spawn(move || here.give(Given::Export(name), &mut give));
                 let taken = (take.borrow_mut())(&mut receive);
                 // Who can't take it any more ends the export, whose error is the reason otherwise.
                 drop(receive);
@@ -251,11 +248,9 @@ fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u6
                     (Err(error), Err(taken)) => {
                         Err(if error.kind() == Kind::Io { taken } else { error })
                     }
-                    (exported, taken) => exported.and_then(|totals| taken.map(|()| totals)),
+                    (exported, taken) => exported.and_then(|sent| taken.map(|()| sent)),
                 }
-            });
-            let closed = working.close();
-            exported.and_then(|totals| closed.map(|()| Sent::from(&totals)))
+            })
         },
     )?;
     Ok((sent, bytes))
@@ -296,25 +291,21 @@ fn other_version() -> Error {
 /// Imports.
 pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
     let ImportOptions { store, name, file, raw, domain, answer } = options;
-    let store = block_store_or(&store, OVER_NBD)?;
+    let store = Place::at(&store, OVER_NBD)?;
     let image = Image::open(&file)?;
     if !raw {
         image.check_raw()?;
     }
     let request = Request::Import { name: name.clone(), domain: domain.clone() };
-    let bytes: u64 = served_or_not(
-        &store,
+    let bytes: u64 = store.served_or_not(
+        false,
         |server| server.send(&request, &mut |_, _| {}, |outlet| image.pack(outlet)),
-        || {
-            let working = store.work(Settings::for_memory(MEMORY_MIN))?;
-            let domain = domain_of(working.store(), domain.as_deref())?;
+        |here| {
             let (give, receive) = pair()?;
-            let imported = std::thread::scope(|scope| {
-                let (engine, name) = (working.store(), name.as_str());
+            std::thread::scope(|scope| {
+                let (name, domain) = (name.as_str(), domain.as_deref());
                 let input = BufReader::with_capacity(1 << 20, receive);
-                let importing = scope.spawn(move || {
-                    Copies::of(engine).in_domain(domain).import(name, input, &mut |_| Ok(()))
-                });
+                let importing = scope.spawn(move || here.import(name, domain, input));
                 let packed = image.pack(give);
                 let imported =
                     importing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -325,9 +316,7 @@ pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
                     }
                     (packed, imported) => imported.and_then(|bytes| packed.map(|()| bytes)),
                 }
-            });
-            let closed = working.close();
-            imported.and_then(|bytes| closed.map(|()| bytes))
+            })
         },
     )?;
     let report = json!({ "name": name, "bytes": bytes });

@@ -8,6 +8,8 @@ mod budget;
 pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod cluster;
+pub(crate) mod copied;
+mod copies;
 pub(crate) mod create;
 pub(crate) mod diff;
 pub(crate) mod domain;

@@ -21,8 +21,13 @@ pub(super) fn all(file: &StoreFile) -> Result<Vec<ReceiveLine>> {
 
 /// Says on lines of their own what is being received: it takes space, and its names are taken.
 pub(super) fn show(file: &StoreFile) -> Result<()> {
-    for receive in all(file)? {
-        output::line(format_args!("receiving {}", receiving::shown(&receive)));
-    }
+    tell(&all(file)?);
     Ok(())
+}
+
+/// The same of those that are known.
+pub(super) fn tell(receives: &[ReceiveLine]) {
+    for receive in receives {
+        output::line(format_args!("receiving {}", receiving::shown(receive)));
+    }
 }

@@ -1,4 +1,4 @@
-//! `onefold send` and `onefold receive`: snapshots of a block store, copied to another one.
+//! `onefold send` and `onefold receive`: snapshots of volumes, copied to another store, of either engine.
 
 use std::{
     io::{BufReader, Cursor, Read, Write},
@@ -8,23 +8,19 @@ use std::{
 use clap::Args;
 use onefold_backend::{
     new_file::NewFile,
-    random::random_bytes,
     signals::{Stop, StopSignals},
 };
-use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals, negotiates};
 use onefold_core::{Error, Kind, Result};
-use serde::{Deserialize, Serialize};
+use onefold_stream::{SendWhat, negotiates};
 
 use super::{
-    block_store, negotiate, output_path,
+    copied::{Received, Sent, what},
+    copies::{Given, Here, Place, tidy},
+    negotiate, output_path,
     patience::{Patience, Watched},
-    receiving, served_or_not,
-    volume::block,
+    volume::{block, cluster},
 };
-use onefold::parts::{
-    control::{Request, stream::UNWRITTEN},
-    store_file::StoreFile,
-};
+use onefold::parts::control::{Request, stream::UNWRITTEN};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -48,11 +44,11 @@ const SILENT: &str = "nothing came from the sender";
 /// The stream has the data as it is: encrypt it on its way, as ssh does. Every block is verified
 /// before it is sent, and damage ends the stream; with --skip-damaged what can't be read is left out
 /// instead, and reads as an error there. A stream that was cut off goes on with --resume.
-/// Block stores only; the store may be served meanwhile.
+/// Block and cluster stores, each to either; the store may be served meanwhile.
 ///
 /// With --negotiate, onefold runs the command itself and asks the receive that it starts which blocks
-/// are missing there: others do not go over the wire. Both stores must have one secret, which `onefold
-/// create block --like` gives them, and neither may compare bytes.
+/// are missing there: others do not go over the wire. Both must be block stores with one secret, which
+/// `onefold create block --like` gives them, and neither may compare bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold send disk.onefold vm1@monday | ssh host onefold receive /srv/disk.onefold\n  \
@@ -106,7 +102,8 @@ pub(crate) struct SendOptions {
 /// volume promote`. Snapshot and volume are there when the whole stream has come. A receive that was
 /// cut off is kept until another snapshot is sent to the volume: --token tells how the sender goes on,
 /// --abort and --expire give it up. A sender that asks (`onefold send --negotiate`) gets its answers on
-/// standard output. Block stores only; the store may be served meanwhile.
+/// standard output. Block and cluster stores, from either; the store may be served meanwhile. A cluster
+/// store takes no stream of --skip-damaged or --negotiate.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold send disk.onefold vm1@monday | ssh host onefold receive /srv/disk.onefold\n  \
@@ -152,74 +149,8 @@ pub(crate) struct ReceiveOptions {
     answer: Answer,
 }
 
-/// The content of a stream, as JSON.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Sent {
-    /// Bytes that were sent as data, before compression.
-    data_bytes: u64,
-    /// Bytes that had been sent before.
-    repeated_bytes: u64,
-    /// Zeroes.
-    zero_bytes: u64,
-    /// Holes.
-    hole_bytes: u64,
-    /// Bytes that the receiver had, of a sender that asked.
-    #[serde(default)]
-    held_bytes: u64,
-    /// Bytes that the sender could not read, and skipped.
-    #[serde(default)]
-    lost_bytes: u64,
-}
-
-impl From<&Totals> for Sent {
-    fn from(totals: &Totals) -> Sent {
-        Sent {
-            data_bytes: totals.data * 4096,
-            repeated_bytes: totals.repeats * 4096,
-            zero_bytes: totals.zeroes * 4096,
-            hole_bytes: totals.holes * 4096,
-            held_bytes: totals.held * 4096,
-            lost_bytes: totals.lost * 4096,
-        }
-    }
-}
-
-/// What was received, as JSON.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Received {
-    /// The snapshot, like `vm1@monday`.
-    name: String,
-    /// Its size.
-    bytes: u64,
-    #[serde(flatten)]
-    sent: Sent,
-}
-
-impl From<&onefold_block::Received> for Received {
-    fn from(received: &onefold_block::Received) -> Received {
-        Received {
-            name: received.name.clone(),
-            bytes: received.bytes,
-            sent: Sent::from(&received.totals),
-        }
-    }
-}
-
-/// The choices of a sender.
-pub(crate) fn what(
-    snapshot: &str,
-    from: &Option<String>,
-    resume: &Option<String>,
-    skip_damaged: bool,
-) -> Result<SendWhat> {
-    Ok(SendWhat {
-        snapshot: snapshot.to_owned(),
-        from: from.clone(),
-        resume: resume.as_deref().map(str::parse).transpose()?,
-        plain: false,
-        skip_damaged,
-    })
-}
+/// Why archives have no such streams.
+const NO_SNAPSHOTS: &str = "it has no snapshots of volumes";
 
 /// Sends.
 pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
@@ -229,12 +160,13 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
             "standard output has the stream: --json needs --output FILE or --negotiate CMD";
         return Err(Failure::usage(message));
     }
-    let file = block_store(&options.store)?;
+    let place = Place::at(&options.store, NO_SNAPSHOTS)?;
     if let Some(command) = &options.negotiate {
+        let Place::Block(file) = &place else { return Err(Failure::from(asks_nothing())) };
         let snapshot = &options.snapshot;
         let (wanted, request) = asked(options, true)?;
         let patience = Patience::of(options.wait);
-        let sent: Sent = negotiate::send(&file, &wanted, &request, command, &patience)?;
+        let sent: Sent = negotiate::send(file, &wanted, &request, command, &patience)?;
         if options.json {
             output::json(&sent)?;
         } else {
@@ -250,11 +182,11 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
     let sent = match to {
         None => {
             ends_when_asked(&options.snapshot)?;
-            send_to(&file, options, &mut std::io::stdout().lock())?
+            send_to(&place, options, &mut std::io::stdout().lock())?
         }
         Some(path) => {
             let new = NewFile::create(path)?;
-            let sent = send_to(&file, options, &mut new.file())?;
+            let sent = send_to(&place, options, &mut new.file())?;
             new.publish()?;
             sent
         }
@@ -309,19 +241,14 @@ fn whole_or_not(sent: &Sent, name: &str) -> Result<(), Failure> {
     )))
 }
 
-fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
+fn send_to(place: &Place, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
     let (wanted, request) = asked(options, false)?;
     let mut out = Told { out, bar: Progress::new("sending"), bytes: 0 };
     let out = std::cell::RefCell::new(&mut out);
-    served_or_not(
-        file,
+    place.served_or_not(
+        true,
         |server| server.fetch(&request, |stream| copy(stream, &mut **out.borrow_mut())),
-        || {
-            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let sent = Copies::of(working.store()).send(&wanted, &mut **out.borrow_mut());
-            let closed = working.close();
-            Ok(Sent::from(&sent.and_then(|totals| closed.map(|()| totals))?))
-        },
+        |here| here.give(Given::Send(&wanted), &mut **out.borrow_mut()),
     )
 }
 
@@ -365,31 +292,37 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
 pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
     let ReceiveOptions { store, volume, rollback, domain, token, abort, expire, wait, answer } =
         options;
-    let file = block_store(&store)?;
+    let place = Place::at(&store, NO_SNAPSHOTS)?;
     if token {
-        return tokens(&file, volume.as_deref(), answer);
+        return tokens(&place, volume.as_deref(), answer);
     }
     if let (true, Some(volume)) = (abort, &volume) {
         let request = Request::ReceiveAbort { volume: volume.clone() };
-        block::change(&file, &request)?;
+        match &place {
+            Place::Block(file) => block::change(file, &request)?,
+            Place::Cluster(url) => cluster::change(url, &request)?,
+        }
         return answer.tell(&super::volume::done(&request), super::volume::said(&request));
     }
     if let Some(days) = expire {
-        return expire_all(&file, days, answer);
+        return expire_all(&place, days, answer);
     }
     // Whether the sender asks is known by how its stream begins.
     let patience = Patience::of(wait);
     let mut input = Watched::source(std::io::stdin(), &patience)?;
     let begins = patience.judge(beginning(&mut input), SILENT)?;
     let asks = begins.as_slice().try_into().is_ok_and(negotiates);
+    if asks && matches!(place, Place::Cluster(_)) {
+        return Err(Failure::from(asks_nothing()));
+    }
     let request = Request::Receive {
         volume: volume.clone(),
         rollback,
         domain: domain.clone(),
         negotiates: asks,
     };
-    let received: Result<Received> = served_or_not(
-        &file,
+    let received: Result<Received> = place.served_or_not(
+        false,
         |server| {
             let input = Watched::source(std::io::stdin(), &patience)?;
             let input = Cursor::new(begins.clone()).chain(input);
@@ -398,22 +331,12 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
             }
             server.send(&request, &mut |_, _| {}, |outlet| copy(&mut { input }, outlet))
         },
-        || {
-            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
+        |here| {
             let input = Watched::source(std::io::stdin(), &patience)?;
             let input = BufReader::with_capacity(COPY_BYTES, input);
             let input = begins.as_slice().chain(input);
-            let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
-            let (nonce, mut out) = (random_bytes()?, std::io::stdout().lock());
-            let domain = block::domain_of(working.store(), domain.as_deref());
-            let received = domain.and_then(|domain| {
-                Copies::of(working.store())
-                    .in_domain(domain)
-                    .receive_or_negotiate(into, rollback, input, &mut out, &nonce, look)
-            });
-            let closed = working.close();
-            let received = received.and_then(|received| closed.map(|()| received))?;
-            Ok(Received::from(&received))
+            let mut out = std::io::stdout().lock();
+            here.receive((volume.as_deref(), rollback), domain.as_deref(), input, &mut out)
         },
     );
     let received = patience.judge(received, SILENT)?;
@@ -433,6 +356,13 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
     whole_or_not(&received.sent, &received.name)
 }
 
+/// Why a cluster store neither asks which blocks are missing, nor says so.
+fn asks_nothing() -> Error {
+    let what = "a cluster store can't say which blocks it has, or ask for them: its chunks are larger, and have \
+                other fingerprints. Send without --negotiate";
+    Error::new(Kind::Unsupported, what)
+}
+
 /// The first bytes of a stream, as many as tell what it is.
 fn beginning(input: &mut impl Read) -> Result<Vec<u8>> {
     let mut begins = Vec::new();
@@ -445,20 +375,25 @@ pub(crate) fn expired(name: &str) -> String {
     format!("gave up what was being received as '{}'", name.escape_debug())
 }
 
-fn expire_all(file: &StoreFile, days: u32, answer: Answer) -> Result<(), Failure> {
-    let gone: Vec<String> = served_or_not(
-        file,
-        |server| server.ask(&Request::ReceiveExpire { days }),
-        || {
-            if receiving::all(file)?.is_empty() {
-                return Ok(Vec::new());
-            }
-            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let gone = Copies::of(working.store()).expire_receives(days);
-            let closed = working.close();
-            gone.and_then(|gone| closed.map(|()| gone))
-        },
-    )?;
+fn expire_all(place: &Place, days: u32, answer: Answer) -> Result<(), Failure> {
+    let gone: Vec<String> = if place.receives()?.is_empty() {
+        Vec::new()
+    } else {
+        place.served_or_not(
+            false,
+            |server| server.ask(&Request::ReceiveExpire { days }),
+            |here| match here {
+                Here::Block(working) => {
+                    onefold_block::Copies::of(working.store()).expire_receives(days)
+                }
+                Here::Cluster(opened) => {
+                    let gone = onefold_cluster::Copies::of(&opened.session).expire_receives(days);
+                    tidy(&opened.session);
+                    gone
+                }
+            },
+        )?
+    };
     if answer.json {
         output::json(&gone)?;
     } else if gone.is_empty() {
@@ -469,8 +404,8 @@ fn expire_all(file: &StoreFile, days: u32, answer: Answer) -> Result<(), Failure
     Ok(())
 }
 
-fn tokens(file: &StoreFile, volume: Option<&str>, answer: Answer) -> Result<(), Failure> {
-    let mut receives = receiving::all(file)?;
+fn tokens(place: &Place, volume: Option<&str>, answer: Answer) -> Result<(), Failure> {
+    let mut receives = place.receives()?;
     receives.retain(|receive| volume.is_none_or(|volume| volume == receive.volume()));
     if answer.json {
         output::json(&receives)?;

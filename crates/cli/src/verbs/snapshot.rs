@@ -15,7 +15,9 @@ use onefold_core::{Error, Kind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    Found, block_store, receiving, served_or_not,
+    Found, block_store,
+    copies::Place,
+    receiving, served_or_not,
     volume::{block, cluster, done, said},
 };
 use onefold::parts::{
@@ -180,7 +182,13 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             Found::Cluster(_) if space => {
                 Err(Failure::new("what only a snapshot of a cluster store holds is not counted"))
             }
-            Found::Cluster(url) => show(&cluster::snapshots_at(&url)?, answer),
+            Found::Cluster(url) => {
+                show(&cluster::snapshots_at(&url)?, answer)?;
+                if !answer.json {
+                    receiving::tell(&Place::Cluster(url).receives()?);
+                }
+                Ok(())
+            }
             _ if space => list_space(&*block_store(&store)?, answer),
             _ => list(&*block_store(&store)?, answer),
         },

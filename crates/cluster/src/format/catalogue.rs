@@ -29,11 +29,15 @@ const LAYERS: u64 = 8;
 /// The feature of stamps in the parents of volumes: an older version would take such a parent for damage.
 const STAMPED_PARENTS: u64 = 16;
 
+/// The feature of snapshots that are received from another store: an older version would take what comes of one for
+/// nobody's, and would let clients write to a replica.
+const RECEIVED: u64 = 32;
+
 /// The feature of stores that are sealed at rest.
 const SEALED: u64 = 4;
 
 /// The features that this version knows.
-const KNOWN: u64 = VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS | STAMPED_PARENTS;
+const KNOWN: u64 = VOLUMES_BY_CONTENT | RENAMES | SEALED | LAYERS | STAMPED_PARENTS | RECEIVED;
 
 /// Most chunks of an object that is cut by its content. Runs that end at places never written, and
 /// places not cut yet, can add a third more; a map holds 256.
@@ -48,7 +52,7 @@ pub enum Cut {
     Content,
 }
 
-/// The format of a store, fixed when the store is made, but for `renames`, `layers` and `stamped_parents`.
+/// The format of a store, fixed when the store is made, but for `renames`, `layers`, `stamped_parents` and `received`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The store's id.
@@ -73,6 +77,8 @@ pub struct Format {
     pub layers: bool,
     /// The parents of volumes have stamps, or some of them.
     pub stamped_parents: bool,
+    /// Snapshots were received from another store, for the first time or later.
+    pub received: bool,
     /// The store is sealed at rest; its secret is zero.
     pub sealed: bool,
     /// The kind of the chunk pool.
@@ -95,6 +101,7 @@ impl Format {
             renames: false,
             layers: false,
             stamped_parents: false,
+            received: false,
             sealed: false,
             chunks,
         }
@@ -136,7 +143,9 @@ impl Format {
         let sealed = if self.sealed { SEALED } else { 0 };
         let layers = if self.layers { LAYERS } else { 0 };
         let stamped = if self.stamped_parents { STAMPED_PARENTS } else { 0 };
-        value.extend((by_content | renames | sealed | layers | stamped).to_le_bytes());
+        let received = if self.received { RECEIVED } else { 0 };
+        let features = by_content | renames | sealed | layers | stamped | received;
+        value.extend(features.to_le_bytes());
         // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
@@ -187,6 +196,7 @@ impl Format {
             renames: features & RENAMES != 0,
             layers: features & LAYERS != 0,
             stamped_parents: features & STAMPED_PARENTS != 0,
+            received: features & RECEIVED != 0,
             sealed: features & SEALED != 0,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };

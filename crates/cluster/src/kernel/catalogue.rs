@@ -196,8 +196,8 @@ impl Kernel {
             let proven = proven.map_err(|why| failed("the catalogue can't be read", why))?;
             let proven = Format::decode(&proven)?;
             // Renames and snapshots may have begun meanwhile; nothing else of it ever changes.
-            let Format { renames, layers, stamped_parents, .. } = kernel.format;
-            if (Format { renames, layers, stamped_parents, ..proven }) != kernel.format {
+            let Format { renames, layers, stamped_parents, received, .. } = kernel.format;
+            if (Format { renames, layers, stamped_parents, received, ..proven }) != kernel.format {
                 return Err(corrupt("the catalogue of the store is damaged"));
             }
         }

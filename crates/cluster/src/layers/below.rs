@@ -249,6 +249,14 @@ impl Below {
         self.sources(index).next().is_some()
     }
 
+    /// All objects that layers have.
+    pub(crate) fn all(&self) -> Vec<u64> {
+        let of_layer = |layer: &Layer| -> Vec<u64> {
+            layer.bits.all().take_while(|index| *index < layer.parent.objects).collect()
+        };
+        self.0.iter().flat_map(of_layer).collect()
+    }
+
     /// The first object of a range that a layer has.
     pub(crate) fn first(&self, range: std::ops::Range<u64>) -> Option<u64> {
         let first = |layer: &Layer| {

@@ -11,10 +11,12 @@
 //! | [`copy_up`] | an object that is inherited becomes the volume's own, before it is changed |
 //! | [`erasure`] | a layer that goes hands its objects down |
 //! | [`table`] | the snapshots of a volume, in its header |
+//! | [`received`] | what is received from another store becomes a snapshot; replicas |
 //! | [`snapshots`] | making, listing and deleting snapshots; clones and rollbacks |
 
 pub(crate) mod below;
 pub(crate) mod copy_up;
 pub(crate) mod erasure;
+pub(crate) mod received;
 pub(crate) mod snapshots;
 pub(crate) mod table;

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     format::catalogue::{Named, What},
     kernel::Kernel,
-    names::{Given, Names, Old},
+    names::{Given, Names, Old, Record},
     replies::failed,
     rules::Rule,
     session::Session,
@@ -39,7 +39,7 @@ fn missing(name: &str) -> Error {
 }
 
 /// The volume and the snapshot that a name is made of.
-fn parts(name: &str) -> Result<(&str, &str)> {
+pub(super) fn parts(name: &str) -> Result<(&str, &str)> {
     name.rsplit_once('@').filter(|(volume, own)| !volume.is_empty() && !own.is_empty()).ok_or_else(
         || {
             let name = name.escape_debug();
@@ -319,7 +319,7 @@ impl<'s> Snapshots<'s> {
     }
 
     /// Before a step over a volume: the store may have layers, and the volume's trims reach their objects.
-    fn make_ready(&self, volume: &Volume) -> Result<()> {
+    pub(super) fn make_ready(&self, volume: &Volume) -> Result<()> {
         record_layers(self.kernel())
             .map_err(|why| failed("the catalogue can't be changed", why))?;
         let owns = self.kernel().keeps(Rule::SnapshotByOwner);
@@ -329,7 +329,7 @@ impl<'s> Snapshots<'s> {
 
     /// Before a step over a volume whose clients go on: all that they changed is over, and nothing that failed may
     /// still come, which would change the layer.
-    fn make_sure(&self, volume: &Volume) -> Result<()> {
+    pub(super) fn make_sure(&self, volume: &Volume) -> Result<()> {
         self.make_ready(volume)?;
         if !settles(volume) && self.kernel().keeps(Rule::StepsAreSure) {
             return Err(may_come(volume.name()));
@@ -338,7 +338,7 @@ impl<'s> Snapshots<'s> {
     }
 
     /// Does something with the number that a volume still has under its name.
-    fn step<T>(
+    pub(super) fn step<T>(
         &self,
         volume: &Volume,
         name: &str,
@@ -374,7 +374,7 @@ impl<'s> Snapshots<'s> {
     }
 
     /// Leaves the number that a volume had before a step. What was done is done.
-    fn leave(&self, volume: Volume, old: Old, done: bool) {
+    pub(super) fn leave(&self, volume: Volume, old: Old, done: bool) {
         let id = volume.id();
         let detached = volume.detach();
         if done && detached.is_ok() {
@@ -388,8 +388,13 @@ impl<'s> Snapshots<'s> {
     /// Refuses when a write of this session failed and may still come: it would change the snapshot.
     fn nothing_may_come(&self, name: &str) -> Result<()> {
         let Some(named) = self.session.find(name)? else { return Ok(()) };
+        self.nothing_may_come_to(name, named.id)
+    }
+
+    /// The same for a number.
+    pub(super) fn nothing_may_come_to(&self, name: &str, id: u64) -> Result<()> {
         let say = |why| failed("the owner of a volume can't be looked up", why);
-        let owner = match self.kernel().read_value(&header::name(named.id), header::OWNER) {
+        let owner = match self.kernel().read_value(&header::name(id), header::OWNER) {
             Err(Refusal::Missing) => return Ok(()),
             other => other.map_err(say)?,
         };
@@ -444,6 +449,62 @@ impl<'s> Snapshots<'s> {
 
     /// Makes a volume over a layer, which has no name yet.
     fn prepare(&self, name: &str, of: &Named, table: &[Snapshot]) -> Result<Named> {
+        let pairs = table.iter().map(Snapshot::pair).collect();
+        let record = self.prepare_with(name, Some((of, u64::MAX)), pairs, 0)?;
+        Ok(Named { bytes: of.bytes, ..record.named })
+    }
+
+    /// Makes a volume over a layer, of which so many bytes at most count, or over none, with these keys in its
+    /// header. Whoever deletes it before it has a name looks for the objects of so many `bytes`.
+    pub(super) fn prepare_with(
+        &self,
+        name: &str,
+        over: Option<(&Named, u64)>,
+        mut pairs: Vec<(Vec<u8>, Vec<u8>)>,
+        bytes: u64,
+    ) -> Result<Record> {
+        let kernel = self.kernel();
+        if let Some((of, _)) = over {
+            self.may_be_over(name, of)?;
+        }
+        // A store may have snapshots of a version that gave parents no stamps.
+        record_layers(kernel).map_err(|why| failed("the catalogue can't be changed", why))?;
+        let record = Names::of(kernel).begin_sized(name, What::Volume, bytes)?;
+        let id = record.named.id;
+        let object_bytes = u64::from(kernel.format().object_bytes);
+        if let Some((of, most)) = over {
+            let objects = of.bytes.min(most).div_ceil(object_bytes);
+            let parent = Parent { id: of.id, objects, stamp: kernel.stamp() };
+            pairs.insert(0, (PARENT.to_vec(), parent.encode()));
+        }
+        pairs.insert(usize::from(over.is_some()), (BORN.to_vec(), vec![1]));
+        let op = Write {
+            object: header::name(id),
+            guards: vec![Guard::Exists, Guard::Omap(BORN.to_vec(), Vec::new())],
+            changes: vec![Change::SetOmap(pairs)],
+        };
+        let made = match (kernel.until_answered(&op), over) {
+            // Ours, whose reply was lost.
+            (Ok(_) | Err(Refusal::Mismatch), Some((of, _))) => {
+                link(kernel, of.id, id).map_err(|why| match why {
+                    Refusal::Mismatch => Refusal::Busy,
+                    why => why,
+                })
+            }
+            (Ok(_) | Err(Refusal::Mismatch), None) => Ok(()),
+            (Err(refusal), _) => Err(refusal),
+        };
+        match made {
+            Ok(()) => Ok(record),
+            Err(refusal) => {
+                Names::of(kernel).give_up_recorded(name, &record);
+                Err(failed(format_args!("volume '{}' can't be made", name.escape_debug()), refusal))
+            }
+        }
+    }
+
+    /// Refuses a volume more over a layer that has as many layers below it, or volumes over it, as it may have.
+    fn may_be_over(&self, name: &str, of: &Named) -> Result<()> {
         let kernel = self.kernel();
         let below = Below::read(kernel, of.id).map_err(|why| failed("the layers below", why))?;
         if below.layers() >= LAYERS_MAX {
@@ -453,49 +514,33 @@ impl<'s> Snapshots<'s> {
             );
             return Err(Error::new(Kind::Unsupported, what));
         }
-        may_have_more(kernel, of.id).map_err(|why| failed("the volumes over a layer", why))?;
-        // A store may have snapshots of a version that gave parents no stamps.
-        record_layers(kernel).map_err(|why| failed("the catalogue can't be changed", why))?;
-        let record = Names::of(kernel).begin(name, What::Volume)?;
-        let id = record.named.id;
-        let object_bytes = u64::from(kernel.format().object_bytes);
-        let objects = of.bytes.div_ceil(object_bytes);
-        let parent = Parent { id: of.id, objects, stamp: kernel.stamp() };
-        let mut pairs = vec![(PARENT.to_vec(), parent.encode()), (BORN.to_vec(), vec![1])];
-        pairs.extend(table.iter().map(Snapshot::pair));
-        let op = Write {
-            object: header::name(id),
-            guards: vec![Guard::Exists, Guard::Omap(BORN.to_vec(), Vec::new())],
-            changes: vec![Change::SetOmap(pairs)],
-        };
-        let made = match kernel.until_answered(&op) {
-            // Ours, whose reply was lost.
-            Ok(_) | Err(Refusal::Mismatch) => link(kernel, of.id, id).map_err(|why| match why {
-                Refusal::Mismatch => Refusal::Busy,
-                why => why,
-            }),
-            Err(refusal) => Err(refusal),
-        };
-        match made {
-            Ok(()) => Ok(Named { bytes: of.bytes, ..record.named }),
-            Err(refusal) => {
-                Names::of(kernel).give_up(name, &record.named);
-                Err(failed(format_args!("volume '{}' can't be made", name.escape_debug()), refusal))
-            }
-        }
+        may_have_more(kernel, of.id).map_err(|why| failed("the volumes over a layer", why))
     }
 
     /// Gives a name to a volume that was prepared.
     fn give(&self, name: &str, old: Option<(&Named, Old)>, new: &Named) -> Result<()> {
+        self.give_over(name, old, new, None)
+    }
+
+    /// The same of a volume over what was received, which becomes a layer that stays by the same operation.
+    pub(super) fn give_over(
+        &self,
+        name: &str,
+        old: Option<(&Named, Old)>,
+        new: &Named,
+        layer: Option<(&Record, &Named)>,
+    ) -> Result<()> {
         let names = Names::of(self.kernel());
-        let given = names.change_with(name, old, Some(new));
+        let given = names.change_over(name, old, new, layer);
         match given {
             Ok(()) => names.unlock_filled(new.id),
             Err(_) => match names.give_up(name, new) {
                 Given::Done => return Ok(()),
                 Given::Refused => {}
                 Given::Unknown => {
-                    self.session.leaving().may_be_left().lock().extend(old.map(|(old, _)| old.id));
+                    let old = old.map(|(old, _)| old.id);
+                    let numbers = old.into_iter().chain(layer.map(|(_, holds)| holds.id));
+                    self.session.leaving().may_be_left().lock().extend(numbers);
                 }
             },
         }

@@ -152,6 +152,9 @@ pub struct NamesPage {
 /// In place of who fills it: a layer that stays.
 const KEPT: &str = "@";
 
+/// In place of who fills it: a volume that is being received. It stays when the session that works on it ends.
+const RECEIVED: &str = "&";
+
 /// What becomes of what a name stood for, when the name is given to something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Old {
@@ -176,8 +179,8 @@ pub(crate) enum Given {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) named: Named,
-    /// The identity of the session that fills it; empty while it is being deleted, and `@` for a layer that
-    /// stays.
+    /// The identity of the session that fills it; empty while it is being deleted, `@` for a layer that
+    /// stays, and `&` for a volume that is being received.
     pub(crate) filler: String,
 }
 
@@ -185,6 +188,11 @@ impl Record {
     /// True for a layer that stays.
     pub(crate) fn is_kept(&self) -> bool {
         self.filler == KEPT
+    }
+
+    /// True for a volume that is being received.
+    pub(crate) fn is_received(&self) -> bool {
+        self.filler == RECEIVED
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -651,8 +659,14 @@ impl<'k> Names<'k> {
 
     /// Records that this session fills a volume or object that has no name yet.
     pub(crate) fn begin(&self, name: &str, what: What) -> Result<Record> {
+        self.begin_sized(name, what, 0)
+    }
+
+    /// The same of a volume whose objects come before its name does: whoever deletes it looks for as many as so many
+    /// bytes have.
+    pub(crate) fn begin_sized(&self, name: &str, what: What, bytes: u64) -> Result<Record> {
         valid(name)?;
-        let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0, moves: 0 };
+        let named = Named { what, id: self.kernel.new_id()?, bytes, pieces: 0, moves: 0 };
         let record = Record { named, filler: self.kernel.store().identity() };
         let begun = || -> Result<(), Refusal> {
             // While this session holds the lock, no other one treats the record as abandoned. If
@@ -705,6 +719,45 @@ impl<'k> Names<'k> {
         old: Option<(&Named, Old)>,
         new: Option<&Named>,
     ) -> Result<(), Refusal> {
+        let record = new.map(|new| self.own_record(new));
+        self.change_recorded(name, old, new.zip(record.as_ref()), None)
+    }
+
+    /// Gives a name to a number that this session prepared; what was received may become a layer meanwhile.
+    ///
+    /// # Errors
+    /// As [`change_recorded`](Self::change_recorded).
+    pub(crate) fn change_over(
+        &self,
+        name: &str,
+        old: Option<(&Named, Old)>,
+        new: &Named,
+        layer: Option<(&Record, &Named)>,
+    ) -> Result<(), Refusal> {
+        self.change_recorded(name, old, Some((new, &self.own_record(new))), layer)
+    }
+
+    /// The record of a number that this session fills, and gives no size to before its name.
+    fn own_record(&self, new: &Named) -> Record {
+        Record {
+            named: Named { bytes: 0, pieces: 0, ..*new },
+            filler: self.kernel.store().identity(),
+        }
+    }
+
+    /// The same for a number with this record, and where what was received becomes a `layer` that stays: the record
+    /// that it has, and what it holds.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change); `Mismatch` also when the record of the layer is another one.
+    pub(crate) fn change_recorded(
+        &self,
+        name: &str,
+        old: Option<(&Named, Old)>,
+        new: Option<(&Named, &Record)>,
+        layer: Option<(&Record, &Named)>,
+    ) -> Result<(), Refusal> {
+        let (new, record) = (new.map(|(new, _)| new), new.map(|(_, record)| record));
         let filler = match old {
             Some((_, Old::Stays)) => KEPT.to_owned(),
             _ => String::new(),
@@ -729,13 +782,17 @@ impl<'k> Names<'k> {
         if self.kernel.keeps(Rule::NameCompared) {
             guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
         }
-        if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
+        if let Some((new, record)) =
+            new.zip(record).filter(|(new, _)| old.is_none_or(|old| old.id != new.id))
+        {
             // A session that judged the record abandoned has marked it as deleted, or removed it.
-            let record = Record {
-                named: Named { bytes: 0, pieces: 0, ..*new },
-                filler: self.kernel.store().identity(),
-            };
             guards.push(Guard::Omap(key::numbered(RECORD, new.id), record.encode()));
+        }
+        if let Some((before, holds)) = layer {
+            let key = key::numbered(RECORD, holds.id);
+            let stays = Record { named: *holds, filler: KEPT.to_owned() };
+            guards.push(Guard::Omap(key.clone(), before.encode()));
+            changes.push(Change::SetOmap(vec![(key, stays.encode())]));
         }
         let object = shard_of(self.kernel, name);
         let write = Write { object: object.clone(), guards, changes };
@@ -769,18 +826,47 @@ impl<'k> Names<'k> {
 
     /// Marks a record as deleted, because the session that filled it is gone; false when it is another one by now.
     pub(crate) fn abandon(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
+        self.refill(shard, record, "")
+    }
+
+    /// Changes who fills the number of a record; false when it is another record by now.
+    fn refill(&self, shard: &ObjectName, record: &Record, filler: &str) -> Result<bool, Refusal> {
         let key = key::numbered(RECORD, record.named.id);
-        let deleted = Record { filler: String::new(), ..record.clone() };
+        let next = Record { filler: filler.to_owned(), ..record.clone() };
         let guards = vec![Guard::Exists, Guard::Omap(key.clone(), record.encode())];
         match self.kernel.until_answered(&Write {
             object: shard.clone(),
             guards,
-            changes: vec![Change::SetOmap(vec![(key, deleted.encode())])],
+            changes: vec![Change::SetOmap(vec![(key, next.encode())])],
         }) {
             Ok(_) => Ok(true),
             Err(Refusal::Mismatch) => Ok(false),
             Err(refusal) => Err(refusal),
         }
+    }
+
+    /// What this session fills is being received from now on: it stays when the session ends, until it gets a name
+    /// or is given up. False when somebody else has deleted it.
+    pub(crate) fn receives(&self, name: &str, record: &Record) -> Result<Option<Record>, Refusal> {
+        let (shard, next) =
+            (shard_of(self.kernel, name), Record { filler: RECEIVED.to_owned(), ..record.clone() });
+        // After a lost reply the record may be the new one already.
+        let done = self.refill(&shard, record, RECEIVED)?
+            || self.recorded(name, record.named.id)?.as_ref() == Some(&next);
+        Ok(done.then_some(next))
+    }
+
+    /// Gives up what is being received for a volume of this name; false when it is another record by now.
+    pub(crate) fn give_up_received(&self, name: &str, record: &Record) -> Result<bool, Refusal> {
+        self.abandon(&shard_of(self.kernel, name), record)
+    }
+
+    /// The record of a number in the shard of a name.
+    pub(crate) fn recorded(&self, name: &str, id: u64) -> Result<Option<Record>, Refusal> {
+        let key = key::numbered(RECORD, id);
+        let pairs = values(self.kernel, &shard_of(self.kernel, name), vec![key])?;
+        let value = pairs.and_then(|pairs| pairs.into_iter().next());
+        value.map(|(_, value)| Record::decode(&value).map_err(Refusal::Failed)).transpose()
     }
 
     /// Removes a record when nothing is left of its volume or object.
@@ -830,10 +916,13 @@ impl<'k> Names<'k> {
     /// whoever finds the record otherwise shuts the session out. A name that may still be given is refused
     /// from then on, unless that was done before, or nobody knows.
     pub(crate) fn give_up(&self, name: &str, named: &Named) -> Given {
-        let named = Named { bytes: 0, pieces: 0, ..*named };
-        let record = Record { named, filler: self.kernel.store().identity() };
-        let shard = shard_of(self.kernel, name);
-        let given = match self.abandon(&shard, &record) {
+        self.give_up_recorded(name, &self.own_record(named))
+    }
+
+    /// The same of what has this record.
+    pub(crate) fn give_up_recorded(&self, name: &str, record: &Record) -> Given {
+        let (shard, named) = (shard_of(self.kernel, name), &record.named);
+        let given = match self.abandon(&shard, record) {
             Ok(true) => Given::Refused,
             Ok(false) => self.was_given(&shard, name, named.id),
             // It is as after a crash.

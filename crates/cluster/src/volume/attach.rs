@@ -30,8 +30,11 @@ use crate::{
         ObjectId,
         catalogue::{Cut, Named, What},
     },
+    kernel::Kernel,
     layers::below::{BORN, Below},
+    names::Names,
     replies::failed,
+    rules::Rule,
     session::Session,
     settings::Dedup,
 };
@@ -52,6 +55,18 @@ pub enum Mode {
     TakeOver,
     /// For reading only, also while a server writes.
     Read,
+}
+
+/// The purpose for which a volume is attached for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A client changes it: it is no replica.
+    Use,
+    /// It gets another number, or becomes an ordinary volume: it may be a replica.
+    Exchange,
+    /// It is filled, and has no name yet: it has a record in the shard of the name that it will have, or that of its
+    /// volume.
+    Fill,
 }
 
 impl Volume {
@@ -75,53 +90,14 @@ impl Volume {
         named: &Named,
         mode: Mode,
     ) -> Result<Volume> {
-        let inline = session.kernel().settings().dedup == Dedup::Inline;
-        if inline && session.kernel().format().volume_cut == Cut::Content {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "volumes that are cut by their content can't be deduplicated inline",
-            ));
+        if mode != Mode::Read
+            && session.kernel().format().received
+            && is_replica(session.kernel(), named.id)?
+        {
+            // Nobody is shut out for it.
+            return Err(only_received(name));
         }
-        if mode == Mode::Read {
-            return Volume::load(session, name, named, true, None);
-        }
-        if session.leaving().may_be_left().lock().contains(&named.id) {
-            let what = format!(
-                "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
-                name.escape_debug()
-            );
-            return Err(Error::new(Kind::Busy, what));
-        }
-        let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
-        let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
-        let clean = ownership.acquire(mode == Mode::TakeOver).map_err(|refusal| match refusal {
-            Refusal::Busy => Error::new(
-                Kind::Busy,
-                format!("volume '{}' is being written by another server", name.escape_debug()),
-            ),
-            refusal => {
-                failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal)
-            }
-        })?;
-        // The size may have changed until the lock was ours, and the name may stand for another number: this one
-        // may be a layer by now, and who deletes it is not to shut this session out.
-        let load = || -> Result<Volume> {
-            let volume = Volume::load(session, name, named, false, inline)?;
-            let again = session.find(name)?.filter(|again| again.id == named.id);
-            volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
-            Ok(volume)
-        };
-        let volume = match load() {
-            Ok(volume) => Volume { ownership: Some(ownership), ..volume },
-            Err(error) => {
-                ownership.give_back();
-                return Err(error);
-            }
-        };
-        if !clean {
-            volume.rescan()?;
-        }
-        Ok(volume)
+        attach_for(session, name, named, (mode, Purpose::Use))
     }
 
     /// Completes what a crash of the previous owner may have left undone for its objects. They are
@@ -178,6 +154,7 @@ impl Volume {
         let cache = CacheManager::load(session.clone(), &header);
         let discards = Arc::new(discards);
         let lived = header::lives(&header, BORN);
+        let is_replica = header.iter().any(|(key, _)| key == header::REPLICA);
         let found = (bits, below);
         let objects = Arc::new(Objects::new(session.clone(), id, name, read_only, found, lived));
         let inline =
@@ -195,6 +172,7 @@ impl Volume {
             promotion,
             objects,
             changes: Arc::default(),
+            is_replica,
             unsure: AtomicBool::new(false),
         })
     }
@@ -241,6 +219,109 @@ impl Volume {
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
+}
+
+/// Attaches the volume that `name` stood for when it was looked up, for any purpose. What is filled has the size that `named` says.
+///
+/// # Errors
+/// As [`Volume::attach_named`]; `Denied` for a replica that is to be used.
+pub(crate) fn attach_for(
+    session: &Arc<Session>,
+    name: &str,
+    named: &Named,
+    (mode, purpose): (Mode, Purpose),
+) -> Result<Volume> {
+    let inline = session.kernel().settings().dedup == Dedup::Inline;
+    if inline && session.kernel().format().volume_cut == Cut::Content {
+        return Err(Error::new(
+            Kind::Unsupported,
+            "volumes that are cut by their content can't be deduplicated inline",
+        ));
+    }
+    if mode == Mode::Read {
+        return Volume::load(session, name, named, true, None);
+    }
+    if session.leaving().may_be_left().lock().contains(&named.id) {
+        let what = format!(
+            "a snapshot or rollback of volume '{}' had no answer and may still come: restart its server first",
+            name.escape_debug()
+        );
+        return Err(Error::new(Kind::Busy, what));
+    }
+    let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
+    let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
+    let clean = ownership.acquire(mode == Mode::TakeOver).map_err(|refusal| match refusal {
+        Refusal::Busy => Error::new(
+            Kind::Busy,
+            format!("volume '{}' is being written by another server", name.escape_debug()),
+        ),
+        refusal => failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal),
+    })?;
+    // The size may have changed until the lock was ours, and the name may stand for another number: this one
+    // may be a layer by now, and who deletes it is not to shut this session out.
+    let load = || -> Result<Volume> {
+        let volume = Volume::load(session, name, named, false, inline)?;
+        if purpose == Purpose::Fill {
+            is_filled(session, name, named)?;
+            return Ok(volume);
+        }
+        let again = session.find(name)?.filter(|again| again.id == named.id);
+        volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
+        // Whoever makes it one owns it meanwhile.
+        if purpose == Purpose::Use
+            && session.kernel().keeps(Rule::ReplicasRefused)
+            && volume.is_replica
+        {
+            return Err(only_received(name));
+        }
+        Ok(volume)
+    };
+    let volume = match load() {
+        Ok(volume) => Volume { ownership: Some(ownership), ..volume },
+        Err(error) => {
+            ownership.give_back();
+            return Err(error);
+        }
+    };
+    if !clean {
+        volume.rescan()?;
+    }
+    Ok(volume)
+}
+
+/// True when a number is a replica.
+pub(crate) fn is_replica(kernel: &Kernel, id: u64) -> Result<bool> {
+    match kernel.read_value(&header::name(id), header::REPLICA) {
+        Err(Refusal::Missing) => Ok(false),
+        read => {
+            let read = read.map_err(|why| failed("the header of a volume can't be read", why))?;
+            Ok(!read.is_empty())
+        }
+    }
+}
+
+fn only_received(name: &str) -> Error {
+    let name = name.escape_debug();
+    let what = format!(
+        "volume '{name}' is a replica, which only `onefold receive` changes: `onefold volume promote` makes it an \
+         ordinary volume, and a snapshot of it can be cloned"
+    );
+    Error::new(Kind::Denied, what)
+}
+
+/// Refuses what is not being filled any more.
+fn is_filled(session: &Session, name: &str, named: &Named) -> Result<()> {
+    let record = Names::of(session.kernel()).recorded(name, named.id);
+    let record = record.map_err(|why| failed("the names can't be read", why))?;
+    let own = session.store().identity();
+    if record.is_some_and(|record| record.is_received() || record.filler == own) {
+        return Ok(());
+    }
+    let what = format!(
+        "what was being received for volume '{}' was given up, or is a snapshot by now",
+        name.escape_debug()
+    );
+    Err(Error::new(Kind::NotFound, what))
 }
 
 pub(super) fn missing(name: &str) -> Error {

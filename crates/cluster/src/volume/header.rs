@@ -12,6 +12,9 @@
 //! | `H` and a number | a dirty chunk that is read often: until when it is not deduplicated |
 //! | `R` and a number | which chunks were read in one of the last 60 seconds |
 //! | `p`, `b`, `s`, `k`, `x` | those of [layers](crate::layers) |
+//! | `g` | the snapshot that is being received here, or was ([`received`](crate::layers::received)) |
+//! | `t` | how far that is |
+//! | `q` | the volume is a replica: the number of the snapshot that it holds |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,6 +32,9 @@ use crate::{
 pub(crate) const OWNER: &[u8] = b"o";
 pub(crate) const INLINE: &[u8] = b"i";
 pub(crate) const ATTACHMENT: &[u8] = b"a";
+pub(crate) const RECEIVED: &[u8] = b"g";
+pub(crate) const CURSOR: &[u8] = b"t";
+pub(crate) const REPLICA: &[u8] = b"q";
 pub(super) const LAST_DISCARD: &[u8] = b"d";
 pub(super) const BITS: u8 = b'B';
 pub(super) const DISCARD: u8 = b'D';

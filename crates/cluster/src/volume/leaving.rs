@@ -1,4 +1,4 @@
-//! Numbers that a session leaves when its volumes get others.
+//! Numbers that a session leaves when its volumes get others, and those of volumes without a name that it fills.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,15 @@ use parking_lot::Mutex;
 use super::header::{LOCK, name};
 use crate::kernel::Kernel;
 
-/// A session's memory of numbers that it leaves.
+/// A session's memory of numbers that it leaves, or fills.
 #[derive(Default)]
 pub(crate) struct Leaving {
     /// Volumes whose names may still be given to other numbers, by operations of this session that had no answer.
     may_be_left: Mutex<BTreeSet<u64>>,
     /// Layers of which the store says that this session owns them.
     owned: Mutex<Vec<Owned>>,
+    /// Volumes without a name that it receives or imports at this moment.
+    filling: Mutex<BTreeSet<u64>>,
 }
 
 /// A layer that its owner has left, and the store does not say so yet.
@@ -29,6 +31,11 @@ impl Leaving {
     /// Volumes whose names may still be given to other numbers: what is written to them would be lost.
     pub(crate) fn may_be_left(&self) -> &Mutex<BTreeSet<u64>> {
         &self.may_be_left
+    }
+
+    /// Volumes without a name that the session receives or imports at this moment.
+    pub(crate) fn filling(&self) -> &Mutex<BTreeSet<u64>> {
+        &self.filling
     }
 
     /// Says that nobody owns a layer, whose owner was known by these comparisons, so that nobody shuts this session

@@ -13,6 +13,7 @@
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
 //! | [`kept_in_layers`] | those that are kept in layers are given back |
 //! | [`read`] | foreground reads |
+//! | [`entries`] | the entries that an object is read by, here or in a layer below |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
 //! | [`leaving`] | numbers that a session leaves when its volumes get others |
 //! | [`owners`] | who owns which volume |
@@ -27,6 +28,7 @@ mod attach;
 mod attached;
 pub(crate) mod cache_manager;
 mod discard;
+mod entries;
 mod group_commit;
 pub(crate) mod header;
 mod hit_set;
@@ -52,13 +54,15 @@ use std::sync::{
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
 pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
+pub(crate) use self::{
+    attach::{Purpose, attach_for, is_replica},
+    entries::{entries_of, objects_of},
+    leaving::Leaving,
+    ownership::{owner, parse_owner},
+};
 use self::{
     discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
     promotion::Promotion, read::Reads,
-};
-pub(crate) use self::{
-    leaving::Leaving,
-    ownership::{owner, parse_owner},
 };
 use crate::rules::Rule;
 
@@ -103,6 +107,18 @@ pub(crate) fn complete(volume: &Volume) -> Result<()> {
     volume.objects.complete()
 }
 
+/// Leaves a number that was filled, and has no name. Where nothing that failed may still come, nobody who deletes it, or
+/// goes on with it, has to shut this session out.
+pub(crate) fn leave_filled(volume: Volume) {
+    if settles(&volume) && complete(&volume).is_ok() {
+        // What has no answer is tried again.
+        let _ = resign(volume);
+    } else {
+        // Its lock ends with its lease otherwise.
+        let _ = volume.detach();
+    }
+}
+
 /// A volume that is attached.
 pub struct Volume {
     id: u64,
@@ -117,6 +133,8 @@ pub struct Volume {
     promotion: Arc<Promotion>,
     /// What clients change, for who reads ahead.
     changes: Arc<Changes>,
+    /// Only receives change it.
+    is_replica: bool,
     /// A trim failed, and may still come.
     unsure: AtomicBool,
 }

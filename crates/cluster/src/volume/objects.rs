@@ -468,6 +468,12 @@ impl Objects {
             .or(marked)
     }
 
+    /// All objects that may be there, in any order.
+    pub(super) fn all_there(&self) -> Vec<u64> {
+        let inherited = self.below().all();
+        self.bits.lock().all().chain(inherited).collect()
+    }
+
     /// Completes a write before it is acknowledged: sets the bit of a new object, and inserts the
     /// object into the dirty list.
     pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {

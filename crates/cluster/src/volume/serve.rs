@@ -9,7 +9,11 @@ use onefold_core::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use super::{Attached, Mode, Volume, attach::missing, owners::volumes_of};
+use super::{
+    Attached, Mode, Volume,
+    attach::{is_replica, missing},
+    owners::volumes_of,
+};
 use crate::{
     format::catalogue::{Named, What},
     layers::snapshots::Snapshots,
@@ -266,6 +270,28 @@ impl ClusterExports {
         })
     }
 
+    /// Does something that may give a volume another number, or make it. Who only reads it goes on with what it held,
+    /// until that is deleted.
+    ///
+    /// # Errors
+    /// `Busy` while somebody uses it for writing; those of detaching it, and of `does`.
+    pub fn while_exchanged<T>(&self, name: &str, does: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _closing = self.closing.read();
+        let id = match self.find(name) {
+            Err(none) if none.kind() == Kind::NotFound => return does(),
+            found => found?.0.id,
+        };
+        self.alone(id, || {
+            let reads = |volume: Arc<Attached>| onefold_core::Volume::is_read_only(&*volume);
+            if self.attached(id).is_some_and(reads) {
+                self.open.lock().remove(&id);
+            } else {
+                self.detach_unused(id, name)?;
+            }
+            does()
+        })
+    }
+
     /// Takes a snapshot, `vm1@monday`, of a volume, `vm1`, which clients may go on using.
     ///
     /// # Errors
@@ -422,7 +448,16 @@ impl ClusterExports {
             if named.id != id {
                 return Ok(None);
             }
-            let attached = Volume::attach_named(&self.session, name, &named, mode);
+            let attached = match Volume::attach_named(&self.session, name, &named, mode) {
+                // A replica is there to be read.
+                Err(error)
+                    if error.kind() == Kind::Denied
+                        && is_replica(self.session.kernel(), named.id)? =>
+                {
+                    Volume::attach_named(&self.session, name, &named, Mode::Read)
+                }
+                attached => attached,
+            };
             match attached {
                 Ok(volume) => {
                     let volume = Arc::new(Attached::new(self.session.clone(), volume));

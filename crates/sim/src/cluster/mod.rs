@@ -25,7 +25,7 @@ use self::params::Params;
 use crate::front::{Config, Outcome, Simulator};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 53] = [
+const MARKS: [&str; 58] = [
     "a worker backs off",
     "a sealed store is looked at by its host",
     "the host of a sealed store changes it",
@@ -68,6 +68,11 @@ const MARKS: [&str; 53] = [
     "a snapshot is deleted",
     "snapshots are deleted together",
     "a snapshot is cloned",
+    "a snapshot is received",
+    "changes are received",
+    "a receive goes on",
+    "a receive is given up",
+    "a replica is promoted",
     "a volume is rolled back",
     "a volume is cloned",
     "a clone is used",

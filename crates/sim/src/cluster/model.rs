@@ -58,6 +58,10 @@ pub(super) struct Model {
     layers: BTreeMap<u64, Vec<Cell>>,
     /// The layers that volumes were made over.
     born: BTreeMap<u64, u64>,
+    /// The layers of snapshots that were sent, by their numbers in streams.
+    sent: BTreeMap<[u8; 16], u64>,
+    /// Somebody may have promoted the replica since it was received last.
+    pub(super) may_be_promoted: bool,
     /// Names of objects that are put.
     puts: BTreeMap<String, Put>,
     tokens: u32,
@@ -92,6 +96,8 @@ impl Model {
             volumes: (0..=params.volumes).map(|_| volume()).collect(),
             layers: BTreeMap::new(),
             born: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            may_be_promoted: true,
             puts: BTreeMap::new(),
             tokens: 1 << 20,
         }
@@ -150,6 +156,16 @@ impl Model {
         it.id = id;
         it.owner = None;
         it.cut = None;
+    }
+
+    /// A snapshot is sent.
+    pub(super) fn sends(&mut self, guid: [u8; 16], layer: u64) {
+        self.sent.insert(guid, layer);
+    }
+
+    /// The layer that a snapshot which was received is a copy of.
+    pub(super) fn sent_from(&self, guid: [u8; 16]) -> Option<u64> {
+        self.sent.get(&guid).copied()
     }
 
     /// Compares what was read of a snapshot.

@@ -23,6 +23,9 @@ const NEWER_THAN_STACKS: &str = "# The seeds below delete snapshots together.";
 /// The line behind the kept seeds that are older than snapshots of volumes in use.
 const NEWER_THAN_LIVE: &str = "# The seeds below take snapshots of volumes in use.";
 
+/// The line behind the kept seeds that are older than receives.
+const NEWER_THAN_RECEIVES: &str = "# The seeds below receive snapshots.";
+
 /// All parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -122,6 +125,8 @@ pub struct Params {
     pub stacks: bool,
     /// A client takes snapshots of the volume that it writes to, and clones of it.
     pub live: bool,
+    /// An actor sends snapshots to a volume of the same store.
+    pub receives: bool,
     /// Events at which the clock of a server is set, in thousandths.
     pub sets: u64,
     /// The planted bug, by its index.
@@ -142,6 +147,7 @@ impl Params {
         let params = if has_snapshots(seed) { params.with_snapshots() } else { params };
         let params = if has_stacks(seed) { params.with_stacks() } else { params };
         let params = if is_live(seed) { params.live() } else { params };
+        let params = if has_receives(seed) { params.receiving() } else { params };
         Params { sealed: is_sealed(seed), ..params }
     }
 
@@ -215,6 +221,35 @@ impl Params {
             events: of(&[6000, 12_000]),
             full: of(&[0, 40]),
             unknown: of(&[10, 150, 300]),
+            ..self
+        }
+    }
+
+    /// Draws the parameters of seeds in which snapshots are sent and received, from a source of their own.
+    fn receiving(self) -> Params {
+        if !self.snapshots {
+            return self;
+        }
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_640b);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        Params {
+            receives: true,
+            live: true,
+            mixed: true,
+            volumes: 1,
+            volume_bytes: u64::from(self.object_bytes) * of(&[1, 3, 6]),
+            clients: 1,
+            workers: of(&[1, 2]) as usize,
+            scrubs: of(&[0, 0, 1]) == 1,
+            calls: of(&[60, 120]),
+            events: of(&[16_000, 30_000]),
+            puts: false,
+            kills: of(&[0, 0, 1, 2]),
+            stops: of(&[0, 2]),
+            jumps: of(&[0, 1]),
+            full: of(&[0, 0, 0, 20]),
+            unknown: of(&[0, 10, 50, 150]),
+            copies: of(&[0, 20, 100]),
             ..self
         }
     }
@@ -439,6 +474,7 @@ impl Params {
             snapshots: false,
             stacks: false,
             live: false,
+            receives: false,
             sets: 0,
             bug: None,
         }
@@ -493,6 +529,7 @@ impl Params {
             } else {
                 8 << 20
             },
+            cursor_blocks: 2,
             keys: sealed::source(self),
             broken: self.bug.map(|bug| Rule::BUGS[bug].1),
         }
@@ -574,6 +611,12 @@ fn has_stacks(seed: u64) -> bool {
 /// without those that were kept before.
 fn is_live(seed: u64) -> bool {
     has_snapshots(seed) && seed / 6 % 4 == 2 && !is_kept_before(seed, NEWER_THAN_LIVE)
+}
+
+/// True for seeds in which snapshots are received: one of four in which an actor takes snapshots, without those that
+/// were kept before.
+fn has_receives(seed: u64) -> bool {
+    has_snapshots(seed) && seed / 6 % 4 == 3 && !is_kept_before(seed, NEWER_THAN_RECEIVES)
 }
 
 /// Seeds of that kind that had been kept, each with a planted bug or a fault, when servers began to stand by.

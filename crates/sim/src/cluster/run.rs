@@ -6,7 +6,7 @@ use onefold_cluster::Session;
 use onefold_core::Error;
 
 use super::{
-    actors::{self, gateway, renamer, snapper, steward},
+    actors::{self, gateway, receiver, renamer, snapper, steward},
     checks::end::clean_up,
     params::Params,
     sealed,
@@ -44,8 +44,12 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
     if params.scrubs {
         start(&world, (Role::Scrubber, 0));
     }
-    if params.snapshots {
+    // Where snapshots are sent the client takes them.
+    if params.snapshots && !params.receives {
         start(&world, (Role::Snapper, 0));
+    }
+    if params.receives {
+        start(&world, (Role::Receiver, 0));
     }
     if params.renames {
         (0..2).for_each(|n| start(&world, (Role::Renamer, n)));
@@ -82,6 +86,7 @@ pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
                 Role::Steward => "stewards",
                 Role::Renamer => "renamers",
                 Role::Snapper => "snappers",
+                Role::Receiver => "receivers",
                 Role::Gateway => "gateways",
             },
             count as u64,
@@ -99,6 +104,7 @@ fn start(world: &Arc<World>, role: (Role, usize)) {
         (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
         (Role::Gateway, _) => gateway::gateway,
         (Role::Snapper, _) => snapper::snapper,
+        (Role::Receiver, _) => receiver::receiver,
         (Role::Putter, _) => actors::putter,
         (Role::Scrubber, _) => actors::scrubber,
         (Role::Renamer, _) => renamer::renamer,

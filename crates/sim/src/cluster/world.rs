@@ -126,6 +126,8 @@ pub(super) enum Role {
     Renamer,
     /// Takes snapshots of volumes, and clones.
     Snapper,
+    /// Sends snapshots to another volume of the store.
+    Receiver,
     /// Stands by for the others of its kind, and then writes to all volumes.
     Gateway,
 }

@@ -13,6 +13,7 @@ mod told;
 mod way_back;
 
 use std::{
+    io::{BufReader, Read, Write},
     ops::ControlFlow,
     path::PathBuf,
     sync::{
@@ -25,17 +26,17 @@ use std::{
 use onefold::parts::{
     cluster_store::{Backing, Url, control_name, gateway, gateway_control_name},
     cluster_work::{ClusterWork, Heart},
-    control::{self, Request, Served, Tell},
+    control::{self, Request, Served, Tell, stream},
 };
 use onefold_backend::{
     process,
     systemd::{Notifier, Service, Socket},
 };
-use onefold_cluster::{ClusterExports, Mode, Named, Session, Settings};
+use onefold_cluster::{ClusterExports, Copies, Mode, Named, Session, Settings};
 use onefold_console::{
     address::{Address, uri},
     failure::Failure,
-    size::counted,
+    size::{Size, counted},
 };
 use onefold_core::{Error, Exports, Kind};
 use onefold_serve::{http, nbd};
@@ -60,7 +61,9 @@ use super::{
 use crate::{
     report::Nbd,
     verbs::{
-        status,
+        copied,
+        copies::{self, Given},
+        replicate, status,
         volume::{self, guard},
         worker::Workers,
     },
@@ -524,8 +527,13 @@ impl Served for Commands {
                 Ok(self.session.volumes()?.into_iter().map(line).collect())
             }
             Request::SnapshotList => to_json(&volume::cluster::snapshots(&self.session)?),
-            _ if self.read_only => {
-                Err(Error::new(Kind::Denied, "the server of the store only reads (--read-only)"))
+            Request::ReceiveList => to_json(&copies::receives(&self.session)?),
+            _ if self.read_only => Err(only_reads()),
+            Request::ReceiveExpire { days } => {
+                let gone = Copies::of(&self.session).expire_receives(days)?;
+                gone.iter().for_each(|name| tracing::info!("{}", replicate::expired(name)));
+                copies::tidy(&self.session);
+                to_json(&gone)
             }
             change => {
                 let clients = |name: &str| {
@@ -541,15 +549,85 @@ impl Served for Commands {
                     guard::clients(&careful, clients)?;
                 }
                 volume::cluster::change_served(&self.exports, &self.session, &change)?;
-                self.exports.forget_list();
-                if let Some(server) = self.server.lock().as_ref() {
-                    server.volumes_changed();
-                }
+                self.changed();
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)
             }
         }
     }
+
+    fn take(
+        &self,
+        request: Request,
+        input: &mut (dyn Read + Send),
+        progress: &mut Tell<'_>,
+    ) -> Result<Value, Error> {
+        if self.read_only {
+            return Err(only_reads());
+        }
+        // From now on the client sends.
+        progress("ready", 0, 0)?;
+        let input = BufReader::with_capacity(PIECE_BYTES, stream::Pieces::new(input));
+        match request {
+            Request::Import { name, domain } => {
+                copies::one_domain(domain.as_deref())?;
+                let look = &mut |done| progress("importing", done, 0);
+                let bytes = copies::import(&self.session, &name, input, look)?;
+                self.changed();
+                tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
+                to_json(&bytes)
+            }
+            Request::Receive { volume, rollback, domain, .. } => {
+                copies::one_domain(domain.as_deref())?;
+                let look = &mut |done| progress("receiving", done, 0);
+                let ending = &mut |name: &str, step: &mut dyn FnMut() -> Result<(), Error>| {
+                    let exchange = || self.exports.while_exchanged(name, &mut *step);
+                    volume::cluster::while_not_in_use(exchange)
+                };
+                let into = (volume.as_deref(), rollback);
+                let received = Copies::of(&self.session).receive_with(into, input, look, ending);
+                self.changed();
+                copies::tidy(&self.session);
+                let received = received?;
+                tracing::info!("received snapshot '{}'", received.name.escape_debug());
+                to_json(&copied::Received::from(&received))
+            }
+            _ => Err(does_not()),
+        }
+    }
+
+    fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value, Error> {
+        let sent = match &request {
+            Request::Export { name } => copies::give(&self.session, Given::Export(name), output)?,
+            Request::Send { snapshot, from, resume, skip_damaged, .. } => {
+                let what = copied::what(snapshot, from, resume, *skip_damaged)?;
+                copies::give(&self.session, Given::Send(&what), output)?
+            }
+            _ => return Err(does_not()),
+        };
+        to_json(&sent)
+    }
+}
+
+/// Bytes of a stream that are read at once.
+const PIECE_BYTES: usize = 256 << 10;
+
+fn does_not() -> Error {
+    Error::new(Kind::Unsupported, "the server of a cluster store does not do this")
+}
+
+impl Commands {
+    /// Volumes came, went, or hold something else.
+    fn changed(&self) {
+        self.exports.forget_list();
+        if let Some(server) = self.server.lock().as_ref() {
+            server.volumes_changed();
+        }
+    }
+}
+
+fn only_reads() -> Error {
+    Error::new(Kind::Denied, "the server of the store only reads (--read-only)")
 }
 
 fn to_json(value: &impl Serialize) -> Result<Value, Error> {

@@ -24,7 +24,7 @@ use crate::{
         HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Witness, Writes,
     },
     verbs::{
-        grow, replicate, scrub,
+        copied, grow, replicate, scrub,
         volume::{self, guard},
     },
 };
@@ -257,7 +257,7 @@ impl Served for Commands {
                 let copies = Copies::of(&self.store).in_domain(domain);
                 let received = copies.receive(volume.as_deref(), rollback, input, look)?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());
-                json(&replicate::Received::from(&received))
+                json(&copied::Received::from(&received))
             }
             _ => Err(Error::new(Kind::Unsupported, "the server of a block store does not do this")),
         }
@@ -267,7 +267,7 @@ impl Served for Commands {
         let totals = match &request {
             Request::Export { name } => Copies::of(&self.store).export(name, output)?,
             Request::Send { snapshot, from, resume, skip_damaged, .. } => {
-                let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
+                let what = copied::what(snapshot, from, resume, *skip_damaged)?;
                 Copies::of(&self.store).send(&what, output)?
             }
             _ => {
@@ -275,7 +275,7 @@ impl Served for Commands {
                 return Err(Error::new(Kind::Unsupported, message));
             }
         };
-        json(&replicate::Sent::from(&totals))
+        json(&copied::Sent::from(&totals))
     }
 
     fn talk(
@@ -288,9 +288,9 @@ impl Served for Commands {
         let input = BufReader::with_capacity(PIECE_BYTES, input);
         match &request {
             Request::Send { snapshot, from, resume, skip_damaged, .. } => {
-                let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
+                let what = copied::what(snapshot, from, resume, *skip_damaged)?;
                 let totals = copies.negotiate(&what, &nonce, output, input)?;
-                json(&replicate::Sent::from(&totals))
+                json(&copied::Sent::from(&totals))
             }
             Request::Receive { volume, rollback, domain, .. } => {
                 let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
@@ -299,7 +299,7 @@ impl Served for Commands {
                 let received =
                     copies.receive_or_negotiate(into, *rollback, input, output, &nonce, look)?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());
-                json(&replicate::Received::from(&received))
+                json(&copied::Received::from(&received))
             }
             _ => Err(Error::new(Kind::Unsupported, "the server of a block store does not do this")),
         }

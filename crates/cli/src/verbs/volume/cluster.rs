@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_cluster::{ClusterExports, Session, Settings, Snapshot, Snapshots, What};
+use onefold_cluster::{ClusterExports, Copies, Session, Settings, Snapshot, Snapshots, What};
 use onefold_core::{Error, Kind, Result};
 
 use onefold::parts::{
@@ -66,8 +66,8 @@ pub(in crate::verbs) fn change_served(
     finish(session, request)
 }
 
-/// Tries again while a server's own work keeps a volume in use.
-fn while_not_in_use(change: impl Fn() -> Result<()>) -> Result<()> {
+/// Tries again while a server's own work, or a client that is just leaving, keeps a volume in use.
+pub(in crate::verbs) fn while_not_in_use(mut change: impl FnMut() -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     loop {
         match change() {
@@ -83,9 +83,9 @@ fn while_not_in_use(change: impl Fn() -> Result<()>) -> Result<()> {
 fn detaches(request: &Request) -> Option<String> {
     let of_snapshot = |name: &str| name.rsplit_once('@').map(|(volume, _)| volume.to_owned());
     match request {
-        Request::VolumeResize { name, .. } | Request::VolumeDelete { name, .. } => {
-            Some(name.clone())
-        }
+        Request::VolumeResize { name, .. }
+        | Request::VolumeDelete { name, .. }
+        | Request::VolumePromote { name } => Some(name.clone()),
         Request::SnapshotRollback { name, .. } => of_snapshot(name),
         Request::SnapshotDelete { name, .. } => Some(name.clone()),
         _ => None,
@@ -118,6 +118,8 @@ fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
             Err(Error::new(Kind::Unsupported, why))
         }
         Request::SnapshotClone { of, name } => Snapshots::of(session).clone_volume(of, name),
+        Request::VolumePromote { name } => Copies::of(session).promote(name),
+        Request::ReceiveAbort { volume } => Copies::of(session).abort_receive(volume),
         Request::SnapshotRename { .. } => {
             let why = "snapshots of a cluster store can't be renamed";
             Err(Error::new(Kind::Unsupported, why))
@@ -136,6 +138,7 @@ fn finish<E: From<Error>>(session: &Session, request: &Request) -> Result<(), E>
         Request::VolumeDelete { .. }
             | Request::SnapshotDelete { .. }
             | Request::SnapshotRollback { .. }
+            | Request::ReceiveAbort { .. }
     );
     if frees {
         while session.delete_step()? {}

@@ -197,7 +197,8 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Makes a replica, which only `onefold receive` changes, an ordinary volume. Block stores only
+    /// Makes a replica, which only `onefold receive` changes, an ordinary volume. Block and cluster
+    /// stores
     #[command(after_help = "Examples:\n  onefold volume promote disk.onefold vm1")]
     Promote {
         /// The store
@@ -317,9 +318,12 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             change(&store, answer, |_| Ok(Request::VolumeDelete { name, force }))
         }),
         Verb::Promote { store, name, answer } => {
-            let file = super::block_store(&store)?;
             let request = Request::VolumePromote { name };
-            block::change(&file, &request)?;
+            match Found::at(&store)? {
+                Found::Block(file) => block::change(&file, &request)?,
+                Found::Cluster(url) => cluster::change(&url, &request)?,
+                other => return Err(refused(&store, &other, "it has no replicas")),
+            }
             answer.tell(&done(&request), said(&request))
         }
         Verb::Set { store, name, no_dedup, limit_iops, limit_bytes, quota, answer } => {

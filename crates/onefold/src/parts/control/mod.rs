@@ -548,6 +548,19 @@ impl From<ReceiveState> for ReceiveLine {
     }
 }
 
+impl From<onefold_cluster::ReceiveState> for ReceiveLine {
+    fn from(receive: onefold_cluster::ReceiveState) -> ReceiveLine {
+        ReceiveLine {
+            name: receive.name,
+            bytes: receive.bytes,
+            received_bytes: receive.received_bytes,
+            token: receive.token.to_string(),
+            heard_ms: receive.heard_ms,
+            at_work: receive.at_work,
+        }
+    }
+}
+
 /// The kinds by their names on the wire.
 const KINDS: [(Kind, &str); 11] = [
     (Kind::InvalidInput, "invalid-input"),

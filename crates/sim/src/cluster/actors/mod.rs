@@ -1,6 +1,7 @@
 //! The lives of actors.
 
 pub(crate) mod gateway;
+pub(crate) mod receiver;
 pub(crate) mod renamer;
 pub(crate) mod snapper;
 pub(crate) mod steward;
@@ -178,7 +179,10 @@ fn call(
         let (sectors, chunk) = (bytes as usize / SECTOR, params.chunk_bytes as usize / SECTOR);
         (inner.rng.below(of), sectors, chunk)
     };
+    let receives = world.inner().params.receives;
     match what {
+        // Somebody waits for snapshots to send.
+        85.. if receives => live(world, session, attached, actor, at),
         0..10 => write_together(world, session, attached, (actor, at), sectors, chunk),
         _ => attached
             .with(|volume| call_of(world, session, volume, (actor, at), what, sectors, chunk)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_cluster::{Attached, Mode, Session, Snapshots, Volume, What};
 use onefold_core::{Error, Kind};
 
-use super::{ALL, attach, call, chance, note, open};
+use super::{ALL, attach, call, chance, note, open, receiver};
 use crate::{
     checker::{Checker, Failure},
     cluster::{model::SECTOR, store::SimStore, world::World},
@@ -174,6 +174,8 @@ fn use_clone(
 /// Reads a snapshot, and compares it with what its volume held at its moment.
 pub(crate) fn check(world: &Arc<World>, session: &Arc<Session>, name: &str) -> Result<(), Error> {
     let volume = Snapshots::of(session).attach(name)?;
+    // A copy holds what the snapshot holds that was sent.
+    let of = receiver::layer_of(world, session, name)?.unwrap_or(volume.id());
     let mut bytes = vec![0xaa; volume.bytes() as usize];
     let read = read(&volume, &mut bytes);
     // One that is deleted meanwhile gives what it likes.
@@ -182,7 +184,7 @@ pub(crate) fn check(world: &Arc<World>, session: &Arc<Session>, name: &str) -> R
         _ => return Ok(()),
     }
     let mut inner = world.inner();
-    if let Some(message) = inner.model.check_layer(volume.id(), &bytes) {
+    if let Some(message) = inner.model.check_layer(of, &bytes) {
         let finding = Failure::new(Checker::SnapshotContent, format!("{name}: {message}"));
         inner.fail(finding);
     }

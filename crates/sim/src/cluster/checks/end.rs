@@ -9,7 +9,7 @@ use super::decay;
 use crate::{
     checker::{Checker, Failure},
     cluster::{
-        actors::{self, renamer, snapper},
+        actors::{self, receiver, renamer, snapper},
         checks,
         model::SECTOR,
         params::Params,
@@ -71,6 +71,9 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
         while volume.discard_step()? {}
         compare(world, &volume, actor, n)?;
         volumes.push(volume);
+    }
+    if params.receives {
+        receiver::give_up(world, &session)?;
     }
     if params.snapshots {
         snapper::check_all(world, &session)?;

@@ -1,4 +1,9 @@
-//! The stream of a snapshot or a volume: what `send` writes and `receive` reads.
+//! The stream of a snapshot or a volume: what `send` writes and `receive` reads, for all engines that
+//! have volumes.
+//!
+//! [`StreamWriter`] and [`StreamReader`] are its bytes, which `docs/format.md` describes. [`Sender`] decides in
+//! which form blocks are sent, and [`Cursor`] when a receiver's place becomes durable. Which blocks are sent, and
+//! where they go, is the engines' own.
 //!
 //! The stream begins with 16 bytes, of which the last one is the version ([`Form`]). Then come frames.
 //! Each has a header of 32 bytes, a payload of at most 1 MiB, and 32 bytes that prove it and all before
@@ -25,43 +30,58 @@
 //! and read as errors where the stream is received. A receiver that does not know them refuses the
 //! stream before it takes anything of it.
 
+mod cursor;
 mod frames;
-pub(crate) mod negotiation;
-pub(crate) mod offer;
+pub mod negotiation;
+mod no_dedup;
+mod offer;
+mod piece;
 mod read;
+mod send;
+mod token;
 mod write;
 
-pub use offer::{HeldProof, Offer};
+pub use cursor::{CURSOR_BLOCKS, Cursor};
+pub use no_dedup::{NO_DEDUP_MAX, NoDedup};
+pub use offer::{HeldProof, OFFER_BLOCKS_MAX, OFFER_RUNS_MAX, Offer};
+pub use piece::{Piece, PieceKind, Pieces, is_damage};
 pub use read::{Next, StreamReader};
+pub use send::{Parcels, Run, SendWhat, Sender, Sent, Sink, goes_on, read_ahead};
+pub use token::Token;
 pub use write::StreamWriter;
 
-use super::{
-    catalogue::{NAME_MAX, NO_DEDUP_MAX, NoDedup, VOLUME_BLOCKS_MAX},
-    record::from_low_bytes,
-};
+use std::io::Read;
+
+use onefold_core::{Error, Lba, Result};
+
+/// Longest name of a volume in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// Largest volume of any engine: 1 EiB, in blocks.
+pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
 
 /// Bytes of the beginning of every stream.
-pub(crate) const MAGIC_BYTES: usize = 16;
+pub const MAGIC_BYTES: usize = 16;
 
 /// The form of a stream, which its version tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Form {
+pub struct Form {
     /// The sender asks what is missing, and waits for answers.
-    pub(crate) negotiated: bool,
+    pub negotiated: bool,
     /// The sender skips damage: the stream may have lost blocks.
-    pub(crate) skips: bool,
+    pub skips: bool,
 }
 
 impl Form {
     /// The beginning of a stream of this form; its last byte is the version.
-    pub(crate) fn magic(self) -> [u8; MAGIC_BYTES] {
+    pub fn magic(self) -> [u8; MAGIC_BYTES] {
         let mut magic = *b"onefold stream\0\x01";
         magic[15] += u8::from(self.negotiated) + 2 * u8::from(self.skips);
         magic
     }
 
     /// The form of a stream that begins like this; none for what is no stream, or of a newer version.
-    pub(crate) fn of(magic: &[u8; MAGIC_BYTES]) -> Option<Form> {
+    pub fn of(magic: &[u8; MAGIC_BYTES]) -> Option<Form> {
         let all = [(false, false), (true, false), (false, true), (true, true)];
         let mut all = all.into_iter().map(|(negotiated, skips)| Form { negotiated, skips });
         all.find(|form| form.magic() == *magic)
@@ -76,10 +96,10 @@ pub fn negotiates(begins: &[u8; 16]) -> bool {
 }
 
 /// Blocks of a frame of data at most: 1 MiB.
-pub(crate) const DATA_BLOCKS_MAX: u64 = 256;
+pub const DATA_BLOCKS_MAX: u64 = 256;
 
 /// Lost blocks of a frame at most: a receiver notes each.
-pub(crate) const LOST_BLOCKS_MAX: u64 = 8192;
+pub const LOST_BLOCKS_MAX: u64 = 8192;
 
 /// The description of what a stream holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -117,6 +137,28 @@ pub struct Totals {
     pub held: u64,
     /// Blocks that the sender could not read, and skipped.
     pub lost: u64,
+}
+
+/// The number in up to eight little-endian bytes.
+fn from_low_bytes(low: &[u8]) -> u64 {
+    low.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// Reads until the buffer is full or the input ends; gives how much came.
+///
+/// # Errors
+/// `Io`.
+pub fn read_up_to(input: &mut impl Read, into: &mut [u8]) -> Result<usize> {
+    let mut came = 0;
+    while came < into.len() {
+        match input.read(&mut into[came..]) {
+            Ok(0) => break,
+            Ok(n) => came += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::from_io("the stream can't be read", e)),
+        }
+    }
+    Ok(came)
 }
 
 /// The content of a frame, besides its place.

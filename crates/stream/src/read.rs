@@ -4,12 +4,12 @@ use std::io::Read;
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result};
 
-use super::{
+use crate::{
     Begin, Content, DATA_BLOCKS_MAX, Form, Frame, LOST_BLOCKS_MAX, MAGIC_BYTES, Totals,
     frames::{COMPRESSED, FrameReader, Header, Of, bad, fill, first_proof},
     offer::{HeldProof, Offer},
 };
-use crate::format::{catalogue::VOLUME_BLOCKS_MAX, record::from_low_bytes};
+use crate::{VOLUME_BLOCKS_MAX, from_low_bytes};
 
 /// Reads a stream from somebody who is not trusted: every frame is proven before it is looked at,
 /// and costs at most 2 MiB.

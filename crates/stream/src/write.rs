@@ -4,7 +4,7 @@ use std::io::Write;
 
 use onefold_core::{Block, Error, Result};
 
-use super::{
+use crate::{
     Begin, Form, Totals,
     frames::{COMPRESSED, FrameWriter, Of, first_proof, unwritten},
     offer::{HeldProof, Offer},
@@ -15,7 +15,7 @@ const LEVEL: i32 = 1;
 
 /// Writes a stream.
 pub struct StreamWriter<W: Write> {
-    pub(super) frames: FrameWriter<W>,
+    pub(crate) frames: FrameWriter<W>,
     compressor: Option<zstd::bulk::Compressor<'static>>,
     /// For what was compressed.
     small: Vec<u8>,

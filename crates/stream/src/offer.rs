@@ -11,19 +11,19 @@
 
 use onefold_core::{Fingerprint, checksum};
 
-use crate::format::record::from_low_bytes;
+use crate::from_low_bytes;
 
 /// Blocks of an offer at most.
-pub(crate) const OFFER_BLOCKS_MAX: u64 = 65_536;
+pub const OFFER_BLOCKS_MAX: u64 = 65_536;
 
 /// Runs of an offer at most.
-pub(crate) const OFFER_RUNS_MAX: usize = 4096;
+pub const OFFER_RUNS_MAX: usize = 4096;
 
 const RUN_BYTES: usize = 12;
 const FINGERPRINT_BYTES: usize = 16;
 
 /// Bytes of its payload at most.
-pub(super) const OFFER_BYTES_MAX: usize =
+pub(crate) const OFFER_BYTES_MAX: usize =
     4 + OFFER_RUNS_MAX * RUN_BYTES + OFFER_BLOCKS_MAX as usize * FINGERPRINT_BYTES;
 
 /// Blocks that a sender would send, by their fingerprints.
@@ -37,17 +37,17 @@ pub struct Offer {
 
 impl Offer {
     /// The first block.
-    pub(super) fn first(&self) -> u64 {
+    pub(crate) fn first(&self) -> u64 {
         self.runs.first().map_or(0, |run| run.0)
     }
 
     /// The blocks, in the order of their fingerprints.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = u64> {
+    pub fn blocks(&self) -> impl Iterator<Item = u64> {
         self.runs.iter().flat_map(|&(first, blocks)| first..first + blocks)
     }
 
     /// True when the runs rise, do not meet, and lie between two blocks.
-    pub(super) fn lies_in(&self, from: u64, end: u64) -> bool {
+    pub(crate) fn lies_in(&self, from: u64, end: u64) -> bool {
         let mut at = from;
         self.runs.iter().all(|&(first, blocks)| {
             let next = first.checked_add(blocks);
@@ -57,7 +57,7 @@ impl Offer {
         })
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = (self.runs.len() as u32).to_le_bytes().to_vec();
         for (first, blocks) in &self.runs {
             bytes.extend_from_slice(&first.to_le_bytes());
@@ -67,7 +67,7 @@ impl Offer {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Offer> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Offer> {
         let (count, rest) = bytes.split_at_checked(4)?;
         let count = from_low_bytes(count) as usize;
         if !(1..=OFFER_RUNS_MAX).contains(&count) {
@@ -90,12 +90,12 @@ impl Offer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldProof {
     /// The proof of the frame before.
-    pub(super) key: [u8; 32],
-    pub(super) digest: [u8; 32],
+    pub(crate) key: [u8; 32],
+    pub(crate) digest: [u8; 32],
 }
 
 impl HeldProof {
-    pub(super) fn of(key: [u8; 32], data: &[u8]) -> HeldProof {
+    pub(crate) fn of(key: [u8; 32], data: &[u8]) -> HeldProof {
         HeldProof { key, digest: checksum::chunk_name(&key, data) }
     }
 

@@ -27,7 +27,7 @@ use std::io::{Read, Write};
 
 use onefold_core::{Algorithm, Error, Kind, Result, checksum};
 
-use super::{
+use crate::{
     Form,
     frames::{FrameReader, FrameWriter, Of, fill, unwritten},
 };
@@ -75,7 +75,7 @@ impl Agreed {
 }
 
 /// The sender's side of the answers.
-pub(crate) struct Asking<R: Read>(FrameReader<R>);
+pub struct Asking<R: Read>(FrameReader<R>);
 
 impl<R: Read> Asking<R> {
     /// Begins to negotiate with the receiver; gives the key of the stream's first frame.
@@ -83,7 +83,7 @@ impl<R: Read> Asking<R> {
     /// # Errors
     /// `InvalidInput` when the receiver's store has another secret; `Corrupt` for what is no answer;
     /// `Unsupported` for one of a newer version; `Io`.
-    pub(crate) fn begin(
+    pub fn begin(
         out: &mut impl Write,
         mut answers: R,
         secret: &[u8; 32],
@@ -122,7 +122,7 @@ impl<R: Read> Asking<R> {
     ///
     /// # Errors
     /// `Corrupt` for another answer; `Io` when none comes.
-    pub(crate) fn missing(&mut self, blocks: usize) -> Result<Vec<bool>> {
+    pub fn missing(&mut self, blocks: usize) -> Result<Vec<bool>> {
         let (header, bits) = self.0.raw().map_err(silent)?;
         let spare = |at: usize| bits.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1);
         let whole = header.kind == Of::Missing
@@ -140,7 +140,7 @@ impl<R: Read> Asking<R> {
     ///
     /// # Errors
     /// As [`missing`](Self::missing).
-    pub(crate) fn done(&mut self) -> Result<()> {
+    pub fn done(&mut self) -> Result<()> {
         let (header, payload) = self.0.raw().map_err(silent)?;
         let done = header.kind == Of::Done && payload.is_empty();
         if done { Ok(()) } else { Err(senseless()) }
@@ -148,7 +148,7 @@ impl<R: Read> Asking<R> {
 }
 
 /// The receiver's side of the answers.
-pub(crate) struct Answering<W: Write>(FrameWriter<W>);
+pub struct Answering<W: Write>(FrameWriter<W>);
 
 impl<W: Write> Answering<W> {
     /// Welcomes a sender, of whose stream the first 16 bytes were read; gives the key of the stream's
@@ -156,7 +156,7 @@ impl<W: Write> Answering<W> {
     ///
     /// # Errors
     /// `InvalidInput` when the sender's store has another secret; `Io`.
-    pub(crate) fn begin(
+    pub fn begin(
         input: &mut impl Read,
         mut out: W,
         secret: &[u8; 32],
@@ -178,7 +178,7 @@ impl<W: Write> Answering<W> {
     }
 
     /// Answers an offer.
-    pub(crate) fn missing(&mut self, missing: &[bool]) -> Result<()> {
+    pub fn missing(&mut self, missing: &[bool]) -> Result<()> {
         let mut bits = vec![0; missing.len().div_ceil(8)];
         for (n, _) in missing.iter().enumerate().filter(|(_, missing)| **missing) {
             bits[n / 8] |= 1 << (n % 8);
@@ -188,7 +188,7 @@ impl<W: Write> Answering<W> {
     }
 
     /// The snapshot of so many blocks is durable.
-    pub(crate) fn done(&mut self, blocks: u64) -> Result<()> {
+    pub fn done(&mut self, blocks: u64) -> Result<()> {
         self.0.put(Of::Done, 0, 0, blocks, &[])?;
         self.0.flush()
     }

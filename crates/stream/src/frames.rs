@@ -4,16 +4,16 @@ use std::io::{ErrorKind, Read, Write};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, checksum};
 
-use super::{DATA_BLOCKS_MAX, MAGIC_BYTES, offer::OFFER_BYTES_MAX};
-use crate::format::record::from_low_bytes;
+use crate::from_low_bytes;
+use crate::{DATA_BLOCKS_MAX, MAGIC_BYTES, offer::OFFER_BYTES_MAX};
 
-pub(super) const HEADER_BYTES: usize = 32;
-pub(super) const PROOF_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
+pub(crate) const PROOF_BYTES: usize = 32;
 const PAYLOAD_MAX: usize = DATA_BLOCKS_MAX as usize * BLOCK_BYTES;
-pub(super) const COMPRESSED: u8 = 1;
+pub(crate) const COMPRESSED: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
+pub(crate) enum Of {
     Begin = 1,
     Hole = 2,
     Zeroes = 3,
@@ -48,7 +48,7 @@ impl Of {
 }
 
 /// The proof before the first frame of a stream that begins like this.
-pub(super) fn first_proof(magic: &[u8; MAGIC_BYTES]) -> [u8; PROOF_BYTES] {
+pub(crate) fn first_proof(magic: &[u8; MAGIC_BYTES]) -> [u8; PROOF_BYTES] {
     let mut proof = [0; PROOF_BYTES];
     proof[..MAGIC_BYTES].copy_from_slice(magic);
     proof[MAGIC_BYTES..].copy_from_slice(magic);
@@ -56,21 +56,21 @@ pub(super) fn first_proof(magic: &[u8; MAGIC_BYTES]) -> [u8; PROOF_BYTES] {
 }
 
 /// Writes frames.
-pub(super) struct FrameWriter<W: Write> {
-    pub(super) out: W,
+pub(crate) struct FrameWriter<W: Write> {
+    pub(crate) out: W,
     /// The proof of the last frame.
-    pub(super) proof: [u8; PROOF_BYTES],
+    pub(crate) proof: [u8; PROOF_BYTES],
     sequence: u64,
     buffer: Vec<u8>,
 }
 
 impl<W: Write> FrameWriter<W> {
     /// Of frames whose first one is proven with this key.
-    pub(super) fn new(out: W, key: [u8; PROOF_BYTES]) -> FrameWriter<W> {
+    pub(crate) fn new(out: W, key: [u8; PROOF_BYTES]) -> FrameWriter<W> {
         FrameWriter { out, proof: key, sequence: 0, buffer: Vec::new() }
     }
 
-    pub(super) fn put(
+    pub(crate) fn put(
         &mut self,
         kind: Of,
         flags: u8,
@@ -91,33 +91,33 @@ impl<W: Write> FrameWriter<W> {
         self.out.write_all(&self.buffer).map_err(unwritten)
     }
 
-    pub(super) fn flush(&mut self) -> Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<()> {
         self.out.flush().map_err(unwritten)
     }
 }
 
-pub(super) fn unwritten(error: std::io::Error) -> Error {
+pub(crate) fn unwritten(error: std::io::Error) -> Error {
     Error::from_io("the stream can't be written", error)
 }
 
 /// Reads frames from somebody who is not trusted: each is proven before it is looked at, and costs at
 /// most 2 MiB.
-pub(super) struct FrameReader<R: Read> {
-    pub(super) input: R,
+pub(crate) struct FrameReader<R: Read> {
+    pub(crate) input: R,
     /// The proof of the last frame.
-    pub(super) proof: [u8; PROOF_BYTES],
+    pub(crate) proof: [u8; PROOF_BYTES],
     sequence: u64,
-    pub(super) keeps_order: bool,
+    pub(crate) keeps_order: bool,
 }
 
 impl<R: Read> FrameReader<R> {
     /// Of frames whose first one is proven with this key.
-    pub(super) fn new(input: R, key: [u8; PROOF_BYTES]) -> FrameReader<R> {
+    pub(crate) fn new(input: R, key: [u8; PROOF_BYTES]) -> FrameReader<R> {
         FrameReader { input, proof: key, sequence: 0, keeps_order: true }
     }
 
     /// A header and its payload, proven.
-    pub(super) fn raw(&mut self) -> Result<(Header, Vec<u8>)> {
+    pub(crate) fn raw(&mut self) -> Result<(Header, Vec<u8>)> {
         let mut bytes = vec![0; HEADER_BYTES];
         fill(&mut self.input, &mut bytes)?;
         let header = Header::decode(&bytes).ok_or_else(|| bad("header of a frame"))?;
@@ -138,24 +138,24 @@ impl<R: Read> FrameReader<R> {
     }
 }
 
-pub(super) fn bad(what: &str) -> Error {
+pub(crate) fn bad(what: &str) -> Error {
     Error::new(Kind::Corrupt, format!("the stream is damaged: a wrong {what}"))
 }
 
-pub(super) fn fill(input: &mut impl Read, into: &mut [u8]) -> Result<()> {
+pub(crate) fn fill(input: &mut impl Read, into: &mut [u8]) -> Result<()> {
     input.read_exact(into).map_err(|e| match e.kind() {
         ErrorKind::UnexpectedEof => Error::new(Kind::Io, "the stream ends before its end"),
         _ => Error::from_io("the stream can't be read", e),
     })
 }
 
-pub(super) struct Header {
-    pub(super) kind: Of,
-    pub(super) flags: u8,
+pub(crate) struct Header {
+    pub(crate) kind: Of,
+    pub(crate) flags: u8,
     payload: usize,
     sequence: u64,
-    pub(super) first: u64,
-    pub(super) blocks: u64,
+    pub(crate) first: u64,
+    pub(crate) blocks: u64,
 }
 
 impl Header {

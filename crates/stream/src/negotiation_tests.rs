@@ -3,7 +3,7 @@ use std::io::Cursor;
 use onefold_core::Fingerprint;
 
 use super::*;
-use crate::format::stream::{
+use crate::{
     Begin, Next, StreamReader, StreamWriter,
     offer::{OFFER_BLOCKS_MAX, OFFER_RUNS_MAX, Offer},
 };

@@ -1,0 +1,233 @@
+//! Copies of volumes: snapshots sent to other stores and received from them, of any engine; raw images.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`walk`] | which blocks are sent: object by object, those that are not as in another snapshot |
+//! | [`send`] | a snapshot, or a volume, as a stream |
+//! | [`images`] | a stream of raw data becomes a volume |
+//! | [`receive`] | a stream becomes a snapshot, and its volume holds it |
+//!
+//! *Invariant:* what is copied has no name until all of it is durable. What was imported in part is deleted by
+//! workers; what was received in part waits for its sender.
+
+mod images;
+mod receive;
+mod send;
+mod walk;
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use onefold_core::{Error, Kind, Result, Ticket};
+
+pub use self::{
+    receive::{Ending, Received},
+    send::Sending,
+};
+use crate::{
+    kernel::Kernel,
+    layers::{received, snapshots::Snapshots},
+    names::Names,
+    replies::failed,
+    session::Session,
+    volume::Volume,
+};
+
+/// Bytes of writes of a copy that may wait for their answers.
+const WAITING_BYTES: usize = 16 << 20;
+
+/// A snapshot that is being received, or of which the sender went away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceiveState {
+    /// The snapshot as it will be called, like `vm1@monday`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes from the beginning that are there.
+    pub received_bytes: u64,
+    /// When it began, or more of these bytes came last, in milliseconds since 1970.
+    pub heard_ms: u64,
+    /// Somebody sends it right now.
+    pub at_work: bool,
+    /// By which the sender goes on.
+    pub token: onefold_stream::Token,
+}
+
+/// The copies of a store.
+pub struct Copies<'s>(&'s Arc<Session>);
+
+impl<'s> Copies<'s> {
+    /// The copies of the session's store.
+    #[must_use]
+    pub fn of(session: &'s Arc<Session>) -> Copies<'s> {
+        Copies(session)
+    }
+
+    fn kernel(&self) -> &'s Kernel {
+        self.0.kernel()
+    }
+
+    /// The receives that are under way or were cut off.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn receives(&self) -> Result<Vec<ReceiveState>> {
+        let all = received::receives(self.kernel())?;
+        let told = all.into_iter().map(|receive| {
+            let (coming, progress) = (&receive.coming, &receive.progress);
+            Ok(ReceiveState {
+                name: coming.full_name(),
+                bytes: coming.blocks * 4096,
+                received_bytes: progress.cursor * 4096,
+                heard_ms: progress.heard_ms,
+                at_work: received::is_at_work(self.kernel(), &receive)?,
+                token: onefold_stream::Token {
+                    guid: coming.guid,
+                    base: coming.base,
+                    cursor: progress.cursor,
+                },
+            })
+        });
+        told.collect()
+    }
+
+    /// Gives up what is being received for a volume. Workers free what it holds.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while somebody sends it; the store's.
+    pub fn abort_receive(&self, volume: &str) -> Result<()> {
+        let mut all = received::receives(self.kernel())?;
+        all.retain(|receive| receive.coming.volume == volume);
+        if all.is_empty() {
+            let what =
+                format!("nothing is being received for a volume '{}'", volume.escape_debug());
+            return Err(Error::new(Kind::NotFound, what));
+        }
+        all.iter().try_for_each(|receive| received::give_up(self.0, receive))
+    }
+
+    /// Gives up all receives for which nothing has come for so many days, and that nobody sends right now; gives the
+    /// names of their snapshots.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn expire_receives(&self, days: u32) -> Result<Vec<String>> {
+        let most_ms = u128::from(days) * 24 * 3600 * 1000;
+        let now = self.kernel().store().time().as_millis();
+        let mut gone = Vec::new();
+        for receive in received::receives(self.kernel())? {
+            if now.saturating_sub(u128::from(receive.progress.heard_ms)) < most_ms {
+                continue;
+            }
+            match received::give_up(self.0, &receive) {
+                Ok(()) => gone.push(receive.coming.full_name()),
+                Err(busy) if busy.kind() == Kind::Busy => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Makes a replica an ordinary volume.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidInput` when it is no replica, or while a snapshot of it is received.
+    pub fn promote(&self, volume: &str) -> Result<()> {
+        received::promote(self.0, volume)
+    }
+
+    /// The number that tells a snapshot from any other, which its copies in other stores have, too.
+    ///
+    /// # Errors
+    /// `NotFound`; the store's.
+    pub fn guid(&self, snapshot: &str) -> Result<[u8; 16]> {
+        received::guid(self.kernel(), &Snapshots::of(self.0).find(snapshot)?)
+    }
+}
+
+/// Writes to a volume that is filled, some of which wait for their answers.
+struct Filling<'v> {
+    volume: &'v Volume,
+    waiting: VecDeque<(Ticket, usize)>,
+    bytes: usize,
+}
+
+impl<'v> Filling<'v> {
+    fn new(volume: &'v Volume) -> Filling<'v> {
+        Filling { volume, waiting: VecDeque::new(), bytes: 0 }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        while !self.waiting.is_empty() && self.bytes + data.len() > WAITING_BYTES {
+            self.wait_for_one()?;
+        }
+        let ticket = self.volume.write_later(offset, data)?;
+        self.waiting.push_back((ticket, data.len()));
+        self.bytes += data.len();
+        Ok(())
+    }
+
+    fn wait_for_one(&mut self) -> Result<()> {
+        let Some((ticket, bytes)) = self.waiting.pop_front() else { return Ok(()) };
+        self.bytes -= bytes;
+        self.volume.wait_for(ticket)
+    }
+
+    /// Waits until all is durable.
+    fn settle(&mut self) -> Result<()> {
+        while !self.waiting.is_empty() {
+            self.wait_for_one()?;
+        }
+        Ok(())
+    }
+}
+
+/// A number that this session fills, as long as this lives.
+struct Busy<'s>(&'s Session, u64);
+
+impl<'s> Busy<'s> {
+    /// Nothing when this session fills it already.
+    fn of(session: &'s Session, id: u64) -> Option<Busy<'s>> {
+        session.leaving().filling().lock().insert(id).then_some(Busy(session, id))
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.leaving().filling().lock().remove(&self.1);
+    }
+}
+
+/// The lease of what is filled is renewed so many times while it lasts.
+const RENEWALS: u32 = 4;
+
+/// Keeps the locks of what is filled.
+struct Renewal<'k> {
+    kernel: &'k Kernel,
+    /// The number of what has a record of this session.
+    filled: Option<u64>,
+    last: Duration,
+}
+
+impl<'k> Renewal<'k> {
+    fn of(kernel: &'k Kernel, filled: Option<u64>) -> Renewal<'k> {
+        Renewal { kernel, filled, last: kernel.store().monotonic() }
+    }
+
+    /// Asks for more time when some of it is over.
+    ///
+    /// # Errors
+    /// `Busy` or `Stopped` when another session has it.
+    fn when_due(&mut self, volume: &Volume) -> Result<()> {
+        let (settings, now) = (self.kernel.settings(), self.kernel.store().monotonic());
+        let lease = settings.volume_lease.min(settings.lease);
+        if now.saturating_sub(self.last) * RENEWALS < lease {
+            return Ok(());
+        }
+        self.last = now;
+        if let Some(id) = self.filled {
+            let kept = Names::of(self.kernel).keep_filling(id);
+            kept.map_err(|why| failed("what is being filled", why))?;
+        }
+        volume.renew()
+    }
+}
