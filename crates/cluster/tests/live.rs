@@ -488,8 +488,32 @@ fn gated(store: &MemoryObjects, gate: &Arc<Gate>, kind: fn(&Write) -> bool) -> A
 
 #[test]
 fn rule_12_a_client_that_keeps_trimming_keeps_no_snapshot_at_work() {
+    const TOO_MANY: u32 = 4000;
     let store = new_store();
-    let session = trimming(Arc::new(store.session("server")));
+    let snapper: Arc<Mutex<Option<thread::ThreadId>>> = Arc::default();
+    let (steps, trims) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (more, asked) = std::sync::mpsc::channel::<()>();
+    let (is_snapper, counted, trimmed) = (snapper.clone(), steps.clone(), trims.clone());
+    // Before each step that the snapshot waits for the client trims all once more, if it is let.
+    let more = Mutex::new(Some(more));
+    let fault = move |op: &Write| {
+        if !advances(op) || *is_snapper.lock().unwrap() != Some(thread::current().id()) {
+            return None;
+        }
+        let before = trimmed.load(SeqCst);
+        let mut more = more.lock().unwrap();
+        if counted.fetch_add(1, SeqCst) >= TOO_MANY {
+            *more = None;
+        }
+        if more.as_ref().is_some_and(|more| more.send(()).is_ok()) {
+            let begun = std::time::Instant::now();
+            while trimmed.load(SeqCst) == before && begun.elapsed() < Duration::from_millis(5) {
+                thread::yield_now();
+            }
+        }
+        None
+    };
+    let session = trimming(Arc::new(Faulty { store: store.session("server"), fault }));
     session.create_volume("v", MANY * OBJECT).unwrap();
     let exports = ClusterExports::new(session, Mode::Own);
     let volume = exports.open("v").unwrap();
@@ -497,20 +521,24 @@ fn rule_12_a_client_that_keeps_trimming_keeps_no_snapshot_at_work() {
     for _ in 0..8 {
         trim_all(&*volume);
     }
-    let (taken, in_time) = (AtomicBool::new(false), AtomicBool::new(true));
+    let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            let begun = std::time::Instant::now();
-            while !taken.load(SeqCst) && in_time.load(SeqCst) {
-                trim_all(&*volume);
-                in_time.store(begun.elapsed() < NEVER, SeqCst);
+        let (volume, done, trims) = (&volume, &done, &trims);
+        scope.spawn(move || {
+            while !done.load(SeqCst) {
+                if asked.recv_timeout(Duration::from_millis(10)).is_ok() {
+                    trim_all(&**volume);
+                    trims.fetch_add(1, SeqCst);
+                }
             }
         });
-        exports.snapshot("v@a").unwrap();
-        exports.clone_volume("v", "c").unwrap();
-        taken.store(true, SeqCst);
+        *snapper.lock().unwrap() = Some(thread::current().id());
+        let taken = exports.snapshot("v@a");
+        done.store(true, SeqCst);
+        taken.unwrap();
     });
-    assert!(in_time.load(SeqCst), "the snapshot waited for the last trim");
+    assert!(trims.load(SeqCst) > 0, "the client did nothing");
+    assert!(steps.load(SeqCst) < TOO_MANY, "the snapshot waits for trims that come later");
     assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 0);
 }
 
