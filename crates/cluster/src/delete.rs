@@ -29,9 +29,10 @@ use crate::{
     rules::Rule,
     session::Session,
     volume::{
-        Mode, Volume,
+        GoesOn, Mode, Volume,
         header::{self, Bits, LOCK, OWNER},
         kept_in_layers::give_back,
+        trims_first::{Wait, apply_all},
     },
 };
 
@@ -375,6 +376,23 @@ impl Session {
     /// # Errors
     /// `Busy`: another server writes to the volume. Otherwise as [`Volume::attach`].
     pub fn resize_volume(self: &Arc<Self>, name: &str, bytes: u64) -> Result<()> {
+        self.resize_volume_by(name, bytes, Wait::unbounded())
+    }
+
+    /// The same in a server, for one who asks whether to go on: it waits for long trims of the volume for a bounded time.
+    ///
+    /// # Errors
+    /// As [`resize_volume`](Self::resize_volume); those of who asks; `Busy` when its trims take long.
+    pub fn resize_volume_while(
+        self: &Arc<Self>,
+        name: &str,
+        bytes: u64,
+        goes_on: GoesOn<'_>,
+    ) -> Result<()> {
+        self.resize_volume_by(name, bytes, Wait::served(goes_on))
+    }
+
+    fn resize_volume_by(self: &Arc<Self>, name: &str, bytes: u64, wait: Wait<'_>) -> Result<()> {
         valid_size(bytes)?;
         // Attaching fences the previous owner, so that none of its operations writes into the part
         // that is cut off.
@@ -385,8 +403,13 @@ impl Session {
             || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug())),
         )?;
         if bytes < old.bytes {
+            // Nothing was changed yet.
+            if let Err(error) = apply_all(&volume, wait) {
+                // Where this fails its lock ends with its lease.
+                let _ = volume.detach();
+                return Err(error);
+            }
             volume.inherit_less(bytes)?;
-            while volume.discard_step()? {}
             volume.discard(bytes, old.bytes - bytes)?;
             while volume.discard_step()? {}
         }

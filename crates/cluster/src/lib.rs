@@ -81,4 +81,4 @@ pub use sealing::keys::{change_keys, erase_keys, key_areas, open_keys};
 pub use session::Session;
 pub use settings::{Dedup, KeySource, Settings};
 pub use status::{Look, Sampled, Status};
-pub use volume::{Attached, ClusterExports, Mode, Volume};
+pub use volume::{Attached, ClusterExports, GoesOn, Mode, Volume};

@@ -411,3 +411,281 @@ fn clients_go_on_when_a_snapshot_is_refused_or_the_volume_can_not_be_attached_at
     session.create_volume("v", BYTES).unwrap();
     assert_eq!(write(5).unwrap_err().kind(), Kind::NotFound);
 }
+
+/// Objects of a volume that long trims need many steps for.
+const MANY: u64 = 16;
+
+/// Objects that trims punch at once, at most, in [`trimming`].
+const DIRECT: u64 = 2;
+
+fn trimming(store: Arc<dyn ObjectStore>) -> Arc<Session> {
+    let settings = Settings { cold: Duration::ZERO, direct_objects: DIRECT, ..Settings::default() };
+    Arc::new(Session::open(store, settings).unwrap())
+}
+
+fn write_all(volume: &dyn Volume) {
+    for index in 0..MANY {
+        let ticket = volume.write(index * OBJECT, &block(7)).unwrap();
+        volume.wait(ticket).unwrap();
+    }
+}
+
+fn trim_all(volume: &dyn Volume) {
+    let ticket = volume.trim(0, MANY * OBJECT).unwrap();
+    volume.wait(ticket).unwrap();
+}
+
+/// True for an operation that says how far a long trim is.
+fn advances(op: &Write) -> bool {
+    op.object.name.starts_with("v.")
+        && op.changes.iter().any(|change| match change {
+            Change::SetOmap(pairs) => pairs.len() == 1 && pairs[0].0.starts_with(b"D"),
+            Change::DropOmap(keys) => keys.iter().any(|key| key.starts_with(b"D")),
+            _ => false,
+        })
+}
+
+/// No test waits longer for what would never come.
+const NEVER: Duration = Duration::from_secs(60);
+
+/// Holds up the one who comes, once it is armed, until it is released.
+#[derive(Default)]
+struct Gate {
+    armed: AtomicBool,
+    reached: AtomicBool,
+    released: AtomicBool,
+}
+
+impl Gate {
+    fn pass(&self) {
+        if self.armed.swap(false, SeqCst) {
+            self.reached.store(true, SeqCst);
+            until(&self.released);
+        }
+    }
+}
+
+/// False when it does not come.
+fn until(flag: &AtomicBool) -> bool {
+    let begun = std::time::Instant::now();
+    while !flag.load(SeqCst) && begun.elapsed() < NEVER {
+        thread::sleep(Duration::from_millis(1));
+    }
+    flag.load(SeqCst)
+}
+
+/// A session whose operations of a kind a gate holds up.
+fn gated(store: &MemoryObjects, gate: &Arc<Gate>, kind: fn(&Write) -> bool) -> Arc<Session> {
+    let gate = gate.clone();
+    let fault = move |op: &Write| {
+        if kind(op) {
+            gate.pass();
+        }
+        None
+    };
+    trimming(Arc::new(Faulty { store: store.session("server"), fault }))
+}
+
+#[test]
+fn rule_12_a_client_that_keeps_trimming_keeps_no_snapshot_at_work() {
+    const TOO_MANY: u32 = 4000;
+    let store = new_store();
+    let snapper: Arc<Mutex<Option<thread::ThreadId>>> = Arc::default();
+    let (steps, trims) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (more, asked) = std::sync::mpsc::channel::<()>();
+    let (is_snapper, counted, trimmed) = (snapper.clone(), steps.clone(), trims.clone());
+    // Before each step that the snapshot waits for the client trims all once more, if it is let.
+    let more = Mutex::new(Some(more));
+    let fault = move |op: &Write| {
+        if !advances(op) || *is_snapper.lock().unwrap() != Some(thread::current().id()) {
+            return None;
+        }
+        let before = trimmed.load(SeqCst);
+        let mut more = more.lock().unwrap();
+        if counted.fetch_add(1, SeqCst) >= TOO_MANY {
+            *more = None;
+        }
+        if more.as_ref().is_some_and(|more| more.send(()).is_ok()) {
+            let begun = std::time::Instant::now();
+            while trimmed.load(SeqCst) == before && begun.elapsed() < Duration::from_millis(5) {
+                thread::yield_now();
+            }
+        }
+        None
+    };
+    let session = trimming(Arc::new(Faulty { store: store.session("server"), fault }));
+    session.create_volume("v", MANY * OBJECT).unwrap();
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    write_all(&*volume);
+    for _ in 0..8 {
+        trim_all(&*volume);
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (volume, done, trims) = (&volume, &done, &trims);
+        scope.spawn(move || {
+            while !done.load(SeqCst) {
+                if asked.recv_timeout(Duration::from_millis(10)).is_ok() {
+                    trim_all(&**volume);
+                    trims.fetch_add(1, SeqCst);
+                }
+            }
+        });
+        *snapper.lock().unwrap() = Some(thread::current().id());
+        let taken = exports.snapshot("v@a");
+        done.store(true, SeqCst);
+        taken.unwrap();
+    });
+    assert!(trims.load(SeqCst) > 0, "the client did nothing");
+    assert!(steps.load(SeqCst) < TOO_MANY, "the snapshot waits for trims that come later");
+    assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 0);
+}
+
+#[test]
+fn rule_12_who_waits_for_trims_gives_up_and_ends_with_the_one_who_asked() {
+    let store = new_store();
+    let session = trimming(Arc::new(store.session("server")));
+    session.create_volume("v", MANY * OBJECT).unwrap();
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    write_all(&*volume);
+    for _ in 0..8 {
+        trim_all(&*volume);
+    }
+    let looks = AtomicU32::new(0);
+    let gone = || match looks.fetch_add(1, SeqCst) {
+        0..3 => Ok(()),
+        _ => Err(onefold_core::Error::new(Kind::Stopped, "the one who asked has gone")),
+    };
+    assert_eq!(exports.snapshot_while("v@a", &gone).unwrap_err().kind(), Kind::Stopped);
+    assert_eq!(looks.load(SeqCst), 4);
+    assert_eq!(exports.clone_volume_while("v", "c", &gone).unwrap_err().kind(), Kind::Stopped);
+    let slow = || {
+        store.set_time(store.time() + Duration::from_secs(1));
+        Ok(())
+    };
+    let refused = exports.snapshot_while("v@a", &slow).unwrap_err();
+    assert!(refused.kind() == Kind::Busy && refused.to_string().contains("trims"), "{refused}");
+    // The client goes on, and trims are applied.
+    let ticket = volume.write(0, &block(1)).unwrap();
+    volume.wait(ticket).unwrap();
+    while exports.tend().unwrap() {}
+    exports.snapshot("v@a").unwrap();
+    assert_eq!(block_of(&*exports.open("v@a").unwrap(), 0).unwrap(), 1);
+    // The same where nobody has the volume.
+    for _ in 0..8 {
+        trim_all(&*volume);
+    }
+    drop(volume);
+    exports.while_detached("v", |_| Ok(())).unwrap();
+    let refused = exports.snapshot_while("v@b", &slow).unwrap_err();
+    assert!(refused.kind() == Kind::Busy && refused.to_string().contains("trims"), "{refused}");
+    let resize = |session: &Arc<Session>| session.resize_volume_while("v", OBJECT, &slow);
+    assert_eq!(exports.while_detached("v", resize).unwrap_err().kind(), Kind::Busy);
+    let volume = exports.open("v").unwrap();
+    assert_eq!((block_of(&*volume, 0).unwrap(), volume.size()), (0, MANY * OBJECT));
+}
+
+#[test]
+fn rule_12_trims_of_one_volume_keep_no_other_one_from_being_opened() {
+    let store = new_store();
+    let gate = Arc::new(Gate::default());
+    let session = gated(&store, &gate, advances);
+    session.create_volume("v", MANY * OBJECT).unwrap();
+    session.create_volume("other", BYTES).unwrap();
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    write_all(&*volume);
+    trim_all(&*volume);
+    drop(volume);
+    exports.while_detached("v", |_| Ok(())).unwrap();
+    let used = exports.open("other").unwrap();
+    gate.armed.store(true, SeqCst);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| exports.snapshot("v@a").unwrap());
+        assert!(until(&gate.reached));
+        scope.spawn(|| {
+            exports.snapshot("other@a").unwrap();
+            exports.open("other@a").unwrap();
+            exports.open("other").unwrap();
+            done.store(true, SeqCst);
+        });
+        let in_time = until(&done);
+        gate.released.store(true, SeqCst);
+        assert!(in_time, "another volume waits");
+    });
+    let ticket = used.write(0, &block(1)).unwrap();
+    used.wait(ticket).unwrap();
+}
+
+#[test]
+fn rule_12_a_snapshot_keeps_no_other_volume_from_being_opened() {
+    let store = new_store();
+    let gate = Arc::new(Gate::default());
+    let session = gated(&store, &gate, leaves);
+    session.create_volume("v", BYTES).unwrap();
+    session.create_volume("other", BYTES).unwrap();
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    let ticket = volume.write(0, &block(1)).unwrap();
+    volume.wait(ticket).unwrap();
+    gate.armed.store(true, SeqCst);
+    let (done, waits) = (AtomicBool::new(false), AtomicBool::new(true));
+    thread::scope(|scope| {
+        scope.spawn(|| exports.snapshot("v@a").unwrap());
+        assert!(until(&gate.reached));
+        // Its name stands for the next number already.
+        scope.spawn(|| {
+            let again = exports.open("v").unwrap();
+            waits.store(false, SeqCst);
+            let ticket = again.write(BLOCK, &block(2)).unwrap();
+            again.wait(ticket).unwrap();
+        });
+        scope.spawn(|| {
+            exports.open("other").unwrap();
+            exports.while_detached("other", |_| Ok(())).unwrap();
+            exports.snapshot("other@a").unwrap();
+            done.store(true, SeqCst);
+        });
+        let in_time = until(&done);
+        let waited = waits.load(SeqCst);
+        gate.released.store(true, SeqCst);
+        assert!(in_time, "another volume waits");
+        assert!(waited, "the volume was attached twice");
+    });
+    // Both have the same one.
+    assert_eq!(block_of(&*volume, BLOCK).unwrap(), 2);
+    let held = exports.open("v@a").unwrap();
+    assert_eq!([0, BLOCK].map(|at| block_of(&*held, at).unwrap()), [1, 0]);
+    drop((volume, held));
+    exports.while_detached("v", |_| Ok(())).unwrap();
+    exports.close().unwrap();
+}
+
+#[test]
+fn a_servers_own_work_on_a_volume_is_no_use_of_a_client() {
+    let store = new_store();
+    let gate = Arc::new(Gate::default());
+    let session = gated(&store, &gate, advances);
+    session.create_volume("v", MANY * OBJECT).unwrap();
+    let exports = ClusterExports::new(session, Mode::Own);
+    let volume = exports.open("v").unwrap();
+    write_all(&*volume);
+    trim_all(&*volume);
+    assert_eq!(exports.while_detached("v", |_| Ok(())).unwrap_err().kind(), Kind::Busy);
+    drop(volume);
+    gate.armed.store(true, SeqCst);
+    thread::scope(|scope| {
+        scope.spawn(|| exports.tend().unwrap());
+        assert!(until(&gate.reached));
+        let deleted = scope
+            .spawn(|| exports.while_detached("v", |session| session.delete("v", What::Volume)));
+        // It had time to be refused.
+        thread::sleep(Duration::from_millis(100));
+        gate.released.store(true, SeqCst);
+        deleted.join().unwrap().unwrap();
+    });
+    assert_eq!(exports.open("v").err().unwrap().kind(), Kind::NotFound);
+}

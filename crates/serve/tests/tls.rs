@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use onefold_core::Kind;
+use onefold_serve::http;
 use onefold_serve::nbd::{Limits, Peer, Right, Rights, Server};
 use onefold_serve::tls::{
     Authority, CA, CA_LIST, Credentials, Holder, Identity, Made, SERVER_CERTIFICATE, SERVER_KEY,
@@ -477,4 +478,60 @@ fn rule_41_updates_of_keys_cost_who_asks_for_them() {
     let began = Instant::now();
     let broken = (0..200).position(|_| flush(1).is_err());
     assert!(broken.is_some_and(|n| n < 40), "{broken:?} in {:?}", began.elapsed());
+}
+
+/// Nobody has a volume, and `own` sees the pages.
+struct PagesAlone;
+
+impl Rights for PagesAlone {
+    fn right(&self, _: Peer, _: &str) -> Right {
+        Right::Nothing
+    }
+
+    fn sees_pages(&self, peer: Peer) -> bool {
+        peer == Peer::Certificate(Identity::named("onefold:client/own"))
+    }
+}
+
+/// It has no page.
+struct Empty;
+
+impl http::Site for Empty {
+    fn answer(&self, _: &str, _: http::Audience) -> http::Answer {
+        http::Answer::Missing
+    }
+}
+
+#[test]
+fn rule_12_who_only_begins_handshakes_keeps_nobody_behind_its_address_from_pages() {
+    let secured = secured(Limits::default());
+    let mut pages = http::Server::new(Arc::new(Empty), Vec::new());
+    pages.secure(secured.credentials.clone(), Arc::new(PagesAlone));
+    let address = pages.add_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    pages.start().unwrap();
+    let (own, connect) = (secured.client("own"), || TcpStream::connect(address).unwrap());
+    let (mut session, mut socket) = (secured.session(Some(&own)), connect());
+    session.write_tls(&mut socket).unwrap();
+    while session.is_handshaking() {
+        assert!(session.read_tls(&mut socket).unwrap() > 0, "the server hung up");
+        session.process_new_packets().unwrap();
+    }
+    // Before the client's next message comes, others begin, half of them with their first messages.
+    let strangers: Vec<TcpStream> = (0..4 * http::CONNECTIONS)
+        .map(|n| {
+            let mut stream = connect();
+            if n % 2 == 0 {
+                secured.session(None).write_tls(&mut stream).unwrap();
+            }
+            stream
+        })
+        .collect();
+    // The server had time to let them in.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut stream = StreamOwned::new(session, socket);
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    drop(strangers);
 }

@@ -31,7 +31,10 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Volume, complete, header, owner, parse_owner, resign, settles},
+    volume::{
+        GoesOn, Mode, Volume, complete, header, owner, parse_owner, resign, settles,
+        trims_first::{Wait, apply_all},
+    },
 };
 
 fn missing(name: &str) -> Error {
@@ -67,6 +70,10 @@ pub struct Snapshots<'s> {
     session: &'s Arc<Session>,
     /// The volume that gets another number, and whose clients go on with that.
     live: Option<&'s Volume>,
+    /// How long it waits for long trims.
+    wait: Wait<'s>,
+    /// Hears of the number that a volume gets before its name stands for it.
+    entering: &'s dyn Fn(u64),
 }
 
 /// Records in the format that volumes have layers, and that their parents have stamps.
@@ -85,7 +92,20 @@ impl<'s> Snapshots<'s> {
     /// The snapshots of the session's store.
     #[must_use]
     pub fn of(session: &'s Arc<Session>) -> Snapshots<'s> {
-        Snapshots { session, live: None }
+        Snapshots { session, live: None, wait: Wait::unbounded(), entering: &|_| {} }
+    }
+
+    /// The same in a server, for one who asks whether to go on: steps over a volume wait for its long trims for a
+    /// bounded time.
+    #[must_use]
+    pub fn while_goes_on(self, goes_on: GoesOn<'s>) -> Snapshots<'s> {
+        Snapshots { wait: Wait::served(goes_on), ..self }
+    }
+
+    /// The same, for a volume whose long trims were waited for already. `entering` hears of the number that the volume
+    /// gets, before others can find it.
+    pub(crate) fn alone(self, goes_on: GoesOn<'s>, entering: &'s dyn Fn(u64)) -> Snapshots<'s> {
+        Snapshots { wait: Wait::alone(goes_on), entering, ..self }
     }
 
     fn kernel(&self) -> &'s Kernel {
@@ -312,7 +332,11 @@ impl<'s> Snapshots<'s> {
         self.nothing_may_come(name)?;
         let owns = self.kernel().keeps(Rule::SnapshotByOwner);
         let volume = Volume::attach(self.session, name, if owns { Mode::Own } else { Mode::Read })?;
-        self.make_ready(&volume)?;
+        if let Err(error) = self.make_ready(&volume) {
+            // It goes on as before; where this fails its lock ends with its lease.
+            let _ = volume.detach();
+            return Err(error);
+        }
         let done = self.step(&volume, name, old, does);
         self.leave(volume, old, done.is_ok());
         done
@@ -323,7 +347,9 @@ impl<'s> Snapshots<'s> {
         record_layers(self.kernel())
             .map_err(|why| failed("the catalogue can't be changed", why))?;
         let owns = self.kernel().keeps(Rule::SnapshotByOwner);
-        while owns && volume.discard_step()? {}
+        if owns {
+            apply_all(volume, self.wait)?;
+        }
         Ok(())
     }
 
@@ -432,6 +458,7 @@ impl<'s> Snapshots<'s> {
                 return Err(error);
             }
         }
+        (self.entering)(new.id);
         self.give(name, Some((of, old)), &new).map(|()| new)
     }
 

@@ -7,17 +7,25 @@
 //! *Invariant:* whoever makes a layer of the number has the volume alone. Each write that came before is over, and its
 //! ticket keeps the result. Each that comes later goes to the new number.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use onefold_core::{BlockRead, Changes, Error, Extent, Kind, Result, Ticket, object::Refusal};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::{
     Mode, Volume,
     attach::missing,
     header,
+    long_discards::HeldBack,
     ownership::{Ownership, parse_owner},
     queue::Tickets,
+    trims_first::{GoesOn, Wait, always},
 };
 use crate::{
     format::catalogue::Named,
@@ -26,6 +34,9 @@ use crate::{
     rules::Rule,
     session::Session,
 };
+
+/// How long a step waits for requests that are under way. Clients that come later wait, too.
+const REQUESTS: Duration = Duration::from_secs(10);
 
 enum State {
     Open(Box<Volume>),
@@ -53,6 +64,52 @@ pub struct Attached {
     state: RwLock<State>,
     /// Of all numbers that the volume has one after the other.
     changes: Arc<Changes>,
+    /// No volume that is attached for reading comes to be written to, or the other way round.
+    is_read_only: bool,
+    /// Held by the one who waits for its trims, to take a snapshot.
+    awaited: Mutex<()>,
+    /// Uses by the server itself, which end soon.
+    own_uses: Arc<AtomicUsize>,
+}
+
+/// A use by the server itself, for a step of its work: who wants the volume alone waits for it.
+pub(super) struct OwnUse {
+    /// Gone first, so that no use of a client is taken for one of these.
+    volume: Option<Arc<Attached>>,
+    count: Arc<AtomicUsize>,
+}
+
+impl OwnUse {
+    pub(super) fn of(volume: &Arc<Attached>) -> OwnUse {
+        let count = volume.own_uses.clone();
+        count.fetch_add(1, SeqCst);
+        OwnUse { volume: Some(volume.clone()), count }
+    }
+
+    pub(super) fn volume(&self) -> Option<&Arc<Attached>> {
+        self.volume.as_ref()
+    }
+}
+
+impl Drop for OwnUse {
+    fn drop(&mut self) {
+        drop(self.volume.take());
+        self.count.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Long trims of a volume were waited for. Until it is dropped, further ones come one at a time.
+pub(super) struct Awaited<'a> {
+    _only: MutexGuard<'a, ()>,
+    _held_back: HeldBack,
+}
+
+/// What a step over an attached volume asks and tells.
+#[derive(Clone, Copy)]
+pub(super) struct StepBy<'a> {
+    pub(super) goes_on: GoesOn<'a>,
+    /// Hears of the number that the volume gets, before others can find it.
+    pub(super) entering: &'a dyn Fn(u64),
 }
 
 impl Attached {
@@ -61,7 +118,16 @@ impl Attached {
     pub fn new(session: Arc<Session>, volume: Volume) -> Attached {
         let changes = volume.changes.clone();
         let name = volume.name().to_owned();
-        Attached { session, name, state: RwLock::new(State::Open(Box::new(volume))), changes }
+        let is_read_only = volume.ownership.is_none();
+        Attached {
+            session,
+            name,
+            state: RwLock::new(State::Open(Box::new(volume))),
+            changes,
+            is_read_only,
+            awaited: Mutex::default(),
+            own_uses: Arc::default(),
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -121,39 +187,82 @@ impl Attached {
         }
     }
 
+    /// Uses of the server itself at this moment.
+    pub(super) fn own_uses(&self) -> usize {
+        self.own_uses.load(SeqCst)
+    }
+
     /// Takes a snapshot, `vm1@monday`, of this volume, `vm1`, whose clients wait meanwhile. It holds all that was
     /// acknowledged before, and is durable on return. What clients wrote without waiting for it is in it, too.
     ///
     /// # Errors
-    /// As [`Snapshots::take`]; `Busy` also when a change of a client failed and may still come.
+    /// As [`Snapshots::take`]; `Busy` also when a change of a client failed and may still come, or when its long
+    /// trims take long.
     pub fn snapshot(&self, name: &str) -> Result<()> {
-        let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
-        self.over(of, |snapshots, volume| snapshots.take_of(volume, name))
+        let _awaited = self.wait_for_trims(&always)?;
+        self.snapshot_by(name, StepBy { goes_on: &always, entering: &|_| {} })
     }
 
     /// Makes a volume that holds what this one, called `of`, holds at one moment; its clients wait meanwhile.
     ///
     /// # Errors
-    /// As [`Snapshots::clone_volume`]; `Busy` also when a change of a client failed and may still come.
+    /// As [`Snapshots::clone_volume`]; `Busy` as for a [`snapshot`](Self::snapshot).
     pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
-        self.over(of, |snapshots, volume| snapshots.clone_of(volume, of, new_name))
+        let _awaited = self.wait_for_trims(&always)?;
+        self.clone_by(of, new_name, StepBy { goes_on: &always, entering: &|_| {} })
+    }
+
+    /// A snapshot of a volume whose long trims were [waited for](Self::wait_for_trims).
+    pub(super) fn snapshot_by(&self, name: &str, by: StepBy<'_>) -> Result<()> {
+        let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
+        self.over(of, by, |snapshots, volume| snapshots.take_of(volume, name))
+    }
+
+    /// A clone, likewise.
+    pub(super) fn clone_by(&self, of: &str, new_name: &str, by: StepBy<'_>) -> Result<()> {
+        self.over(of, by, |snapshots, volume| snapshots.clone_of(volume, of, new_name))
+    }
+
+    /// Applies the long trims that are there, while clients go on: they take most of the time of a step. Further ones
+    /// come one at a time until the step is over. One at a time waits for them.
+    ///
+    /// # Errors
+    /// `Busy` when another one waits, or when it takes too long; those of the volume.
+    pub(super) fn wait_for_trims(&self, goes_on: GoesOn<'_>) -> Result<Awaited<'_>> {
+        let only = self.awaited.try_lock().ok_or_else(|| busy(&self.name))?;
+        let (last, held_back) = self.with(|volume| {
+            volume.writable()?;
+            Ok((volume.trims.last(), volume.trims.hold_back()))
+        })?;
+        if let Some(last) = last {
+            let time = || self.session.kernel().store().time();
+            Wait::served(goes_on)
+                .each(&self.name, time, || self.with(|volume| volume.trims.step_up_to(last)))?;
+        }
+        Ok(Awaited { _only: only, _held_back: held_back })
     }
 
     /// Makes a layer of the number that the volume has, and goes on with the next one.
     fn over(
         &self,
         name: &str,
+        by: StepBy<'_>,
         step: impl for<'s> FnOnce(Snapshots<'s>, &'s Volume) -> Moved,
     ) -> Result<()> {
-        // Long trims take most of the time, and clients go on meanwhile.
-        while self.with(Volume::discard_step)? {}
-        let mut state = self.state.write();
+        let Some(mut state) = self.state.try_write_for(REQUESTS) else {
+            let what = format!(
+                "requests to volume '{}' that came before its snapshot are still at work: try again later",
+                name.escape_debug()
+            );
+            return Err(Error::new(Kind::Busy, what));
+        };
         let State::Open(volume) = &*state else {
             drop(state);
             return self.come_back().and_then(|()| Err(busy(name)));
         };
         volume.writable()?;
-        let Moved { to, done } = step(Snapshots::of(&self.session), volume);
+        let Moved { to, done } =
+            step(Snapshots::of(&self.session).alone(by.goes_on, by.entering), volume);
         let id = volume.id();
         if to.is_none() && !self.session.leaving().may_be_left().lock().contains(&id) {
             return done;
@@ -259,10 +368,7 @@ impl onefold_core::Volume for Attached {
     }
 
     fn is_read_only(&self) -> bool {
-        match &*self.state.read() {
-            State::Open(volume) => volume.is_read_only(),
-            State::Away(_) => false,
-        }
+        self.is_read_only
     }
 
     fn read(&self, reads: &mut [BlockRead<'_>]) {

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use onefold_core::{Result, object::Refusal};
 
 use super::{
-    long_discards::{Discard, LongDiscards},
+    long_discards::{Discard, HeldBack, LongDiscards},
     objects::{Fill, Objects},
     write::Writes,
 };
+use crate::format::Stamp;
 
 /// Trims of one volume.
 pub(super) struct Trims {
@@ -73,6 +74,24 @@ impl Trims {
         let Some(discard) = self.discards.oldest() else { return Ok(false) };
         self.advance(discard).map_err(|refusal| self.objects.failed(discard.cursor(), refusal))?;
         Ok(true)
+    }
+
+    /// The same for those up to a number; false when none of them is left.
+    pub(super) fn step_up_to(&self, last: Stamp) -> Result<bool> {
+        match self.discards.oldest() {
+            Some(discard) if discard.number() <= last => self.step(),
+            _ => Ok(false),
+        }
+    }
+
+    /// The number of the newest long discard that has not reached all its objects.
+    pub(super) fn last(&self) -> Option<Stamp> {
+        self.discards.last()
+    }
+
+    /// Holds back long discards of clients while somebody waits for those that are there.
+    pub(super) fn hold_back(&self) -> HeldBack {
+        self.discards.hold_back()
     }
 
     fn advance(&self, discard: Discard) -> Result<(), Refusal> {

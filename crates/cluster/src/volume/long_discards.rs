@@ -6,7 +6,14 @@
 //! created meanwhile records it too. So a discard that is repeated after a crash skips objects that
 //! already have its number.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 use parking_lot::Mutex;
@@ -114,6 +121,18 @@ pub(super) struct LongDiscards {
     volume: u64,
     open: Mutex<Vec<Discard>>,
     last: Mutex<Last>,
+    /// Steps over the volume that wait until the objects are reached.
+    waited_for: AtomicUsize,
+}
+
+/// While it is there, a client's long trim waits until those before it have reached their objects: otherwise a client
+/// could add them faster than they are applied.
+pub(super) struct HeldBack(Arc<LongDiscards>);
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.0.waited_for.fetch_sub(1, Relaxed);
+    }
 }
 
 impl LongDiscards {
@@ -136,6 +155,7 @@ impl LongDiscards {
             volume,
             open: Mutex::new(open.into_values().collect()),
             last: Mutex::new(Last { number, doubt: None }),
+            waited_for: AtomicUsize::new(0),
         })
     }
 
@@ -145,8 +165,11 @@ impl LongDiscards {
 
     /// True when one must reach all its objects before the header may record another one.
     pub(super) fn are_full(&self) -> bool {
-        self.open.lock().len() >= self.kernel().settings().discards_max.max(1)
-            && self.kernel().keeps(Rule::DiscardsLimited)
+        let most = match self.waited_for.load(Relaxed) {
+            0 => self.kernel().settings().discards_max.max(1),
+            _ => 1,
+        };
+        self.open.lock().len() >= most && self.kernel().keeps(Rule::DiscardsLimited)
     }
 
     /// Records a long discard of the objects from `from` up to `to`. The operation compares the
@@ -206,6 +229,17 @@ impl LongDiscards {
     /// The oldest long discard that has not reached all its objects.
     pub(super) fn oldest(&self) -> Option<Discard> {
         self.open.lock().first().copied()
+    }
+
+    /// The number of the newest one that has not reached all its objects.
+    pub(super) fn last(&self) -> Option<Stamp> {
+        self.open.lock().last().map(|discard| discard.number)
+    }
+
+    /// Holds back further ones while somebody waits for those that are there.
+    pub(super) fn hold_back(self: &Arc<Self>) -> HeldBack {
+        self.waited_for.fetch_add(1, Relaxed);
+        HeldBack(self.clone())
     }
 
     /// Records that the discard has reached all objects before `next`; without one it is over.

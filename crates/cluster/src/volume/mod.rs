@@ -15,6 +15,7 @@
 //! | [`read`] | foreground reads |
 //! | [`entries`] | the entries that an object is read by, here or in a layer below |
 //! | [`ownership`] | the owner's lock, takeover with fencing |
+//! | [`trims_first`] | the long trims that a snapshot waits for |
 //! | [`leaving`] | numbers that a session leaves when its volumes get others |
 //! | [`owners`] | who owns which volume |
 //! | [`attach`] | a volume made from these parts; the rescan after a crash |
@@ -44,6 +45,7 @@ mod promotion;
 mod queue;
 mod read;
 mod serve;
+pub(crate) mod trims_first;
 mod write;
 
 use std::sync::{
@@ -53,7 +55,7 @@ use std::sync::{
 
 use onefold_core::{BLOCK_BYTES, Change, Changes, Error, Kind, Result, Ticket};
 
-pub use self::{attach::Mode, attached::Attached, serve::ClusterExports};
+pub use self::{attach::Mode, attached::Attached, serve::ClusterExports, trims_first::GoesOn};
 pub(crate) use self::{
     attach::{Purpose, attach_for, is_replica},
     entries::{entries_of, objects_of},

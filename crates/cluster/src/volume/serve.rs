@@ -1,7 +1,11 @@
 //! Volumes for servers. A write is acknowledged when it is durable, and writes that arrive together
 //! are sent together.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use onefold_core::{
     BLOCK_BYTES, BlockRead, Changes, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
@@ -10,9 +14,11 @@ use onefold_core::{
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    Attached, Mode, Volume,
+    Attached, GoesOn, Mode, Volume,
     attach::{is_replica, missing},
+    attached::{OwnUse, StepBy},
     owners::volumes_of,
+    trims_first::always,
 };
 use crate::{
     format::catalogue::{Named, What},
@@ -27,6 +33,11 @@ const STRETCHES: usize = 64 << 10;
 
 /// Looks for a volume that is opened; each after the first follows a snapshot that was taken meanwhile.
 const LOOKS: u32 = 16;
+
+/// How long somebody who wants a volume alone waits for a step of the server's own work on it.
+const OWN_WORK: Duration = Duration::from_secs(10);
+/// The time between two looks at that.
+const OWN_WORK_LOOK: Duration = Duration::from_millis(1);
 
 /// Objects of these that it asks the store about.
 const ASKED: usize = 256;
@@ -151,15 +162,21 @@ pub struct ClusterExports {
     mode: Mode,
     /// By the number of the volume.
     open: Mutex<BTreeMap<u64, Arc<Attached>>>,
-    /// Held for reading while a volume is attached, for writing while all are closed. Taken first;
-    /// `open` is taken last and never held over a request to the store: locks are kept and volumes
-    /// used meanwhile.
+    /// Held for reading while a volume is attached, detached or gets another number, for writing only at the end, while
+    /// all are closed: nobody who wants one volume waits for work on another. Taken first, and once; `open` is taken
+    /// last and never held over a request to the store: locks are kept and volumes used meanwhile.
     closing: RwLock<()>,
-    /// The volumes that are being attached, each with a lock that is held meanwhile.
+    /// The volumes that are being attached, detached or get another number, each with a lock that is held meanwhile. One
+    /// that gets another number has one lock under both.
     attaching: Mutex<BTreeMap<u64, Arc<Mutex<()>>>>,
     presence: Mutex<Presence>,
     /// Held while the names are read.
     listed: Mutex<Option<Listed>>,
+}
+
+fn moves(name: &str) -> Error {
+    let what = format!("volume '{}' gets snapshots all the time", name.escape_debug());
+    Error::new(Kind::Busy, what)
 }
 
 /// A list of volumes that others get, too, who ask soon.
@@ -205,8 +222,16 @@ impl ClusterExports {
 
     /// Does something with each open volume, whatever becomes of the others; gives the first error.
     fn each_open(&self, mut does: impl FnMut(&Volume) -> Result<()>) -> Result<()> {
-        let volumes: Vec<Arc<Attached>> = self.open.lock().values().cloned().collect();
-        volumes.iter().filter_map(|volume| volume.if_open(&mut does)).fold(Ok(()), Result::and)
+        let ids: Vec<u64> = self.open.lock().keys().copied().collect();
+        let mut first = Ok(());
+        for id in ids {
+            // Who wants to have one alone waits for work on that one.
+            let used = self.open.lock().get(&id).map(OwnUse::of);
+            let volume = used.as_ref().and_then(OwnUse::volume);
+            first =
+                first.and(volume.and_then(|volume| volume.if_open(&mut does)).unwrap_or(Ok(())));
+        }
+        first
     }
 
     /// Publishes the load for workers, and learns how many servers share the cache. Errors are
@@ -263,11 +288,21 @@ impl ClusterExports {
     ) -> Result<T> {
         // Others are opened and closed meanwhile; who asks for this one waits.
         let _closing = self.closing.read();
-        let id = self.find(name)?.0.id;
-        self.alone(id, || {
-            self.detach_unused(id, name)?;
-            does(&self.session)
-        })
+        let mut does = Some(does);
+        for _ in 0..LOOKS {
+            let id = self.find(name)?.0.id;
+            let done = self.alone(id, || {
+                if self.find(name)?.0.id != id {
+                    return Ok(None);
+                }
+                self.detach_unused(id, name)?;
+                does.take().map(|does| does(&self.session)).transpose()
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+        }
+        Err(moves(name))
     }
 
     /// Does something that may give a volume another number, or make it. Who only reads it goes on with what it held,
@@ -277,19 +312,33 @@ impl ClusterExports {
     /// `Busy` while somebody uses it for writing; those of detaching it, and of `does`.
     pub fn while_exchanged<T>(&self, name: &str, does: impl FnOnce() -> Result<T>) -> Result<T> {
         let _closing = self.closing.read();
-        let id = match self.find(name) {
-            Err(none) if none.kind() == Kind::NotFound => return does(),
-            found => found?.0.id,
+        let find = || match self.find(name) {
+            Err(none) if none.kind() == Kind::NotFound => Ok(None),
+            found => found.map(|(named, _)| Some(named.id)),
         };
-        self.alone(id, || {
-            let reads = |volume: Arc<Attached>| onefold_core::Volume::is_read_only(&*volume);
-            if self.attached(id).is_some_and(reads) {
-                self.open.lock().remove(&id);
-            } else {
-                self.detach_unused(id, name)?;
+        let mut does = Some(does);
+        for _ in 0..LOOKS {
+            let Some(id) = find()? else { break };
+            let done = self.alone(id, || {
+                if find()? != Some(id) {
+                    return Ok(None);
+                }
+                let reads = |volume: Arc<Attached>| onefold_core::Volume::is_read_only(&*volume);
+                if self.attached(id).is_some_and(reads) {
+                    self.open.lock().remove(&id);
+                } else {
+                    self.detach_unused(id, name)?;
+                }
+                does.take().map(|does| does()).transpose()
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
             }
-            does()
-        })
+        }
+        match does {
+            Some(does) if find()?.is_none() => does(),
+            _ => Err(moves(name)),
+        }
     }
 
     /// Takes a snapshot, `vm1@monday`, of a volume, `vm1`, which clients may go on using.
@@ -297,11 +346,20 @@ impl ClusterExports {
     /// # Errors
     /// As [`Attached::snapshot`].
     pub fn snapshot(&self, name: &str) -> Result<()> {
+        self.snapshot_while(name, &always)
+    }
+
+    /// The same, for one who says whether to go on.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot), and those of `goes_on`.
+    pub fn snapshot_while(&self, name: &str, goes_on: GoesOn<'_>) -> Result<()> {
         let of = name.rsplit_once('@').map_or(name, |(of, _)| of);
         self.over(
             of,
-            |attached| attached.snapshot(name),
-            |session| Snapshots::of(session).take(name),
+            goes_on,
+            |attached, by| attached.snapshot_by(name, by),
+            |snapshots| snapshots.take(name),
         )
     }
 
@@ -310,46 +368,77 @@ impl ClusterExports {
     /// # Errors
     /// As [`Attached::clone_volume`].
     pub fn clone_volume(&self, of: &str, new_name: &str) -> Result<()> {
+        self.clone_volume_while(of, new_name, &always)
+    }
+
+    /// The same, for one who says whether to go on.
+    ///
+    /// # Errors
+    /// As [`clone_volume`](Self::clone_volume), and those of `goes_on`.
+    pub fn clone_volume_while(&self, of: &str, new_name: &str, goes_on: GoesOn<'_>) -> Result<()> {
         self.over(
             of,
-            |attached| attached.clone_volume(of, new_name),
-            |session| Snapshots::of(session).clone_volume(of, new_name),
+            goes_on,
+            |attached, by| attached.clone_by(of, new_name, by),
+            |snapshots| snapshots.clone_volume(of, new_name),
         )
     }
 
     /// Does something with a volume that is attached, which may have another number afterwards, or else with the
-    /// store. In the first case nobody attaches or detaches a volume meanwhile: who did could have two of one number.
+    /// store. Meanwhile nobody attaches or detaches it under either number: who did could have two of one number.
     fn over(
         &self,
         name: &str,
-        attached: impl FnOnce(&Attached) -> Result<()>,
-        does: impl FnOnce(&Arc<Session>) -> Result<()>,
+        goes_on: GoesOn<'_>,
+        attached: impl Fn(&Attached, StepBy<'_>) -> Result<()>,
+        does: impl Fn(Snapshots<'_>) -> Result<()>,
     ) -> Result<()> {
-        // Long trims first, as others attach volumes meanwhile.
-        if let Some(named) = self.session.find(name)?.filter(|named| named.what == What::Volume)
-            && let Some(volume) = self.attached(named.id)
-        {
-            while volume.with(Volume::discard_step)? {}
-        }
-        let closing = self.closing.write();
-        let Some(named) = self.session.find(name)?.filter(|named| named.what == What::Volume)
-        else {
-            drop(closing);
-            return does(&self.session);
+        let _closing = self.closing.read();
+        let does = || does(Snapshots::of(&self.session).while_goes_on(goes_on));
+        let find = || {
+            let named = self.session.find(name)?.filter(|named| named.what == What::Volume);
+            Ok::<_, Error>(named.map(|named| named.id))
         };
-        let id = named.id;
-        let Some(volume) = self.attached(id) else {
-            drop(closing);
-            return self.while_detached(name, does);
-        };
-        let done = attached(&volume);
-        let now = volume.id();
-        if now != id {
-            let mut open = self.open.lock();
-            open.remove(&id);
-            open.insert(now, volume);
+        for _ in 0..LOOKS {
+            let Some(id) = find()? else { return does() };
+            // Long trims are waited for while others have the volume.
+            let used = self.attached_by(id, OwnUse::of);
+            let waited = used.as_ref().and_then(OwnUse::volume);
+            let _awaited = waited.map(|volume| volume.wait_for_trims(goes_on)).transpose()?;
+            let done = self.alone(id, || {
+                if find()? != Some(id) {
+                    return Ok(None);
+                }
+                match (self.attached(id), waited) {
+                    (None, _) => does().map(Some),
+                    (Some(volume), Some(waited)) if Arc::ptr_eq(&volume, waited) => {
+                        let entering = |new| self.has_one_lock(id, new);
+                        let done = attached(&volume, StepBy { goes_on, entering: &entering });
+                        let now = volume.id();
+                        if now != id {
+                            let mut open = self.open.lock();
+                            open.remove(&id);
+                            open.insert(now, volume);
+                        }
+                        done.map(Some)
+                    }
+                    // Somebody attached it meanwhile.
+                    _ => Ok(None),
+                }
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
         }
-        done
+        Err(moves(name))
+    }
+
+    /// Who asks for a volume under the number that it is about to get waits for the one who gives it that.
+    fn has_one_lock(&self, id: u64, new: u64) {
+        let mut all = self.attaching.lock();
+        if let Some(own) = all.get(&id).cloned() {
+            all.entry(new).or_insert(own);
+        }
     }
 
     /// Does something while nobody attaches the volume.
@@ -360,26 +449,37 @@ impl ClusterExports {
         drop(attaching);
         // Without another one who waits, only the map and we know the lock.
         let mut all = self.attaching.lock();
-        if Arc::strong_count(&own) == 2 {
-            all.remove(&id);
+        let numbers = all.values().filter(|one| Arc::ptr_eq(one, &own)).count();
+        if Arc::strong_count(&own) == numbers + 1 {
+            all.retain(|_, one| !Arc::ptr_eq(one, &own));
         }
         done
     }
 
-    /// Detaches a volume that is attached, and that nobody uses.
+    /// Detaches a volume that is attached, and that no client uses. The server's own work on it is waited for: each piece
+    /// is short, and while the caller has the volume alone no further one begins.
     fn detach_unused(&self, id: u64, name: &str) -> Result<()> {
-        let mut open = self.open.lock();
-        let Some(volume) = open.remove(&id) else { return Ok(()) };
-        match Arc::try_unwrap(volume) {
-            Ok(volume) => {
-                drop(open);
-                volume.detach()
+        let Some(mut volume) = self.open.lock().remove(&id) else { return Ok(()) };
+        let begun = Instant::now();
+        loop {
+            volume = match Arc::try_unwrap(volume) {
+                Ok(volume) => return volume.detach(),
+                Err(volume) => volume,
+            };
+            let others = Arc::strong_count(&volume) - 1;
+            let has_client = others > volume.own_uses();
+            if has_client || begun.elapsed() > OWN_WORK {
+                self.open.lock().insert(id, volume);
+                let name = name.escape_debug();
+                let what = match has_client {
+                    true => format!("volume '{name}' is in use"),
+                    false => format!(
+                        "the server itself is at work on volume '{name}', as with trims or a snapshot: try again later"
+                    ),
+                };
+                return Err(Error::new(Kind::Busy, what));
             }
-            Err(volume) => {
-                open.insert(id, volume);
-                let what = format!("volume '{}' is in use", name.escape_debug());
-                Err(Error::new(Kind::Busy, what))
-            }
+            std::thread::sleep(OWN_WORK_LOOK);
         }
     }
 
@@ -408,8 +508,9 @@ impl ClusterExports {
     /// Bytes of hot chunks that are kept in the objects of the volumes that are open.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
-        let volumes: Vec<Arc<Attached>> = self.open.lock().values().cloned().collect();
-        volumes.iter().filter_map(|volume| volume.if_open(Volume::cached_bytes)).sum()
+        let volumes: Vec<OwnUse> = self.open.lock().values().map(OwnUse::of).collect();
+        let volumes = volumes.iter().filter_map(OwnUse::volume);
+        volumes.filter_map(|volume| volume.if_open(Volume::cached_bytes)).sum()
     }
 }
 
@@ -429,11 +530,15 @@ impl ClusterExports {
 
     /// The volume of a number, if it is attached: perhaps it was under another name.
     fn attached(&self, id: u64) -> Option<Arc<Attached>> {
+        self.attached_by(id, Arc::clone)
+    }
+
+    fn attached_by<T>(&self, id: u64, using: impl FnOnce(&Arc<Attached>) -> T) -> Option<T> {
         let mut open = self.open.lock();
         if open.get(&id).is_some_and(|volume| volume.is_lost()) {
             open.remove(&id);
         }
-        open.get(&id).cloned()
+        open.get(&id).map(using)
     }
 
     /// Attaches the volume that `name` stands for, if it still has this number; `None` when it has not. Who asks
@@ -499,14 +604,14 @@ impl Exports for ClusterExports {
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
         let open = || {
             for _ in 0..LOOKS {
-                // While a snapshot is taken, the number of the volume becomes that of the snapshot.
                 let _attaching = self.closing.read();
                 let (named, mode) = self.find(name)?;
                 let id = named.id;
                 if let Some(volume) = self.attached(id) {
                     if mode == Mode::Read && !onefold_core::Volume::is_read_only(&*volume) {
-                        let what = format!("snapshot '{}' is being taken", name.escape_debug());
-                        return Err(Error::new(Kind::Busy, what));
+                        // The snapshot has the number of the volume, which gets another one at this moment.
+                        self.alone(id, || ());
+                        continue;
                     }
                     return Ok(volume);
                 }
@@ -514,8 +619,7 @@ impl Exports for ClusterExports {
                     return Ok(volume);
                 }
             }
-            let what = format!("volume '{}' gets snapshots all the time", name.escape_debug());
-            Err(Error::new(Kind::Busy, what))
+            Err(moves(name))
         };
         for_client(&self.session, open()).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }

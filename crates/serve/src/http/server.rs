@@ -5,7 +5,9 @@
 //! Where nobody has too many, the oldest gives way of those that have not sent their request, or
 //! have their answer already, and one of the newcomer's own peer if it has any. None of the
 //! operator's gives way to a stranger, and one of a stranger does to the operator, whatever it is
-//! at. A page that panics ends its connection alone.
+//! at. Handshakes of TLS have places beside these, those that were answered and those that were not yet likewise: who
+//! only begins some cuts off none that is further, also behind one address. A page that panics ends its connection
+//! alone.
 
 use std::{
     io::{self, IoSlice},
@@ -15,7 +17,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -42,8 +44,12 @@ use crate::{
     tls::{Credentials, Proof, TlsSession},
 };
 
-/// Connections at once.
+/// Connections at once, beside those whose handshakes are under way.
 pub const CONNECTIONS: usize = 16;
+/// Handshakes that were not answered yet, and as many of those that were.
+const HANDSHAKES: usize = 64;
+/// Time between two looks of a handshake that waits for its turn.
+const TURN_LOOK: Duration = Duration::from_millis(10);
 /// Time for a client to send its request and to receive the answer.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Bytes behind a request that are thrown away. Otherwise the system would throw away the answer
@@ -100,6 +106,8 @@ struct Hall {
     guests: Mutex<Vec<Guest>>,
     /// Held while something of a handshake is computed.
     shaking: Mutex<()>,
+    /// Handshakes that were answered once, and wait for their next turn.
+    further: AtomicUsize,
     /// From when on it counts time.
     begun: Instant,
 }
@@ -109,6 +117,18 @@ struct Kept {
     path: String,
     until: Instant,
     answer: Answer,
+}
+
+/// How far a connection is. Each stage has its own places.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Stage {
+    /// Its handshake was not answered yet.
+    Began,
+    /// It was: only a client who reads goes on from here.
+    Answered,
+    /// There is no handshake, or it is over.
+    In,
 }
 
 /// A connection, in order of arrival.
@@ -121,6 +141,8 @@ struct Guest {
     at_work: Arc<AtomicBool>,
     /// When it said something, or came.
     heard: Arc<AtomicU64>,
+    /// A [`Stage`].
+    stage: AtomicU8,
     /// It gave way, and its thread is about to end.
     cut: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -137,6 +159,7 @@ impl Server {
             making: Mutex::default(),
             guests: Mutex::default(),
             shaking: Mutex::default(),
+            further: AtomicUsize::new(0),
             begun: Instant::now(),
         };
         Server { hall: Arc::new(hall), doors: Vec::new(), guard: None, acceptor: None }
@@ -256,14 +279,66 @@ impl Hall {
         }
     }
 
-    /// Computes something of a handshake, one client after the other. Anybody can begin one again and
-    /// again: as for pages, a fifth of a processor is enough for that.
-    fn in_turn<T>(&self, compute: impl FnOnce() -> T) -> T {
-        let _turn = self.shaking.lock();
+    /// Computes something of a handshake, one client after the other, first those who are further. Anybody can begin
+    /// one again and again: as for pages, a fifth of a processor is enough for that. `None` when the client does not
+    /// wait any more.
+    fn in_turn<T>(
+        &self,
+        stage: Stage,
+        waits: impl Fn() -> bool,
+        compute: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let _further = (stage != Stage::Began).then(|| Counted::one_of(&self.further));
+        let _turn = loop {
+            if !waits() {
+                return None;
+            }
+            if stage == Stage::Began && self.further.load(Relaxed) > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            if let Some(turn) = self.shaking.try_lock_for(TURN_LOOK) {
+                break turn;
+            }
+        };
+        if !waits() {
+            return None;
+        }
         let begun = Instant::now();
         let computed = compute();
         std::thread::sleep(begun.elapsed() * KEPT);
-        computed
+        Some(computed)
+    }
+
+    /// Takes a place of a stage for `newcomer`, from another one where all are taken; false when there is none.
+    fn make_room(guests: &[Guest], stage: Stage, newcomer: Held) -> bool {
+        let present: Vec<&Guest> =
+            guests.iter().filter(|guest| !guest.is_cut() && guest.is_at(stage)).collect();
+        let held: Vec<Held> = present.iter().map(|guest| guest.held()).collect();
+        let gives_way = match stage {
+            Stage::In if held.len() >= CONNECTIONS => who_gives_way(&held, newcomer),
+            Stage::Began | Stage::Answered if held.len() >= HANDSHAKES => {
+                which_handshake_gives_way(&held, newcomer.peer)
+            }
+            _ => return true,
+        };
+        let Some(n) = gives_way else { return false };
+        present[n].cut.store(true, Relaxed);
+        hang_up(&present[n].socket);
+        true
+    }
+
+    /// A connection comes to another stage; false when it was cut off, or finds no place there.
+    fn goes_on(&self, socket: &Arc<ClientFd>, stage: Stage) -> bool {
+        let guests = self.guests.lock();
+        let own = guests.iter().find(|guest| Arc::ptr_eq(&guest.socket, socket));
+        let Some(own) = own.filter(|own| !own.is_cut()) else { return false };
+        let newcomer = Held { at_work: false, heard: u64::MAX, ..own.held() };
+        let has_place = own.is_at(stage) || Hall::make_room(&guests, stage, newcomer);
+        if has_place {
+            own.stage.store(stage as u8, Relaxed);
+        }
+        has_place
     }
 
     /// Gives a client a thread, or closes its connection.
@@ -276,19 +351,19 @@ impl Hall {
         for gone in guests.extract_if(.., |guest| guest.thread.is_finished()) {
             let _ = gone.thread.join();
         }
-        let leaving = guests.iter().filter(|guest| guest.is_cut() && guest.peer == peer);
-        if leaving.count() >= CONNECTIONS {
+        let (stage, most) = match door.guard {
+            None => (Stage::In, CONNECTIONS),
+            Some(_) => (Stage::Began, HANDSHAKES),
+        };
+        let leaves = |guest: &&Guest| guest.is_cut() && guest.peer == peer && guest.is_at(stage);
+        if guests.iter().filter(leaves).count() >= most {
             // So many of this peer were cut and wait for the page that is being made.
             return;
         }
-        let present: Vec<&Guest> = guests.iter().filter(|guest| !guest.is_cut()).collect();
-        if present.len() >= CONNECTIONS {
-            let held: Vec<Held> = present.iter().map(|guest| guest.held()).collect();
-            let newcomer = Held { peer, audience: door.audience, at_work: false, heard: u64::MAX };
+        let newcomer = Held { peer, audience: door.audience, at_work: false, heard: u64::MAX };
+        if !Hall::make_room(&guests, stage, newcomer) {
             // All of them receive their answers: the newcomer has to try again.
-            let Some(n) = who_gives_way(&held, newcomer) else { return };
-            present[n].cut.store(true, Relaxed);
-            hang_up(&present[n].socket);
+            return;
         }
         let (socket, at_work) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
         let cut = Arc::new(AtomicBool::new(false));
@@ -315,6 +390,7 @@ impl Hall {
                 audience: door.audience,
                 at_work,
                 heard,
+                stage: AtomicU8::new(stage as u8),
                 cut,
                 thread,
             });
@@ -325,6 +401,10 @@ impl Hall {
 impl Guest {
     fn is_cut(&self) -> bool {
         self.cut.load(Relaxed)
+    }
+
+    fn is_at(&self, stage: Stage) -> bool {
+        self.stage.load(Relaxed) == stage as u8
     }
 
     fn held(&self) -> Held {
@@ -367,6 +447,31 @@ fn who_gives_way(held: &[Held], newcomer: Held) -> Option<usize> {
     silent(&rests).or_else(|| silent(&stranger))
 }
 
+/// The number of the handshake of a stage that gives way to one more of `peer`: of another peer that has more than half
+/// of them, or more than the newcomer's, or else of the newcomer's own, the one that was silent longest.
+fn which_handshake_gives_way(held: &[Held], peer: Peer) -> Option<usize> {
+    let peers = held.iter().map(|one| one.peer);
+    let of = too_many(peers, peer, HANDSHAKES / 2).unwrap_or(peer);
+    let order = |one: &Held| (one.peer != of, one.heard);
+    held.iter().enumerate().min_by_key(|(_, one)| order(one)).map(|(n, _)| n)
+}
+
+/// One of those that are counted, while it is there.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Counted<'_> {
+    fn one_of(count: &AtomicUsize) -> Counted<'_> {
+        count.fetch_add(1, Relaxed);
+        Counted(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// The user of the server, or root.
 fn is_own(peer: Peer) -> bool {
     let own = rustix::process::geteuid().as_raw();
@@ -395,6 +500,13 @@ impl Guard {
             ))
         }
     }
+}
+
+/// True when the client has closed its connection, at least for sending.
+fn has_gone(socket: &OwnedFd) -> bool {
+    let mut looked = [PollFd::new(socket, PollFlags::RDHUP)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut looked, Some(&at_once)), Ok(1..))
 }
 
 fn hang_up(socket: &OwnedFd) {
@@ -472,6 +584,8 @@ impl Visit {
     fn shake_hands(&mut self, guard: &Guard) -> io::Result<Proof> {
         let mut session = Box::new(TlsSession::new(&guard.credentials)?);
         let (mut unsent, mut buffer) = (Vec::new(), [0; 2048]);
+        let mut stage = Stage::Began;
+        let gone = || io::Error::from(io::ErrorKind::ConnectionAborted);
         while session.is_handshaking() {
             let Some(bytes) = self.receive_socket(&mut buffer) else {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -482,16 +596,29 @@ impl Visit {
             while fed.is_ok() && session.is_handshaking() && !self.sealed.is_empty() {
                 // It waits for us, and is not silent.
                 self.at_work.store(true, Relaxed);
-                fed = self.hall.in_turn(|| session.feed(&self.sealed));
+                let waits = || !self.cut.load(Relaxed) && !has_gone(&self.socket);
+                fed = match self.hall.in_turn(stage, waits, || session.feed(&self.sealed)) {
+                    Some(fed) => fed,
+                    None => return Err(gone()),
+                };
                 self.heard.store(self.hall.now(), Relaxed);
                 self.at_work.store(false, Relaxed);
                 self.sealed.drain(..*fed.as_ref().unwrap_or(&0));
             }
             session.unsent(&mut unsent)?;
+            if stage == Stage::Began && !unsent.is_empty() {
+                stage = Stage::Answered;
+                if fed.is_ok() && !self.hall.goes_on(&self.socket, stage) {
+                    return Err(gone());
+                }
+            }
             self.send_socket(&std::mem::take(&mut unsent));
             fed?;
         }
         let proof = session.proof().ok_or(io::ErrorKind::InvalidData)?;
+        if !self.hall.goes_on(&self.socket, Stage::In) {
+            return Err(gone());
+        }
         self.tls = Some(session);
         let peer = Peer::Certificate(proof.identity);
         let allowed = guard.rights.sees_pages(peer);
@@ -666,7 +793,7 @@ mod tests {
         let (took, begun) = (Duration::from_millis(20), Instant::now());
         std::thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| hall.in_turn(|| std::thread::sleep(took)));
+                scope.spawn(|| hall.in_turn(Stage::Began, || true, || std::thread::sleep(took)));
             }
         });
         assert!(begun.elapsed() >= 3 * 5 * took, "{:?}", begun.elapsed());

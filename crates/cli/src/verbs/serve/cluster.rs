@@ -13,6 +13,7 @@ mod told;
 mod way_back;
 
 use std::{
+    cell::RefCell,
     io::{BufReader, Read, Write},
     ops::ControlFlow,
     path::PathBuf,
@@ -517,7 +518,7 @@ struct Commands {
 }
 
 impl Served for Commands {
-    fn answer(&self, request: Request, _: &mut Tell<'_>) -> Result<Value, Error> {
+    fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<Value, Error> {
         match request {
             Request::Pid => to_json(&std::process::id()),
             Request::Status => to_json(&status::cluster::look(&self.session, false)?),
@@ -548,7 +549,10 @@ impl Served for Commands {
                     let careful = Request::SnapshotDelete { name: name.clone(), force: false };
                     guard::clients(&careful, clients)?;
                 }
-                volume::cluster::change_served(&self.exports, &self.session, &change)?;
+                // It fails where the client has gone, and when the server stops.
+                let progress = RefCell::new(progress);
+                let goes_on = || (progress.borrow_mut())("applying trims", 0, 0);
+                volume::cluster::change_served(&self.exports, &self.session, &change, &goes_on)?;
                 self.changed();
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)

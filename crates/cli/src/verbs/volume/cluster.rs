@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_cluster::{ClusterExports, Copies, Session, Settings, Snapshot, Snapshots, What};
+use onefold_cluster::{
+    ClusterExports, Copies, GoesOn, Session, Settings, Snapshot, Snapshots, What,
+};
 use onefold_core::{Error, Kind, Result};
 
 use onefold::parts::{
@@ -44,25 +46,36 @@ pub(in crate::verbs) fn change(store: &Url, request: &Request) -> Result<(), Fai
 /// clone is made of it they wait.
 ///
 /// # Errors
-/// `Busy` while a volume is in use; those of the change.
+/// `Busy` while a volume is in use, or when its trims take long; those of the change, and of `goes_on`, which says
+/// whether to go on while trims are applied.
 pub(in crate::verbs) fn change_served(
     exports: &ClusterExports,
     session: &Arc<Session>,
     request: &Request,
+    goes_on: GoesOn<'_>,
 ) -> Result<()> {
     if let Request::SnapshotClone { of, name } = request {
-        return while_not_in_use(|| exports.clone_volume(of, name));
+        return while_not_in_use(|| exports.clone_volume_while(of, name, goes_on));
     }
     if let Request::SnapshotCreate { snapshots } = request
         && let [name] = snapshots.as_slice()
     {
-        return while_not_in_use(|| exports.snapshot(name));
+        return while_not_in_use(|| exports.snapshot_while(name, goes_on));
     }
-    let Some(name) = detaches(request) else {
-        apply(session, request)?;
-        return finish(session, request);
+    let apply = |session: &Arc<Session>| match request {
+        Request::SnapshotRollback { name, keep: None, .. } => {
+            Snapshots::of(session).while_goes_on(goes_on).roll_back(name)
+        }
+        Request::VolumeResize { name, bytes, .. } => {
+            guarded(session, request)?;
+            session.resize_volume_while(name, *bytes, goes_on)
+        }
+        _ => apply(session, request),
     };
-    while_not_in_use(|| exports.while_detached(&name, |session| apply(session, request)))?;
+    match detaches(request) {
+        None => apply(session)?,
+        Some(name) => while_not_in_use(|| exports.while_detached(&name, apply))?,
+    }
     finish(session, request)
 }
 
@@ -92,11 +105,16 @@ fn detaches(request: &Request) -> Option<String> {
     }
 }
 
-fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
+/// Refuses a change of size that loses data, unless it is wanted.
+fn guarded(session: &Session, request: &Request) -> Result<()> {
     guard::size(request, |name| {
         let named = session.find(name).ok().flatten();
         named.filter(|named| named.what == What::Volume).map(|named| named.bytes)
-    })?;
+    })
+}
+
+fn apply(session: &Arc<Session>, request: &Request) -> Result<()> {
+    guarded(session, request)?;
     match request {
         Request::VolumeCreate { name, bytes, .. } => session.create_volume(name, *bytes),
         Request::VolumeResize { name, bytes, .. } => session.resize_volume(name, *bytes),
