@@ -376,61 +376,63 @@ impl Session {
     /// # Errors
     /// `Busy`: another server writes to the volume. Otherwise as [`Volume::attach`].
     pub fn resize_volume(self: &Arc<Self>, name: &str, bytes: u64) -> Result<()> {
-        self.resize_volume_by(name, bytes, Wait::unbounded())
+        resize(self, name, bytes, Wait::unbounded())
     }
+}
 
-    /// The same in a server, for one who asks whether to go on: it waits for long trims of the volume for a bounded time.
-    ///
-    /// # Errors
-    /// As [`resize_volume`](Self::resize_volume); those of who asks; `Busy` when its trims take long.
-    pub fn resize_volume_while(
-        self: &Arc<Self>,
-        name: &str,
-        bytes: u64,
-        goes_on: GoesOn<'_>,
-    ) -> Result<()> {
-        self.resize_volume_by(name, bytes, Wait::served(goes_on))
-    }
+/// Changes the size of a volume in a server, for one who asks whether to go on: it waits for long trims of the volume for
+/// a bounded time.
+///
+/// # Errors
+/// As [`Session::resize_volume`]; those of who asks; `Busy` when its trims take long.
+pub fn resize_volume_while(
+    session: &Arc<Session>,
+    name: &str,
+    bytes: u64,
+    goes_on: GoesOn<'_>,
+) -> Result<()> {
+    resize(session, name, bytes, Wait::served(goes_on))
+}
 
-    fn resize_volume_by(self: &Arc<Self>, name: &str, bytes: u64, wait: Wait<'_>) -> Result<()> {
-        valid_size(bytes)?;
-        // Attaching fences the previous owner, so that none of its operations writes into the part
-        // that is cut off.
-        let volume = Volume::attach(self, name, Mode::Own)?;
-        let names = Names::of(self.kernel());
-        // Another volume may have the name by now.
-        let old = names.find_finished(name)?.filter(|named| named.id == volume.id()).ok_or_else(
-            || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug())),
-        )?;
-        if bytes < old.bytes {
-            // Nothing was changed yet.
-            if let Err(error) = apply_all(&volume, wait) {
-                // Where this fails its lock ends with its lease.
-                let _ = volume.detach();
-                return Err(error);
-            }
-            volume.inherit_less(bytes)?;
-            volume.discard(bytes, old.bytes - bytes)?;
-            while volume.discard_step()? {}
+fn resize(session: &Arc<Session>, name: &str, bytes: u64, wait: Wait<'_>) -> Result<()> {
+    valid_size(bytes)?;
+    // Attaching fences the previous owner, so that none of its operations writes into the part
+    // that is cut off.
+    let volume = Volume::attach(session, name, Mode::Own)?;
+    let names = Names::of(session.kernel());
+    // Another volume may have the name by now.
+    let old =
+        names.find_finished(name)?.filter(|named| named.id == volume.id()).ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
+        })?;
+    if bytes < old.bytes {
+        // Nothing was changed yet.
+        if let Err(error) = apply_all(&volume, wait) {
+            // Where this fails its lock ends with its lease.
+            let _ = volume.detach();
+            return Err(error);
         }
-        let new = Named { bytes, ..old.counted()? };
-        let say = |refusal| {
-            failed(format_args!("volume '{}' can't be resized", name.escape_debug()), refusal)
-        };
-        if bytes > old.bytes {
-            // A shrink that was interrupted may have left objects, or the bit of one that is gone.
-            Deletion::of(self).erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
-        }
-        names.change(name, Some(&old), Some(&new)).map_err(say)?;
-        volume.set_size(bytes);
-        let erased = if bytes < old.bytes {
-            Deletion::of(self).erase_objects(volume.id(), bytes, old.bytes).map_err(say)
-        } else {
-            Ok(())
-        };
-        volume.detach()?;
-        erased
+        volume.inherit_less(bytes)?;
+        volume.discard(bytes, old.bytes - bytes)?;
+        while volume.discard_step()? {}
     }
+    let new = Named { bytes, ..old.counted()? };
+    let say = |refusal| {
+        failed(format_args!("volume '{}' can't be resized", name.escape_debug()), refusal)
+    };
+    if bytes > old.bytes {
+        // A shrink that was interrupted may have left objects, or the bit of one that is gone.
+        Deletion::of(session).erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
+    }
+    names.change(name, Some(&old), Some(&new)).map_err(say)?;
+    volume.set_size(bytes);
+    let erased = if bytes < old.bytes {
+        Deletion::of(session).erase_objects(volume.id(), bytes, old.bytes).map_err(say)
+    } else {
+        Ok(())
+    };
+    volume.detach()?;
+    erased
 }
 
 /// True when no pending drop or entry names a chunk, and no dirty entry could get one.

@@ -15,6 +15,7 @@ use std::{
 
 use onefold_cluster::{
     ClusterExports, Format, Mode, Session, Settings, Snapshots, Watermarks, What, Worker, create,
+    resize_volume_while,
 };
 use onefold_core::{
     Block, BlockRead, Exports, Kind, Lba, Volume,
@@ -581,7 +582,7 @@ fn rule_12_who_waits_for_trims_gives_up_and_ends_with_the_one_who_asked() {
     exports.while_detached("v", |_| Ok(())).unwrap();
     let refused = exports.snapshot_while("v@b", &slow).unwrap_err();
     assert!(refused.kind() == Kind::Busy && refused.to_string().contains("trims"), "{refused}");
-    let resize = |session: &Arc<Session>| session.resize_volume_while("v", OBJECT, &slow);
+    let resize = |session: &Arc<Session>| resize_volume_while(session, "v", OBJECT, &slow);
     assert_eq!(exports.while_detached("v", resize).unwrap_err().kind(), Kind::Busy);
     let volume = exports.open("v").unwrap();
     assert_eq!((block_of(&*volume, 0).unwrap(), volume.size()), (0, MANY * OBJECT));

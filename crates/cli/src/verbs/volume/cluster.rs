@@ -8,6 +8,7 @@ use std::{
 
 use onefold_cluster::{
     ClusterExports, Copies, GoesOn, Session, Settings, Snapshot, Snapshots, What,
+    resize_volume_while,
 };
 use onefold_core::{Error, Kind, Result};
 
@@ -68,7 +69,7 @@ pub(in crate::verbs) fn change_served(
         }
         Request::VolumeResize { name, bytes, .. } => {
             guarded(session, request)?;
-            session.resize_volume_while(name, *bytes, goes_on)
+            resize_volume_while(session, name, *bytes, goes_on)
         }
         _ => apply(session, request),
     };
