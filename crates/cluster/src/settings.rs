@@ -89,6 +89,8 @@ pub struct Settings {
     pub batch_bytes: u64,
     /// Blocks of a receive after which its place becomes durable.
     pub cursor_blocks: u64,
+    /// A thread of its own keeps the locks of what is imported and received, however long the stream is waited for.
+    pub renews_aside: bool,
     /// Who is asked for the key of a sealed store.
     pub keys: KeySource,
     /// The rule that the steps break; the simulator must find that out.
@@ -119,6 +121,7 @@ impl Default for Settings {
             objects_per_step: 16,
             batch_bytes: 8 << 20,
             cursor_blocks: CURSOR_BLOCKS,
+            renews_aside: true,
             keys: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,

@@ -222,6 +222,72 @@ fn an_import_that_ends_early_leaves_nothing() {
     assert_eq!(left(&store), Vec::<String>::new());
 }
 
+/// A stream that is silent in its middle for longer than all leases last, while another session looks for what it
+/// may take over.
+struct Silent<'s> {
+    stream: &'s [u8],
+    before: usize,
+    store: &'s MemoryObjects,
+    meanwhile: Option<&'s dyn Fn()>,
+}
+
+impl std::io::Read for Silent<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if self.before == 0
+            && let Some(meanwhile) = self.meanwhile.take()
+        {
+            for _ in 0..12 {
+                self.store.set_time(self.store.time() + LEASE / 8);
+                // The thread that keeps the locks goes by the clock of the system, four times a lease.
+                std::thread::sleep(LEASE / 4);
+            }
+            meanwhile();
+        }
+        let most = if self.before == 0 { into.len() } else { into.len().min(self.before) };
+        let n = self.stream.read(&mut into[..most])?;
+        self.before = self.before.saturating_sub(n);
+        Ok(n)
+    }
+}
+
+const LEASE: Duration = Duration::from_millis(300);
+
+#[test]
+fn rule_12_who_is_silent_in_the_middle_of_a_stream_has_no_server_shut_out() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let stream = sent(&one, "v@a", None);
+    let exporting = Copies::of(&one).exporting("v").unwrap();
+    let mut image = Vec::new();
+    exporting.send_to(exporting.writer(&mut image).unwrap()).unwrap().end(BYTES / BLOCK).unwrap();
+    let store = new_store(7);
+    let leased = |name: &str| {
+        let settings = Settings { lease: LEASE, volume_lease: LEASE, ..Settings::default() };
+        Arc::new(Session::open(Arc::new(store.session(name)), settings).unwrap())
+    };
+    let (server, other) = (leased("server"), leased("other"));
+    let looks = || delete_all(&other);
+    let takes = || {
+        delete_all(&other);
+        assert!(Copies::of(&other).abort_receive("w").is_err());
+        assert!(
+            Copies::of(&other).receive(Some("w"), false, &stream[..], &mut |_| Ok(())).is_err()
+        );
+        delete_all(&other);
+    };
+    let silent = |stream, meanwhile| Silent {
+        stream,
+        before: 3000,
+        store: &store,
+        meanwhile: Some(meanwhile),
+    };
+    let received =
+        Copies::of(&server).receive(Some("w"), false, silent(&stream[..], &takes), &mut |_| Ok(()));
+    assert_eq!(received.unwrap().name, "w@a");
+    Copies::of(&server).import("x", silent(&image[..], &looks), &mut |_| Ok(())).unwrap();
+    assert_eq!(content(&server, "w@a"), content(&one, "v@a"));
+    assert_eq!(content(&server, "x"), content(&one, "v"));
+}
+
 /// Two stores, of which the first has a volume with two snapshots, some of it deduplicated.
 fn two_snapshots(cut: Cut) -> (Arc<Session>, Arc<Session>) {
     let (one, two) = (open(&cut_store(1, cut), "one"), open(&cut_store(9, cut), "two"));

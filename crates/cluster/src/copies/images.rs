@@ -8,7 +8,7 @@ use std::io::Read;
 use onefold_core::{Error, Kind, Result};
 use onefold_stream::{Content, Frame, Next, StreamReader};
 
-use super::{Busy, Copies, Filling, Renewal};
+use super::{Busy, Copies, Filling, Renewal, while_kept};
 use crate::{
     format::{
         BLOCK,
@@ -68,7 +68,11 @@ impl Copies<'_> {
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Named> {
         let volume = attach_for(self.0, name, &record.named, (Mode::Own, Purpose::Fill))?;
-        let taken = self.take_frames(&volume, record, reader, look).and_then(|blocks| {
+        let filled = Some(record.named.id);
+        let taken = while_kept(self.kernel(), filled, &volume, || {
+            self.take_frames(&volume, record, reader, look)
+        });
+        let taken = taken.and_then(|blocks| {
             if blocks == 0 {
                 return Err(Error::new(Kind::InvalidInput, "there is nothing to import"));
             }

@@ -15,9 +15,10 @@ mod receive;
 mod send;
 mod walk;
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 use onefold_core::{Error, Kind, Result, Ticket};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use self::{
     receive::{Ending, Received},
@@ -224,10 +225,58 @@ impl<'k> Renewal<'k> {
             return Ok(());
         }
         self.last = now;
+        self.renew(volume)
+    }
+
+    /// Asks for more time.
+    ///
+    /// # Errors
+    /// As [`when_due`](Self::when_due).
+    fn renew(&self, volume: &Volume) -> Result<()> {
         if let Some(id) = self.filled {
             let kept = Names::of(self.kernel).keep_filling(id);
             kept.map_err(|why| failed("what is being filled", why))?;
         }
         volume.renew()
     }
+}
+
+/// Ends the thread that keeps locks, also when the work panics.
+struct Kept<'k>(&'k Mutex<bool>, &'k Condvar);
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = true;
+        self.1.notify_all();
+    }
+}
+
+/// Does some work, and keeps the locks of what is filled meanwhile, also while it waits for its stream: who
+/// finds one that ended shuts this whole session out. The work hears of a lost lock when it goes on.
+fn while_kept<T>(
+    kernel: &Kernel,
+    filled: Option<u64>,
+    volume: &Volume,
+    work: impl FnOnce() -> T,
+) -> T {
+    let settings = kernel.settings();
+    if !settings.renews_aside {
+        return work();
+    }
+    let every = settings.volume_lease.min(settings.lease) / RENEWALS;
+    let (is_over, over) = (Mutex::new(false), Condvar::new());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let renewal = Renewal::of(kernel, filled);
+            let mut ended = is_over.lock();
+            while !*ended {
+                over.wait_for(&mut ended, every);
+                if !*ended {
+                    let _ = MutexGuard::unlocked(&mut ended, || renewal.renew(volume));
+                }
+            }
+        });
+        let _kept = Kept(&is_over, &over);
+        work()
+    })
 }

@@ -10,7 +10,7 @@ use onefold_stream::{
     Begin, Content, Cursor, Form, Frame, MAGIC_BYTES, Next, StreamReader, Totals, read_up_to,
 };
 
-use super::{Busy, Copies, Filling, Renewal};
+use super::{Busy, Copies, Filling, Renewal, while_kept};
 use crate::{
     format::BLOCK,
     layers::received::{self, Coming, Receive},
@@ -85,7 +85,8 @@ impl Copies<'_> {
         let busy = || Error::new(Kind::Busy, "somebody sends this snapshot here already");
         let _busy = Busy::of(self.0, receive.id()).ok_or_else(busy)?;
         let volume = received::attach(self.0, &receive)?;
-        let done = self.take(&volume, &mut receive, &mut reader, look).and_then(|()| {
+        let done = while_kept(self.kernel(), None, &volume, || {
+            self.take(&volume, &mut receive, &mut reader, look)?;
             ending(&coming.volume, &mut || received::finish(self.0, &volume, &receive, rollback))
         });
         leave_filled(volume);

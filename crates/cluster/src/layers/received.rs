@@ -215,7 +215,14 @@ pub(crate) fn receives(kernel: &Kernel) -> Result<Vec<Receive>> {
             continue;
         };
         let decoded = Coming::decode(id, coming)
-            .and_then(|coming| Ok((coming, Progress::decode(id, cursor)?)));
+            .and_then(|coming| Ok((coming, Progress::decode(id, cursor)?)))
+            .and_then(|(coming, progress)| match progress.cursor <= coming.blocks {
+                true => Ok((coming, progress)),
+                false => {
+                    let what = format_args!("volume {id:x} was received up to behind its end");
+                    Err(Refusal::Failed(corrupt(what)))
+                }
+            });
         let (coming, progress) = decoded.map_err(|why| unread("what is being received", why))?;
         all.push(Receive { coming, progress, record });
     }
@@ -312,6 +319,13 @@ pub(crate) fn begin(
     parts(&coming.full_name())?;
     if coming.snapshot.contains('@') || coming.snapshot.chars().any(char::is_control) {
         let what = "the name of the snapshot in the stream is none";
+        return Err(Error::new(Kind::InvalidInput, what));
+    }
+    if coming.volume.contains('@') {
+        let what = format!(
+            "a volume called '{}' would look like a snapshot: give `onefold receive` another name for it",
+            coming.volume.escape_debug()
+        );
         return Err(Error::new(Kind::InvalidInput, what));
     }
     if coming.blocks > VOLUME_MAX / 4096 {

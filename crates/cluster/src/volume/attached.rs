@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long a step waits for requests that are under way. Clients that come later wait, too.
-const REQUESTS: Duration = Duration::from_secs(10);
+const REQUESTS: Duration = Duration::from_secs(3);
 
 enum State {
     Open(Box<Volume>),

@@ -34,8 +34,9 @@ const STRETCHES: usize = 64 << 10;
 /// Looks for a volume that is opened; each after the first follows a snapshot that was taken meanwhile.
 const LOOKS: u32 = 16;
 
-/// How long somebody who wants a volume alone waits for a step of the server's own work on it.
-const OWN_WORK: Duration = Duration::from_secs(10);
+/// How long somebody who wants a volume alone waits for a step of the server's own work on it. Its lock is not renewed
+/// meanwhile.
+const OWN_WORK: Duration = Duration::from_secs(5);
 /// The time between two looks at that.
 const OWN_WORK_LOOK: Duration = Duration::from_millis(1);
 
@@ -466,8 +467,9 @@ impl ClusterExports {
                 Ok(volume) => return volume.detach(),
                 Err(volume) => volume,
             };
-            let others = Arc::strong_count(&volume) - 1;
-            let has_client = others > volume.own_uses();
+            // In this order: one of its own that ends between the two is no client.
+            let own = volume.own_uses();
+            let has_client = Arc::strong_count(&volume) - 1 > own;
             if has_client || begun.elapsed() > OWN_WORK {
                 self.open.lock().insert(id, volume);
                 let name = name.escape_debug();

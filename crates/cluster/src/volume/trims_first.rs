@@ -21,9 +21,9 @@ pub(crate) fn always() -> Result<()> {
 /// the store.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The same for those that came meanwhile. Clients of the volume wait, and its lock is not renewed: this is much less
-/// than a lease.
-const WAIT_ALONE: Duration = Duration::from_secs(5);
+/// The same for those that came meanwhile. Clients of the volume wait, and its lock is not renewed: with the wait for
+/// requests before it this is less than two thirds of a lease.
+const WAIT_ALONE: Duration = Duration::from_secs(2);
 
 /// Until when somebody waits for trims.
 #[derive(Clone, Copy)]
@@ -84,6 +84,15 @@ pub(crate) fn apply_all(volume: &Volume, wait: Wait<'_>) -> Result<()> {
     if volume.trims.last().is_none() {
         return Ok(());
     }
-    let time = || volume.objects.kernel().store().time();
-    wait.each(volume.name(), time, || volume.discard_step())
+    let kernel = volume.objects.kernel();
+    let time = || kernel.store().time();
+    let mut renewed = time();
+    wait.each(volume.name(), time, || {
+        // Nobody else renews it: who finds its lock ended shuts this session out.
+        if time().saturating_sub(renewed) > kernel.settings().volume_lease / 4 {
+            renewed = time();
+            volume.renew()?;
+        }
+        volume.discard_step()
+    })
 }

@@ -242,7 +242,9 @@ impl Drop for Server {
             // It has no page to make, and waits for nobody.
             let _ = wait_for_end(thread, ACCEPTOR_END);
         }
-        for guest in std::mem::take(&mut *self.hall.guests.lock()) {
+        // Not under the lock: a guest that shakes hands looks at it.
+        let guests = std::mem::take(&mut *self.hall.guests.lock());
+        for guest in guests {
             hang_up(&guest.socket);
             let _ = guest.thread.join();
         }

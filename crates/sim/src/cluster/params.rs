@@ -502,6 +502,8 @@ impl Params {
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
+            // Threads of its own would run beside the order of the seed.
+            renews_aside: false,
             tries: 12,
             dedup: Dedup::PostProcessing,
             cold: Duration::from_millis(self.cold),
