@@ -109,6 +109,9 @@ pub enum Rule {
     /// A merge copies a chunk only when it agrees with its fingerprint. Otherwise damaged data gets
     /// a checksum that agrees.
     MovedChunksVerified,
+    /// A chunk of another archive is compared with its fingerprint before it is stored. Otherwise a copy has
+    /// what rotted there, with a fingerprint that agrees.
+    CopiedVerified,
     /// A removed recipe lowers each count once. Otherwise a chunk that others name is condemned.
     RemovedCountedOnce,
     /// A node that did not store its shard of a container no longer counts. Otherwise the container

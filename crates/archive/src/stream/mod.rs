@@ -27,6 +27,7 @@ mod imports;
 mod in_order;
 mod ingest;
 mod pipeline;
+mod presence;
 mod reader;
 mod session;
 mod stream_writer;
@@ -46,6 +47,7 @@ pub(crate) use self::{
     imports::Ported,
     in_order::{Given, Results},
     pipeline::{Blocks, Item, Staged, buffers, cut_beside, staged},
+    presence::Presence,
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps, in_another},
     trial::Trial,

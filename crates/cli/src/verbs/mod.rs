@@ -8,6 +8,7 @@ mod budget;
 pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod cluster;
+pub(crate) mod copy;
 pub(crate) mod create;
 pub(crate) mod diff;
 pub(crate) mod domain;

@@ -17,8 +17,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, MAY_ADD_ONLY, Nodes, READER_BYTES, Role, Settings, find_label,
-    is_unfinished, lost_index_files, seal,
+    Archive, IndexDirectory, KeySource, MAY_ADD_ONLY, Nodes, READER_BYTES, Role, Settings,
+    find_label, is_unfinished, lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room, secrets::process_memory};
 pub use onefold_bucket::Collected;
@@ -573,7 +573,16 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = suited(self, Settings { memory, ..Settings::default() });
+        self.open_to_read_by(memory, KeySource::default())
+    }
+
+    /// The same by keys of somebody who is asked for this archive alone; by those of the process where that is
+    /// nobody.
+    ///
+    /// # Errors
+    /// The error of opening.
+    pub fn open_to_read_by(&self, memory: u64, opener: KeySource) -> Result<Arc<Archive>> {
+        let settings = suited(self, Settings { memory, opener, ..Settings::default() });
         let opened = match (self.nodes(false, false)?, &self.far) {
             (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
             (None, Some(far)) => far

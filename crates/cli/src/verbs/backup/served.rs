@@ -40,6 +40,7 @@ pub(crate) fn request(asked: &Backup, clock: fn() -> u64) -> Result<BackupReques
         parent: maybe(&asked.parent)?,
         checkpoint: maybe(&asked.checkpoint)?,
         accept: asked.accept,
+        copied: None,
     })
 }
 

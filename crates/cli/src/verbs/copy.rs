@@ -1,0 +1,483 @@
+//! `onefold copy`: snapshots and streams from one archive to another, for a second site.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use onefold_archive::{
+    Archive, BackupReport, CopyChoice, CopyCounts, CopyFailure, CopyPlan, Ingest, KeySource, Role,
+    Settings, Snapshot, SnapshotId, StreamPresence, Tables, copy_snapshot, copy_stream,
+    domain_called, may_copy, plan_copy, stream_presence,
+};
+use onefold_core::{Error, Kind};
+use serde_json::{Value, json};
+
+use super::{
+    archive_at,
+    backup::shown,
+    keeping::period::period,
+    snapshots,
+    waiting::{Patience, Waiting},
+    with_advice,
+};
+use crate::key::KeyFrom;
+use onefold::parts::{
+    archive_dir::{ArchiveDir, name_archive, now},
+    keys::{self, Whence},
+    operator::warn,
+};
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, counted, grouped},
+};
+
+/// Where `--from-key` says that there is none.
+const NO_KEY: &str = "none";
+
+/// Copies snapshots from one archive to another, as for a second site
+///
+/// A copy has the id, the set, the host, the times, the tags and the state of its snapshot. Of each set of
+/// each host those are copied that FROM lists behind the newest one which both archives have: what was
+/// forgotten in TO does not come back. Nothing is ever removed from TO, which has a policy of its own.
+///
+/// Each archive is a directory, ssh://USER@HOST/PATH, s3://BUCKET/PREFIX or bucket:DIR. FROM is only read.
+/// Each chunk is compared with its fingerprint before it is stored. Content that the copy before has
+/// is not read again, and neither are chunks that TO has, if it was made with `create archive --like
+/// FROM`. A copy that was killed goes on from its last checkpoint. A snapshot that can't be read is left out
+/// and named, the others are copied, and the exit status is 3.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold copy backups ssh://second/srv/backups\n  \
+                  onefold copy /srv/backups /mnt/usb/backups --set web1 --within 30d\n  \
+                  onefold copy s3://bucket/vault /srv/vault --dry-run\n  \
+                  onefold copy backups second web1~2 3fa94c11")]
+pub(crate) struct Options {
+    /// The archive that is read
+    #[arg(value_name = "FROM")]
+    from: PathBuf,
+
+    /// The archive that gets what it lacks
+    #[arg(value_name = "TO")]
+    to: PathBuf,
+
+    /// Snapshots of FROM that are copied, also those that TO forgot: SET~N, SET@DATE, or digits of an id.
+    /// Without them, all that are newer than what both archives have
+    #[arg(conflicts_with_all = ["set", "host", "within", "all"])]
+    snapshots: Vec<String>,
+
+    /// Only of this set
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
+
+    /// Only of this host
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+
+    /// Only those of the last time, like 48h, 14d or 6M: s, min, h, d, w, M for months, y
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    within: Option<Duration>,
+
+    /// Also those that FROM lists before one which both archives have: what TO forgot, and removed since,
+    /// comes back
+    #[arg(long)]
+    all: bool,
+
+    /// Copies streams, too, which `onefold put` stored: those that TO does not have. One whose name TO has
+    /// for another stream is named, and stays as it is
+    #[arg(long)]
+    streams: bool,
+
+    /// The domain of TO that new sets belong to; without it, the one that each archive begins with. A set
+    /// stays in its domain
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
+
+    /// Where the key of FROM is, if it is not where --key says; `none` says that FROM is not encrypted
+    #[arg(long, value_name = "WHERE")]
+    from_key: Option<KeyFrom>,
+
+    /// Copies from an encrypted archive to one that is not: whoever reads the files of TO reads what it has
+    #[arg(long)]
+    decrypt: bool,
+
+    /// Says what would be copied, and stores nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+
+    /// Minutes between two checkpoints: a copy that was killed goes on from the last one
+    #[arg(long, default_value_t = 10, value_name = "MINUTES")]
+    checkpoint: u64,
+
+    #[command(flatten)]
+    patience: Patience,
+
+    /// Level of Zstandard for new chunks, in an archive with --compress zstd
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "N",
+        value_parser = clap::value_parser!(i32).range(1..=19)
+    )]
+    level: i32,
+
+    /// Memory for the tables of FROM, besides an allowance that grows with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done so far.
+#[derive(Default)]
+struct Done {
+    copied: Vec<Value>,
+    streams: Vec<Value>,
+    failed: Vec<Value>,
+    /// Streams whose names others have.
+    other_streams: Vec<String>,
+    streams_present: u64,
+    /// Streams of FROM that nobody asked for.
+    streams_left: u64,
+}
+
+/// Copies them.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let begun = Instant::now();
+    let (from_dir, to_dir) =
+        (archive_at(&options.from, snapshots::NONE)?, archive_at(&options.to, snapshots::NONE)?);
+    let from = from_dir.open_to_read_by(options.memory.0, opener(options)?)?;
+    let here = to_dir.open_to_read(Settings::default().memory)?;
+    suit(options, &from, &here)?;
+    let choice = choice(options, &from.tables())?;
+    let plan = plan_copy(&from, &here.tables(), &choice, now());
+    let mut done = Done::default();
+    let streams = streams(options, &from, &here.tables(), &mut done);
+    drop(here);
+    let is_idle = plan.wanted.is_empty() && streams.is_empty();
+    let copied = match options.dry_run || is_idle {
+        true => Ok(()),
+        false => store(options, &to_dir, (&from, &choice), &streams, &mut done),
+    };
+    tell(options, &plan, &streams, &done, begun.elapsed())?;
+    copied?;
+    judge(&plan, &done)
+}
+
+/// Who is asked for the key of FROM.
+fn opener(options: &Options) -> Result<KeySource, Failure> {
+    let Some(KeyFrom(whence)) = &options.from_key else { return Ok(KeySource::default()) };
+    let none = Whence::File(NO_KEY.into());
+    let asker = keys::asker_by((*whence != none).then(|| whence.clone()));
+    let asker = asker.ok_or_else(|| Failure::new("nobody can be asked for the key of FROM"))?;
+    Ok(keys::of_archive_by(&options.from, &asker))
+}
+
+/// Refuses what can't be copied, or not into this archive.
+fn suit(options: &Options, from: &Archive, to: &Archive) -> Result<(), Failure> {
+    let (shown_from, shown_to) = (options.from.display(), options.to.display());
+    may_copy(from, to).map_err(|error| error.context(format!("{shown_from} and {shown_to}")))?;
+    if from.label().sealed.is_some() && to.label().sealed.is_none() && !options.decrypt {
+        return Err(Failure::new(format!(
+            "{shown_from} is encrypted, and {shown_to} is not: whoever reads the files of the copy would read \
+             all; make an encrypted archive, or say --decrypt"
+        )));
+    }
+    if !to.tables().trees {
+        return Err(Failure::new(format!(
+            "{shown_to}: it was made by a version without snapshots, and takes none: `onefold upgrade` \
+             changes that"
+        )));
+    }
+    if [from, to].iter().any(|archive| matches!(archive.role(), Some(Role::Put(_)))) {
+        return Err(Failure::new(
+            "a put key reads no snapshot, and adds those of its own host alone: a copy needs a key that reads \
+             FROM, and one that manages TO",
+        ));
+    }
+    Ok(())
+}
+
+fn choice(options: &Options, from: &Tables) -> Result<CopyChoice, Failure> {
+    let id = |text: &String| snapshots::named(from, text).map(|snapshot| snapshot.id);
+    let ids: Vec<SnapshotId> = options.snapshots.iter().map(id).collect::<Result<_, _>>()?;
+    Ok(CopyChoice {
+        ids: (!ids.is_empty()).then_some(ids),
+        set: options.set.clone(),
+        host: options.host.clone(),
+        since: options.within.map(|time| now().saturating_sub(time.as_secs())),
+        all: options.all,
+    })
+}
+
+/// The names of streams that are to be copied.
+fn streams(options: &Options, from: &Archive, to: &Tables, done: &mut Done) -> Vec<String> {
+    let (tables, mut wanted) = (from.tables(), Vec::new());
+    for (name, stream) in &tables.streams {
+        if !options.streams {
+            done.streams_left += 1;
+            continue;
+        }
+        match stream_presence(to, name, stream) {
+            StreamPresence::Missing => wanted.push(name.clone()),
+            StreamPresence::Present => done.streams_present += 1,
+            StreamPresence::Other => done.other_streams.push(name.clone()),
+        }
+    }
+    wanted
+}
+
+/// Becomes the process that stores into TO, and copies what is still missing there.
+fn store(
+    options: &Options,
+    directory: &ArchiveDir,
+    (from, choice): (&Arc<Archive>, &CopyChoice),
+    streams: &[String],
+    done: &mut Done,
+) -> Result<(), Failure> {
+    let (ingest, to) = begin(options, directory)?;
+    let domain = options.domain.as_deref().map(|name| domain_called(&to, name)).transpose()?;
+    // Others may have stored meanwhile.
+    let plan = plan_copy(from, &to.refresh()?, choice, now());
+    let all = plan.wanted.len();
+    for (n, snapshot) in plan.wanted.iter().enumerate() {
+        let what = format!("copying {} of {all}", n + 1);
+        let mut clock = Instant::now();
+        let every = Duration::from_secs(options.checkpoint.saturating_mul(60));
+        let mut due = || {
+            let is_due = clock.elapsed() >= every && !every.is_zero();
+            if is_due {
+                clock = Instant::now();
+            }
+            is_due
+        };
+        let mut failure = None;
+        let made = shown(&what, snapshot.bytes, |gauge| {
+            let made = copy_snapshot(from, snapshot, (&ingest, domain), gauge, &mut due);
+            Ok(made.map_err(|it| failure = Some(it)).ok())
+        })?;
+        match (made, failure) {
+            (Some((report, counts)), _) => copied(options, &report, counts, done),
+            (None, Some(failure)) => left_out(options, from, snapshot, failure, done)?,
+            (None, None) => {}
+        }
+    }
+    let tables = from.tables();
+    for name in streams {
+        let Some(stream) = tables.streams.get(name) else { continue };
+        let mut failure = None;
+        let what = format!("copying '{}'", name.escape_debug());
+        let made = shown(&what, stream.bytes, |gauge| {
+            let made = copy_stream(from, (name, stream), (&ingest, domain), gauge);
+            Ok(made.map_err(|it| failure = Some(it)).ok())
+        })?;
+        match (made, failure) {
+            (Some(report), _) => {
+                if !options.json {
+                    let (shown, bytes) = (name.escape_debug(), Size(report.stream.bytes));
+                    output::line(format_args!("copied stream '{shown}', {bytes}"));
+                }
+                done.streams.push(json!({
+                    "name": name, "bytes": report.stream.bytes, "new_bytes": report.new_bytes,
+                    "added_bytes": report.stream.added,
+                }));
+            }
+            (None, Some(CopyFailure { error, at_source: false })) => {
+                return Err(with_advice(name_archive(&options.to, error), &options.to).into());
+            }
+            (None, Some(CopyFailure { error, .. })) => {
+                is_reached(options, from, &error)?;
+                warn(&format!("stream '{}' is not copied: {error}", name.escape_debug()));
+                done.failed.push(json!({ "stream": name, "why": error.to_string() }));
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Becomes the process that stores; waits for another one.
+fn begin(
+    options: &Options,
+    directory: &ArchiveDir,
+) -> Result<(Arc<Ingest>, Arc<Archive>), Failure> {
+    let settings = Settings { level: options.level, ..Settings::default() };
+    let (mut archive, mut looked_at) = (directory.open(settings.clone())?, directory.clone());
+    directory.warn_of_lost_index(&archive);
+    let mut waiting = Waiting::new(directory, options.patience);
+    loop {
+        // Perhaps it was waited for the end of a move.
+        if let Some(moved) = looked_at.after_move()? {
+            archive = moved.open(settings.clone())?;
+            looked_at = moved;
+        }
+        match Ingest::begin(&archive, false, false) {
+            Err(error) if error.kind() == Kind::Busy => {}
+            begun => return Ok((begun?, archive)),
+        }
+        if directory.server()?.is_some() {
+            return Err(Failure::new(format!(
+                "{} is served, and a copy is stored by the process that copies: stop its server meanwhile",
+                options.to.display()
+            )));
+        }
+        waiting.go_on()?;
+    }
+}
+
+/// Tells of a snapshot that was copied.
+fn copied(options: &Options, report: &BackupReport, counts: CopyCounts, done: &mut Done) {
+    let snapshot = &report.snapshot;
+    if !options.json {
+        output::line(format_args!(
+            "copied {}  {}  {}: {}, {} read; the archive grew by {}",
+            snapshots::short(snapshot.id),
+            snapshots::shown(snapshot.ended),
+            snapshot.set.escape_debug(),
+            Size(snapshot.bytes),
+            Size(counts.read),
+            Size(snapshot.added),
+        ));
+    }
+    let mut line = snapshots::json(snapshot);
+    line["read_bytes"] = counts.read.into();
+    line["taken_over_bytes"] = counts.taken_over.into();
+    line["new_bytes"] = report.new_bytes.into();
+    done.copied.push(line);
+}
+
+/// Tells of a snapshot that could not be copied; the next one is tried, unless TO failed, or nothing of FROM
+/// can be read any more.
+fn left_out(
+    options: &Options,
+    from: &Archive,
+    snapshot: &Snapshot,
+    CopyFailure { error, at_source }: CopyFailure,
+    done: &mut Done,
+) -> Result<(), Failure> {
+    // TO refuses what no archive can have.
+    let is_refused = matches!(error.kind(), Kind::InvalidInput | Kind::Exists);
+    if !at_source && !is_refused {
+        return Err(with_advice(name_archive(&options.to, error), &options.to).into());
+    }
+    is_reached(options, from, &error)?;
+    let set = snapshot.set.escape_debug();
+    warn(&format!(
+        "snapshot {} of '{set}' is not copied: {}",
+        snapshots::short(snapshot.id),
+        name_archive(if at_source { &options.from } else { &options.to }, error.clone())
+    ));
+    done.failed.push(json!({
+        "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
+        "why": error.to_string(),
+    }));
+    Ok(())
+}
+
+/// Errors when an error was not that of one snapshot: FROM can't be reached any more.
+fn is_reached(options: &Options, from: &Archive, error: &Error) -> Result<(), Failure> {
+    if error.kind() != Kind::Io || from.refresh().is_ok() {
+        return Ok(());
+    }
+    Err(name_archive(&options.from, error.clone()).into())
+}
+
+fn tell(
+    options: &Options,
+    plan: &CopyPlan,
+    streams: &[String],
+    done: &Done,
+    took: Duration,
+) -> Result<(), Failure> {
+    if options.json {
+        let wanted = plan.wanted.iter().map(snapshots::json).collect::<Vec<_>>();
+        let mut report = json!({
+            "copied": done.copied,
+            "streams": done.streams,
+            "failed": done.failed,
+            "present": plan.present,
+            "passed": plan.passed,
+            "erased": plan.erased,
+            "other_snapshots": plan.others.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "other_streams": done.other_streams,
+            "streams_present": done.streams_present,
+            "streams_left": done.streams_left,
+            "seconds": took.as_secs_f64(),
+        });
+        if options.dry_run {
+            report["wanted"] = wanted.into();
+            report["wanted_streams"] = streams.into();
+        }
+        return output::json(&report);
+    }
+    if options.dry_run {
+        for snapshot in &plan.wanted {
+            output::line(format_args!(
+                "{}  {}  {:>9}  {}  {}",
+                snapshots::short(snapshot.id),
+                snapshots::shown(snapshot.ended),
+                Size(snapshot.bytes).to_string(),
+                snapshot.host.escape_debug(),
+                snapshot.set.escape_debug(),
+            ));
+        }
+        streams
+            .iter()
+            .for_each(|name| output::line(format_args!("stream '{}'", name.escape_debug())));
+    }
+    let (snapshots, streams) = match options.dry_run {
+        true => (plan.wanted.len(), streams.len()),
+        false => (done.copied.len(), done.streams.len()),
+    };
+    let mut told = counted(snapshots as u64, "snapshot");
+    if streams > 0 {
+        told += &format!(" and {}", counted(streams as u64, "stream"));
+    }
+    told += if options.dry_run { " would be copied" } else { " copied" };
+    told += &format!(", {} there before", grouped(plan.present + done.streams_present));
+    if plan.passed > 0 {
+        told += &format!(
+            "; {} not copied that FROM lists before one which both have: --all copies them",
+            grouped(plan.passed)
+        );
+    }
+    if plan.erased > 0 {
+        told += &format!("; {} of erased domains", grouped(plan.erased));
+    }
+    if done.streams_left > 0 {
+        told += &format!("; --streams copies {}, too", counted(done.streams_left, "stream"));
+    }
+    output::line(told);
+    Ok(())
+}
+
+/// The exit status.
+fn judge(plan: &CopyPlan, done: &Done) -> Result<(), Failure> {
+    if let Some(id) = plan.others.first() {
+        return Err(Failure::in_part(format!(
+            "{} of FROM has the id of another one in TO, like {id}, and is not copied",
+            counted(plan.others.len() as u64, "snapshot")
+        )));
+    }
+    if let Some(name) = done.other_streams.first() {
+        return Err(Failure::in_part(format!(
+            "{} of FROM has the name of another one in TO, like '{}', and is not copied: `onefold mv` gives the \
+             one in TO another name, and `onefold rm` removes it",
+            counted(done.other_streams.len() as u64, "stream"),
+            name.escape_debug()
+        )));
+    }
+    match done.failed.len() as u64 {
+        0 => Ok(()),
+        n => Err(Failure::in_part(format!(
+            "{} not copied: the messages above say why. A later copy leaves out what is older than the newest copy \
+             of its set: name it once FROM is mended",
+            if n == 1 { "one was".to_owned() } else { format!("{} were", grouped(n)) }
+        ))),
+    }
+}
