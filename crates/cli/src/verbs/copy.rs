@@ -243,7 +243,8 @@ fn store(
     let (ingest, to) = begin(options, directory)?;
     let domain = options.domain.as_deref().map(|name| domain_called(&to, name)).transpose()?;
     // Others may have stored meanwhile.
-    let plan = plan_copy(from, &to.refresh()?, choice, now());
+    let tables = to.refresh()?;
+    let plan = plan_copy(from, &tables, choice, now());
     let all = plan.wanted.len();
     for (n, snapshot) in plan.wanted.iter().enumerate() {
         let what = format!("copying {} of {all}", n + 1);
