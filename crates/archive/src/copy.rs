@@ -19,6 +19,7 @@ use crate::{
         record::{Shape, Stream},
     },
     operations_log::{Archive, domain_of, is_erased},
+    rules::Rule,
     stream::{Content, Gauge, Ingest, Reader, Report, Request, Verify, put_on},
     tables::Tables,
     tree::{
@@ -126,7 +127,8 @@ pub fn plan_copy(from: &Archive, to: &Tables, choice: &CopyChoice, now: u64) -> 
             Some(&last) => n > last,
             None => newest.get(&series(snapshot)).is_none_or(|&newest| snapshot.ended > newest),
         };
-        match is_next || choice.all || choice.ids.is_some() {
+        let is_wanted = choice.all || choice.ids.is_some();
+        match is_next || is_wanted || !from.keeps(Rule::ForgottenNotCopied) {
             true => plan.wanted.push(snapshot.clone()),
             false => plan.passed += 1,
         }
@@ -194,7 +196,9 @@ impl CopyRequest {
         };
         let number = request.domain_in(&here)?;
         let before = before(&there, &here, snapshot).cloned();
-        let is_own = |one: &&Snapshot| is_of(one.id, snapshot.id) && request.goes_on_from(one);
+        let by_id = to.keeps(Rule::CheckpointsOfTheirCopy);
+        let is_own =
+            |one: &&Snapshot| (is_of(one.id, snapshot.id) || !by_id) && request.goes_on_from(one);
         let checkpoint = here.snapshots.checkpoints().rfind(is_own).map(|one| one.id);
         request.parent = before.as_ref().map(|before| before.id);
         request.checkpoint = checkpoint;

@@ -112,6 +112,12 @@ pub enum Rule {
     /// A chunk of another archive is compared with its fingerprint before it is stored. Otherwise a copy has
     /// what rotted there, with a fingerprint that agrees.
     CopiedVerified,
+    /// Of a set those snapshots are copied that come behind the newest one which both archives have. Otherwise what
+    /// a policy removed from the second archive comes back with each copy.
+    ForgottenNotCopied,
+    /// A copy goes on from a checkpoint of the same snapshot alone. Otherwise a file of another snapshot is taken for
+    /// this one's.
+    CheckpointsOfTheirCopy,
     /// A removed recipe lowers each count once. Otherwise a chunk that others name is condemned.
     RemovedCountedOnce,
     /// A node that did not store its shard of a container no longer counts. Otherwise the container

@@ -201,6 +201,7 @@ fn keys_of_both_archives() {
     desk.ok("copy s p --from-key key --decrypt");
     assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "p", "web", "out")));
     desk.fails("create archive x --like s --key key", 2, &["--like"]);
+    desk.fails("create archive x --like a --key key", 2, &["--like"]);
 }
 
 #[test]

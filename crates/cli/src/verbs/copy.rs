@@ -151,7 +151,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let begun = Instant::now();
     let (from_dir, to_dir) =
         (archive_at(&options.from, snapshots::NONE)?, archive_at(&options.to, snapshots::NONE)?);
-    let from = from_dir.open_to_read_by(options.memory.0, opener(options)?)?;
+    let from = from_dir.open_to_read_by(options.memory.0, opener(options)?);
+    let from = from.map_err(|error| hinted(options, error))?;
     let here = to_dir.open_to_read(Settings::default().memory)?;
     suit(options, &from, &here)?;
     let choice = choice(options, &from.tables())?;
@@ -167,6 +168,21 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     tell(options, &plan, &streams, &done, begun.elapsed())?;
     copied?;
     judge(&plan, &done)
+}
+
+/// Says how the key of TO is told from that of FROM.
+fn hinted(options: &Options, error: Error) -> Failure {
+    let is_of_both = options.from_key.is_none()
+        && keys::asker().is_some_and(|asker| asker.named().is_some())
+        && error.kind() == Kind::Denied;
+    let failure = Failure::from(error.context("FROM"));
+    match is_of_both {
+        true => failure.and(
+            "--key says where the key of TO is, too: --from-key is for FROM alone, and `--from-key none` if \
+             it is not encrypted",
+        ),
+        false => failure,
+    }
 }
 
 /// Who is asked for the key of FROM.

@@ -21,7 +21,7 @@ use crate::verbs::archive_at;
 use onefold::parts::{
     address::{is_away, is_bucket},
     archive_dir::{ArchiveDir, make_directory, name_archive},
-    foreign, index_move,
+    foreign, index_move, keys,
     operator::word,
     sealed_before,
 };
@@ -135,6 +135,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let reserve_bytes = if is_bucket(store) { 0 } else { format.reserve_bytes };
     let format = Format { pads: options.pad, reserve_bytes, ..format };
     let format = if options.roles { format.with_roles() } else { format };
+    let has_key = keys::asker().is_some_and(|asker| asker.named().is_some());
+    if options.like.is_some() && (has_key || options.roles || options.pad) {
+        return Err(Failure::usage(ALIKE_IS_PLAIN));
+    }
     let format = match &options.like {
         Some(like) => alike(format, like)?,
         None => format,
@@ -150,9 +154,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
-    let alike = "an encrypted archive has keys of its own, so its fingerprints can't be those of another archive: \
-                 leave out --like or --key";
-    let plain = plain.or(options.like.as_ref().map(|_| alike));
+    let plain = plain.or(options.like.as_ref().map(|_| ALIKE_IS_PLAIN));
     let mut keys = new_keys(options.no_encryption, plain, (&format.id, store))?;
     if options.roles && keys.is_none() {
         return Err(Failure::usage(
@@ -187,6 +189,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     options.answer.tell(&report, words)?;
     NewKeys::arrived(keys.as_ref())
 }
+
+/// Why an archive like another one is not encrypted.
+const ALIKE_IS_PLAIN: &str = "an encrypted archive has keys of its own, so its fingerprints can't be those of another \
+                              archive: leave out --like, or --key";
 
 /// The same with the secret of another archive, and with how that cuts, compresses and fingerprints.
 fn alike(format: Format, like: &Path) -> Result<Format, Failure> {
