@@ -15,7 +15,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use onefold_core::{Error, Fingerprint, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use super::{
     backup::TreeFeeder,
@@ -158,7 +158,8 @@ impl Copying<'_> {
     /// when one is due.
     ///
     /// # Errors
-    /// The snapshot can't be read, or is not what its root says; it can't be stored.
+    /// At the source `NotFound`: the snapshot is gone since it was chosen; `Corrupt`: it can't be read, or is not what
+    /// its root says. It can't be stored.
     pub fn tell(
         &self,
         sink: &mut dyn CopySink,
@@ -166,6 +167,11 @@ impl Copying<'_> {
     ) -> Result<CopyCounts, CopyFailure> {
         let at_source = |error| CopyFailure { error, at_source: true };
         let reader = TreeReader::new(self.from).map_err(at_source)?;
+        // A copy of many goes on for days. What the reader sees stays as long as it reads.
+        if reader.tables().snapshots.get(self.snapshot.id).is_err() {
+            let why = "the snapshot was forgotten and collected since it was chosen";
+            return Err(at_source(Error::new(Kind::NotFound, why)));
+        }
         let before: Vec<&Snapshot> = self.before.into_iter().collect();
         let before = Parents::new(self.from, &before).map_err(at_source)?;
         let to = To { sink, has_failed: false, counts: CopyCounts::default() };

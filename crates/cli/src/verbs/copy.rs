@@ -384,11 +384,16 @@ fn left_out(
     }
     is_reached(options, from, &error)?;
     let set = snapshot.set.escape_debug();
+    let is_gone = at_source && error.kind() == Kind::NotFound;
     warn(&format!(
         "snapshot {} of '{set}' is not copied: {}",
         snapshots::short(snapshot.id),
         name_archive(if at_source { &options.from } else { &options.to }, error.clone())
     ));
+    if is_gone {
+        // A policy of FROM took it meanwhile.
+        return Ok(());
+    }
     done.failed.push(json!({
         "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
         "why": error.to_string(),
