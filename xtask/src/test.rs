@@ -109,6 +109,16 @@ const STEPS: [Step; 31] = [
         about: "each bug planted in them is found",
         run: || bugs(&["bucket", "--bugs"]),
     },
+    Step {
+        name: "copies-sim",
+        about: "snapshots copied between two archives: kept seeds, 1,000 seeds",
+        run: || simulate(Tally::default(), &["copies"]),
+    },
+    Step {
+        name: "copies-bugs",
+        about: "each bug planted in copies is found",
+        run: || bugs(&["copies", "--bugs"]),
+    },
     Step { name: "s3", about: "archives in a bucket behind the protocol of S3", run: s3::step },
     Step {
         name: "ceph",
