@@ -2,7 +2,8 @@
 //!
 //! A copy keeps the id of its snapshot, so that a snapshot is here or is not, whatever happened between two
 //! copies. Nothing is noted besides. What was forgotten here stays so: of a set of a host only those are chosen
-//! that the other archive lists behind the newest one which both archives have.
+//! that the other archive lists behind the newest one which both archives have, and that are newer than those here
+//! which the other archive has no more.
 //!
 //! *Crash argument:* a copy is stored as a backup is. Its chunks and nodes are durable before the frame that
 //! lists the snapshot; its checkpoints are those of backups, with ids of which the first twelve bytes are the
@@ -56,7 +57,7 @@ pub struct CopyPlan {
     pub wanted: Vec<Snapshot>,
     /// Chosen snapshots that are here, listed or forgotten.
     pub present: u64,
-    /// Those that are not here, and come before one which both archives have.
+    /// Those that are not here, and come before one which both archives have, or which only this one still has.
     pub passed: u64,
     /// Those of domains that the other archive erased.
     pub erased: u64,
@@ -93,7 +94,9 @@ pub fn plan_copy(from: &Archive, to: &Tables, choice: &CopyChoice, now: u64) -> 
         }
     }
     let mut newest: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-    for snapshot in to.snapshots.values().filter(is_no_checkpoint).filter(|one| one.ended <= now) {
+    // Of what the other archive has no more, the order is not known any more, but the time.
+    let is_lost = |one: &&Snapshot| one.ended <= now && tables.snapshots.get(one.id).is_err();
+    for snapshot in to.snapshots.values().filter(is_no_checkpoint).filter(is_lost) {
         let ended = newest.entry(series(snapshot)).or_default();
         *ended = snapshot.ended.max(*ended);
     }
@@ -123,10 +126,8 @@ pub fn plan_copy(from: &Archive, to: &Tables, choice: &CopyChoice, now: u64) -> 
             plan.erased += 1;
             continue;
         }
-        let is_next = match common.get(&series(snapshot)) {
-            Some(&last) => n > last,
-            None => newest.get(&series(snapshot)).is_none_or(|&newest| snapshot.ended > newest),
-        };
+        let is_next = common.get(&series(snapshot)).is_none_or(|&last| n > last)
+            && newest.get(&series(snapshot)).is_none_or(|&newest| snapshot.ended > newest);
         let is_wanted = choice.all || choice.ids.is_some();
         match is_next || is_wanted || !from.keeps(Rule::ForgottenNotCopied) {
             true => plan.wanted.push(snapshot.clone()),

@@ -112,8 +112,7 @@ pub enum Rule {
     /// A chunk of another archive is compared with its fingerprint before it is stored. Otherwise a copy has
     /// what rotted there, with a fingerprint that agrees.
     CopiedVerified,
-    /// Of a set those snapshots are copied that come behind the newest one which both archives have. Otherwise what
-    /// a policy removed from the second archive comes back with each copy.
+    /// Of a set those snapshots are copied that come behind all that were copied before. Otherwise what a policy removed from the second archive comes back with each copy.
     ForgottenNotCopied,
     /// A copy goes on from a checkpoint of the same snapshot alone. Otherwise a file of another snapshot is taken for
     /// this one's.

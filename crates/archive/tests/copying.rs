@@ -139,7 +139,7 @@ fn a_second_copy_reads_only_what_is_new() {
 }
 
 #[test]
-fn what_was_forgotten_there_does_not_come_back() {
+fn rule_50_what_was_forgotten_there_does_not_come_back() {
     let (from, to) = (archive(1, 1), archive(2, 2));
     for number in 1..=4 {
         store(&from, "set", number, &noise(number.into(), 50_000)).unwrap();
@@ -169,6 +169,24 @@ fn what_was_forgotten_there_does_not_come_back() {
     store(&from, "set", 6, &noise(6, 1_000)).unwrap();
     assert_eq!(copy_all(&from, &to), [6]);
     assert!(is_well(&to));
+}
+
+#[test]
+fn what_the_first_archive_forgot_brings_nothing_back() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    for number in 1..=3 {
+        store(&from, "set", number, &noise(number.into(), 20_000)).unwrap();
+    }
+    assert_eq!(copy_all(&from, &to), [1, 2, 3]);
+    // The first archive keeps one a week, and the second one what is newest.
+    for (archive, gone) in [(&from, 3), (&to, 2)] {
+        forget(archive, &[SnapshotId([gone; 16])], 5_000).unwrap();
+        Collection::begin(archive, options(6_000)).unwrap().run(&mut |_| {}).unwrap();
+    }
+    let planned = plan(&from, &to, &CopyChoice::default());
+    assert_eq!((numbers(&planned), planned.present, planned.passed), (vec![], 1, 1));
+    store(&from, "set", 4, b"new").unwrap();
+    assert_eq!(copy_all(&from, &to), [4]);
 }
 
 #[test]
@@ -248,7 +266,7 @@ fn forged(archive: &Arc<Archive>, number: u8, event: Event) {
 }
 
 #[test]
-fn rule_09_a_snapshot_that_lies_is_left_out_and_the_others_are_copied() {
+fn rule_50_a_snapshot_that_lies_is_left_out_and_the_others_are_copied() {
     let (from, to) = (archive(1, 1), archive(2, 1));
     let real = forge(&from, 100, &TreeNode::FileMap(vec![Part::Hole(9)]));
     let file = |bytes, map| {

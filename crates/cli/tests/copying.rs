@@ -253,11 +253,30 @@ fn what_can_t_be_a_copy_is_refused() {
     desk.ok("create archive b --no-encryption");
     desk.fails("copy a b none", 1, &["there is no snapshot 'none'"]);
     desk.fails("copy a b web --set web", 2, &["--set"]);
-    let serving = desk.serve("b --nbd unix:b.sock");
-    desk.fails("copy a b", 1, &["b is served"]);
-    serving.terminate();
     desk.ok("copy a b web~1");
     assert_eq!(told(&desk, "b").len(), 1);
+}
+
+#[test]
+fn a_server_stores_copies_and_one_that_only_adds_refuses_them() {
+    let desk = desk_with_two();
+    desk.ok("create archive b --no-encryption");
+    let serving = desk.serve("b --nbd unix:b.sock");
+    desk.ok("copy a b");
+    assert!(desk.ok("copy a b").contains("0 snapshots copied, 2 there before"));
+    // Only what changed is read, also by a server.
+    fs::write(desk.path("tree/new"), b"more").unwrap();
+    desk.ok("backup a tree --set web");
+    assert_eq!(copy(&desk, "a b")["copied"][0]["read_bytes"], 4);
+    assert_eq!(told(&desk, "a"), told(&desk, "b"));
+    serving.terminate();
+    assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "b", "web", "out")));
+    desk.ok("check b");
+    desk.ok("create archive c --no-encryption");
+    let serving = desk.serve("c --nbd unix:c.sock --append-only");
+    desk.fails("copy a c", 1, &["--append-only"]);
+    serving.terminate();
+    assert!(told(&desk, "c").is_empty());
 }
 
 #[test]

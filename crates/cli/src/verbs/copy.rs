@@ -2,30 +2,31 @@
 
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use clap::Args;
 use onefold_archive::{
-    Archive, BackupReport, CopyChoice, CopyCounts, CopyFailure, CopyPlan, Ingest, KeySource, Role,
-    Settings, Snapshot, SnapshotId, StreamPresence, Tables, copy_snapshot, copy_stream,
-    domain_called, may_copy, plan_copy, stream_presence,
+    Archive, CopyChoice, CopyCounts, CopyFailure, CopyPlan, CopyRequest, Gauge, Ingest, KeySource,
+    Role, Settings, Snapshot, SnapshotId, StreamPresence, Tables, TreeReader, backup_elsewhere,
+    copy_snapshot, copy_stream, domain_called, may_copy, plan_copy, stream_presence,
 };
 use onefold_core::{Error, Kind};
 use serde_json::{Value, json};
 
 use super::{
     archive_at,
-    backup::shown,
+    backup::{self, served, shown},
     keeping::period::period,
-    snapshots,
+    snapshots::{self, SHOWN_DIGITS},
     waiting::{Patience, Waiting},
     with_advice,
 };
 use crate::key::KeyFrom;
 use onefold::parts::{
     archive_dir::{ArchiveDir, name_archive, now},
+    control,
     keys::{self, Whence},
     operator::warn,
 };
@@ -248,7 +249,23 @@ fn streams(options: &Options, from: &Archive, to: &Tables, done: &mut Done) -> V
     wanted
 }
 
-/// Becomes the process that stores into TO, and copies what is still missing there.
+/// Who stores into TO.
+enum Storer {
+    /// This process, from now on.
+    Here(Arc<Ingest>, Arc<Archive>),
+    /// The server of TO; this process reads it.
+    Server(Arc<Archive>),
+}
+
+impl Storer {
+    fn archive(&self) -> &Arc<Archive> {
+        match self {
+            Storer::Here(_, archive) | Storer::Server(archive) => archive,
+        }
+    }
+}
+
+/// Copies what is still missing in TO, as the process that stores or by the server.
 fn store(
     options: &Options,
     directory: &ArchiveDir,
@@ -256,8 +273,9 @@ fn store(
     streams: &[String],
     done: &mut Done,
 ) -> Result<(), Failure> {
-    let (ingest, to) = begin(options, directory)?;
-    let domain = options.domain.as_deref().map(|name| domain_called(&to, name)).transpose()?;
+    let storer = begin(options, directory)?;
+    let to = storer.archive();
+    let domain = options.domain.as_deref().map(|name| domain_called(to, name)).transpose()?;
     // Others may have stored meanwhile.
     let tables = to.refresh()?;
     let plan = plan_copy(from, &tables, choice, now());
@@ -275,22 +293,47 @@ fn store(
         };
         let mut failure = None;
         let made = shown(&what, snapshot.bytes, |gauge| {
-            let made = copy_snapshot(from, snapshot, (&ingest, domain), gauge, &mut due);
+            let made = match &storer {
+                Storer::Here(ingest, _) => {
+                    copy_snapshot(from, snapshot, (ingest, domain), gauge, &mut due)
+                        .map(|(made, counts)| (backup::report(&made), counts))
+                }
+                Storer::Server(archive) => {
+                    send((directory, archive), (from, snapshot), domain, gauge, &mut due)
+                }
+            };
             Ok(made.map_err(|it| failure = Some(it)).ok())
         })?;
         match (made, failure) {
-            (Some((report, counts)), _) => copied(options, &report, counts, done),
+            (Some((made, counts)), _) => copied(options, made, counts, done),
             (None, Some(failure)) => left_out(options, from, snapshot, failure, done)?,
             (None, None) => {}
         }
     }
+    match &storer {
+        Storer::Here(ingest, _) => copy_streams(options, (from, streams), (ingest, domain), done),
+        Storer::Server(_) if streams.is_empty() => Ok(()),
+        Storer::Server(_) => Err(Failure::new(format!(
+            "{} is served, and its server takes no copies of streams: stop it meanwhile",
+            options.to.display()
+        ))),
+    }
+}
+
+/// Copies streams that TO does not have.
+fn copy_streams(
+    options: &Options,
+    (from, streams): (&Arc<Archive>, &[String]),
+    (ingest, domain): (&Arc<Ingest>, Option<u32>),
+    done: &mut Done,
+) -> Result<(), Failure> {
     let tables = from.tables();
     for name in streams {
         let Some(stream) = tables.streams.get(name) else { continue };
         let mut failure = None;
         let what = format!("copying '{}'", name.escape_debug());
         let made = shown(&what, stream.bytes, |gauge| {
-            let made = copy_stream(from, (name, stream), (&ingest, domain), gauge);
+            let made = copy_stream(from, (name, stream), (ingest, domain), gauge);
             Ok(made.map_err(|it| failure = Some(it)).ok())
         })?;
         match (made, failure) {
@@ -318,12 +361,58 @@ fn store(
     Ok(())
 }
 
-/// Becomes the process that stores; waits for another one.
-fn begin(
-    options: &Options,
-    directory: &ArchiveDir,
-) -> Result<(Arc<Ingest>, Arc<Archive>), Failure> {
+/// Lets the server of TO store a snapshot. It gets all content of files that changed, and finds duplicates itself.
+fn send(
+    (directory, archive): (&ArchiveDir, &Arc<Archive>),
+    (from, snapshot): (&Arc<Archive>, &Snapshot),
+    domain: Option<u32>,
+    gauge: &Gauge,
+    due: &mut dyn FnMut() -> bool,
+) -> Result<(Value, CopyCounts), CopyFailure> {
+    let at_target = |error| CopyFailure { error, at_source: false };
+    let gone = || Error::new(Kind::Busy, "the server of the archive has ended meanwhile");
+    let mut server = directory.server().and_then(|it| it.ok_or_else(gone)).map_err(at_target)?;
+    // What the parents name is not freed before the server has named it.
+    let kept = TreeReader::new(archive).map_err(at_target)?;
+    let copying = CopyRequest::new(from, snapshot, archive, domain).map_err(at_target)?;
+    let tables = kept.tables().clone();
+    let parents = [copying.request.checkpoint, copying.request.parent].into_iter().flatten();
+    let parents: Vec<&Snapshot> = parents.filter_map(|id| tables.snapshots.get(id).ok()).collect();
+    let asked = control::Request::Copy(Box::new(served::asked(&copying.request)));
+    let (mut failed, mut counts) = (None, CopyCounts::default());
+    let made = server.send(&asked, &mut |new, _| gauge.new.store(new, Relaxed), |outlet| {
+        backup_elsewhere(archive, &parents, gauge, Some(outlet), |feeder| {
+            match copying.tell(feeder, due) {
+                Ok(told) => {
+                    counts = told;
+                    Ok(())
+                }
+                Err(failure) => Err(failed.insert(failure).error.clone()),
+            }
+        })
+    });
+    match (made, failed) {
+        (Ok(made), _) => Ok((made, counts)),
+        (Err(_), Some(failure)) if failure.at_source => Err(failure),
+        (Err(error), _) => Err(at_target(error)),
+    }
+}
+
+/// Becomes the process that stores; waits for another one, and lets a server store.
+fn begin(options: &Options, directory: &ArchiveDir) -> Result<Storer, Failure> {
     let settings = Settings { level: options.level, ..Settings::default() };
+    let is_served = || -> Result<Option<Storer>, Failure> {
+        match directory.server()? {
+            None => Ok(None),
+            Some(_) => {
+                let archive = directory.open_to_read(Settings::default().memory)?;
+                Ok(Some(Storer::Server(archive)))
+            }
+        }
+    };
+    if let Some(server) = is_served()? {
+        return Ok(server);
+    }
     let (mut archive, mut looked_at) = (directory.open(settings.clone())?, directory.clone());
     directory.warn_of_lost_index(&archive);
     let mut waiting = Waiting::new(directory, options.patience);
@@ -335,36 +424,35 @@ fn begin(
         }
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy => {}
-            begun => return Ok((begun?, archive)),
+            begun => return Ok(Storer::Here(begun?, archive)),
         }
-        if directory.server()?.is_some() {
-            return Err(Failure::new(format!(
-                "{} is served, and a copy is stored by the process that copies: stop its server meanwhile",
-                options.to.display()
-            )));
+        if let Some(server) = is_served()? {
+            return Ok(server);
         }
         waiting.go_on()?;
     }
 }
 
 /// Tells of a snapshot that was copied.
-fn copied(options: &Options, report: &BackupReport, counts: CopyCounts, done: &mut Done) {
-    let snapshot = &report.snapshot;
+fn copied(options: &Options, made: Value, counts: CopyCounts, done: &mut Done) {
+    let (text, number) = (
+        |key: &str| made[key].as_str().unwrap_or_default(),
+        |key: &str| made[key].as_u64().unwrap_or_default(),
+    );
     if !options.json {
         output::line(format_args!(
             "copied {}  {}  {}: {}, {} read; the archive grew by {}",
-            snapshots::short(snapshot.id),
-            snapshots::shown(snapshot.ended),
-            snapshot.set.escape_debug(),
-            Size(snapshot.bytes),
+            text("id").get(..SHOWN_DIGITS).unwrap_or_default(),
+            snapshots::shown(number("ended")),
+            text("set").escape_debug(),
+            Size(number("bytes")),
             Size(counts.read),
-            Size(snapshot.added),
+            Size(number("added_bytes")),
         ));
     }
-    let mut line = snapshots::json(snapshot);
+    let mut line = made.clone();
     line["read_bytes"] = counts.read.into();
     line["taken_over_bytes"] = counts.taken_over.into();
-    line["new_bytes"] = report.new_bytes.into();
     done.copied.push(line);
 }
 
