@@ -25,7 +25,7 @@ use super::{
 };
 use crate::key::KeyFrom;
 use onefold::parts::{
-    archive_dir::{ArchiveDir, name_archive, now},
+    archive_dir::{ArchiveDir, name_archive, now, open_to_read_by},
     control,
     keys::{self, Whence},
     operator::warn,
@@ -152,7 +152,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let begun = Instant::now();
     let (from_dir, to_dir) =
         (archive_at(&options.from, snapshots::NONE)?, archive_at(&options.to, snapshots::NONE)?);
-    let from = from_dir.open_to_read_by(options.memory.0, opener(options)?);
+    let from = open_to_read_by(&from_dir, options.memory.0, opener(options)?);
     let from = from.map_err(|error| hinted(options, error))?;
     let here = to_dir.open_to_read(Settings::default().memory)?;
     suit(options, &from, &here)?;
