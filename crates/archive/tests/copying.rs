@@ -7,10 +7,11 @@ mod support;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, BackupRequest, Collection, Completeness, Compression, CopyChoice, CopyFailure,
-    CopyPlan, Event, FileMap, Format, Gauge, IndexEntry, Ingest, Key, Known, Part, Settings,
-    Snapshot, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
-    backup, check, copy_snapshot, forget, may_copy, plan_copy,
+    Archive, BackupRequest, Collection, Completeness, Compression, Content, CopyChoice,
+    CopyFailure, CopyPlan, CopyRequest, Event, FileMap, Format, Gauge, IndexEntry, Ingest, Key,
+    Known, Part, Settings, Snapshot, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef,
+    TreeReader, TreeWhat, Verify, backup, backup_on, check, copy_snapshot, forget, may_copy,
+    plan_copy,
 };
 use onefold_core::{Error, Kind};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
@@ -234,6 +235,50 @@ fn a_copy_goes_on_from_its_checkpoint() {
     let tables = to.refresh().unwrap();
     assert_eq!((tables.snapshots.listed().count(), tables.snapshots.checkpoints().count()), (1, 0));
     assert!(is_well(&to));
+}
+
+#[test]
+fn a_checkpoint_that_a_collection_took_is_no_other_snapshot() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    backup_files(&from, 1, &[("a", noise(1, 100_000)), ("b", noise(2, 100_000))]);
+    copy(&from, &to, 1, false).unwrap();
+    // The files have the lengths and times of the earlier ones.
+    backup_files(&from, 2, &[("a", noise(3, 100_000)), ("b", noise(4, 100_000))]);
+    let there = snapshot(&from, 2);
+    let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let ingest = Ingest::begin(&to, false, false).unwrap();
+        let mut asked = 0;
+        let due = || {
+            asked += 1;
+            assert!(asked < 4, "the process ends here");
+            asked == 2
+        };
+        copy_snapshot(&from, &there, (&ingest, None), &Gauge::default(), due).map(|_| ())
+    }));
+    assert!(ends.is_err());
+    let copying = CopyRequest::new(&from, &there, &to, None).unwrap();
+    assert!(copying.request.checkpoint.is_some() && copying.request.parent.is_some());
+    Collection::begin(&to, options(9_000)).unwrap().run(&mut |_| {}).unwrap();
+    assert_eq!(to.tables().snapshots.checkpoints().count(), 0);
+    let ingest = Ingest::begin(&to, false, false).unwrap();
+    backup_on(&ingest, &copying.request, &Gauge::default(), |feeder| {
+        copying.tell(feeder, &mut || false).map(drop).map_err(|failure| failure.error)
+    })
+    .unwrap();
+    let mut reader = TreeReader::new(&to).unwrap();
+    for (path, content) in [(b"below/a", 3), (b"below/b", 4)] {
+        let found = reader.find(&snapshot(&to, 2), path).unwrap();
+        let TreeWhat::File(bytes, map) = found.what else { panic!("it is a file") };
+        let mut read = Vec::new();
+        reader
+            .read(bytes, &map, Verify::Chunks, &mut |part| {
+                let Content::Bytes(part) = part else { panic!("it has no holes") };
+                read.extend_from_slice(part);
+                Ok(())
+            })
+            .unwrap();
+        assert!(read == noise(content, 100_000), "{content} has other bytes");
+    }
 }
 
 /// A node stored as the content of a file: where it lies makes no difference to readers.

@@ -371,8 +371,12 @@ impl Walk<'_, '_> {
         found: &[Found],
     ) -> Result<Option<FileMap>> {
         let earlier = self.before.find(&entry.name)?.pop();
-        let (of_checkpoint, of_before) =
-            found.split_at(usize::from(self.copying.has_checkpoint).min(found.len()));
+        let has_checkpoint = usize::from(self.copying.has_checkpoint);
+        // A collection may have taken one of them since they were chosen: nobody knows which the others are.
+        if found.len() != has_checkpoint + usize::from(self.copying.before.is_some()) {
+            return Ok(None);
+        }
+        let (of_checkpoint, of_before) = found.split_at(has_checkpoint);
         let is_long =
             |here: &TreeEntry| matches!(here.what, TreeWhat::File(here, _) if here == bytes);
         if !of_checkpoint.is_empty() {
