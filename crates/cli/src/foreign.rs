@@ -213,7 +213,7 @@ mod tests {
             ("onefold break-lock a", "locks end with their processes"),
             ("onefold rewrite a --exclude x", "stays as it was made"),
             ("onefold cache", "there is none beside the archive"),
-            ("onefold copy a b", "cp -a"),
+            ("onefold transfer a b", "onefold copy FROM TO"),
             ("onefold self-update", "cargo install"),
             ("onefold rebuild-index a", "onefold repair"),
             ("onefold backup a tree --iexclude *.JPG", "[jJ]"),
