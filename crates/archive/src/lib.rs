@@ -118,7 +118,7 @@ pub use crate::{
     settings::{FilterName, Format, GiveUp, KeySource, READER_BYTES, Settings},
     stream::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Growth, Ingest, Reader, Report as PutReport,
-        Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
+        Request as PutRequest, Session, StoredChunk, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use onefold_archive::{
     Archive, BackupRequest, Collection, Completeness, Compression, Content, CopyChoice,
     CopyFailure, CopyPlan, CopyRequest, Event, FileMap, Format, Gauge, IndexEntry, Ingest, Key,
-    Known, Part, Settings, Snapshot, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef,
-    TreeReader, TreeWhat, Verify, backup, backup_on, check, copy_snapshot, forget, may_copy,
-    plan_copy,
+    Known, Parents, Part, Settings, Snapshot, SnapshotId, Stat, Top, TreeEntry, TreeNode,
+    TreeNodeRef, TreeReader, TreeWhat, Verify, backup, backup_on, check, copy_snapshot, forget,
+    may_copy, plan_copy,
 };
 use onefold_core::{Error, Kind};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
@@ -119,6 +119,28 @@ fn a_copy_says_of_itself_what_its_snapshot_says() {
     let root = other.root(&here).unwrap();
     assert_eq!((root.left_out, root.list.0), (1, 31));
     assert!(is_well(&to));
+}
+
+#[test]
+fn rule_50_no_backup_believes_the_stat_of_a_copy() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    let stat = Stat { inode: 5, changed_seconds: 6, is_settled: true, ..Stat::default() };
+    backup(&from, &support::request("set", 1), false, &Gauge::default(), |feeder| {
+        let root = entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+        feeder.bytes(b"of somebody else")?;
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, stat, None))?;
+        feeder.event(Event::End(0))
+    })
+    .unwrap();
+    copy(&from, &to, 1, false).unwrap();
+    let here = snapshot(&to, 1);
+    let mut parents = Parents::new(&to, &[&here]).unwrap();
+    let (root, _) = parents.take_root();
+    parents.enter(&root).unwrap();
+    let found = parents.find(b"f").unwrap();
+    assert_eq!(found[0].stat, Some(Stat::default()));
 }
 
 #[test]

@@ -37,6 +37,7 @@ pub use self::{
     batch::{Batch, Cutting},
     ingest::Ingest,
     pipeline::{Feeder, Gauge, Report, Request, put, put_on},
+    presence::StoredChunk,
     reader::{Content, Reader, Verify},
     session::{Session, Writing},
     stream_writer::{Ended, StreamWriter},

@@ -19,7 +19,6 @@ use super::{
 use crate::{
     chunk_index::ByFingerprint,
     format::{
-        Address,
         backup::{Completeness, Snapshot, SnapshotId},
         domain::FIRST_DOMAIN,
         tree_node::{FileMap, Stat, TreeEntry},
@@ -28,7 +27,7 @@ use crate::{
     operations_log::{Archive, admits, domain_of, is_put},
     stream::{
         Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Presence,
-        Results, Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
+        Results, Session, Sink, StoredChunk, StreamWriter, Trial, buffers, cut_beside, staged,
     },
     tables::Tables,
 };
@@ -257,13 +256,13 @@ impl TreeFeeder<'_> {
         }
     }
 
-    /// Where the archive has chunks, by their fingerprints alone: neither condemned nor damaged, and not
+    /// Where the archive has chunks, by their fingerprints alone, and their bytes: neither condemned nor damaged, and not
     /// freed before the walk ends. An [event](Event::Chunks) names them. Nothing is found where bytes count
     /// too, and where the walk goes elsewhere.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<Address>>> {
+    pub fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>> {
         match &self.presence {
             Some(presence) => presence.find(of),
             None => Ok(vec![None; of.len()]),

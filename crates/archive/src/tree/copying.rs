@@ -35,7 +35,7 @@ use crate::{
     },
     operations_log::Archive,
     rules::Rule,
-    stream::{Content, Verify},
+    stream::{Content, StoredChunk, Verify},
 };
 
 /// First names of files with several that are remembered; of more, each name is a file of its own.
@@ -76,11 +76,11 @@ pub trait CopySink {
     /// Content of so many bytes is taken over unread.
     fn skip(&mut self, bytes: u64);
 
-    /// Where the archive has chunks of these fingerprints.
+    /// Where the archive has chunks of these fingerprints, and their bytes, by what it says itself.
     ///
     /// # Errors
     /// Errors of the system.
-    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<Address>>>;
+    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>>;
 
     /// The trees of the checkpoint and of the copy of the snapshot before, beside the walk.
     fn parents(&mut self) -> &mut Parents;
@@ -111,7 +111,7 @@ impl CopySink for TreeFeeder<'_> {
         TreeFeeder::skip(self, bytes);
     }
 
-    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<Address>>> {
+    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>> {
         TreeFeeder::stored(self, of)
     }
 
@@ -275,12 +275,12 @@ impl Walk<'_, '_> {
                 }
                 let below = Entries::new(top, stat.and_then(|stat| stat.pages));
                 let is_in_part = entry.is_in_part;
-                self.enter(&entry, stat.unwrap_or_default())?;
+                self.enter(&entry)?;
                 open.push((below, is_in_part));
                 let above = open.len().checked_sub(PAGES_HELD + 1).and_then(|n| open.get_mut(n));
                 above.into_iter().for_each(|(entries, _)| entries.rest());
             } else {
-                self.entry(&entry, stat.unwrap_or_default())?;
+                self.entry(&entry)?;
             }
             if let Some(id) = (self.due)() {
                 self.to.does(|sink| sink.checkpoint(id))?;
@@ -294,7 +294,7 @@ impl Walk<'_, '_> {
         self.to.event(Event::End(root.left_out))
     }
 
-    fn enter(&mut self, entry: &TreeEntry, stat: Stat) -> Result<()> {
+    fn enter(&mut self, entry: &TreeEntry) -> Result<()> {
         let name = &entry.name;
         let found = self.to.does(|sink| sink.parents().find(name))?;
         let known = self.to.does(|sink| sink.parents().enter(&found))?;
@@ -302,7 +302,7 @@ impl Walk<'_, '_> {
         self.before.enter(&found)?;
         let mut directory = bare(entry, TreeWhat::Directory(None));
         self.attributes(entry, &mut directory)?;
-        self.to.event(Event::Enter(directory, Stat { pages: None, ..stat }, known))
+        self.to.event(Event::Enter(directory, Stat::default(), known))
     }
 
     fn leave(&mut self, is_in_part: bool) -> Result<()> {
@@ -311,9 +311,10 @@ impl Walk<'_, '_> {
         self.to.event(Event::Leave(is_in_part))
     }
 
-    /// An entry that is no directory.
-    fn entry(&mut self, entry: &TreeEntry, stat: Stat) -> Result<()> {
-        let stat = Stat { pages: None, ..stat };
+    /// An entry that is no directory. What the other archive says of inode and time of change is not stored: a backup
+    /// that takes the copy for the last snapshot of its host reads all files.
+    fn entry(&mut self, entry: &TreeEntry) -> Result<()> {
+        let stat = Stat::default();
         let TreeWhat::File(bytes, map) = &entry.what else {
             let mut other = bare(entry, entry.what.clone());
             self.attributes(entry, &mut other)?;
@@ -466,14 +467,21 @@ fn run(
     if sum(&chunks) != u64::from(bytes) {
         return Err(corrupt("a file has other bytes than its chunks"));
     }
+    // One that is of another length here is read: its fingerprint tells who lies.
+    let is_it = |(here, of): (Option<StoredChunk>, &(Fingerprint, u32))| {
+        here.filter(|(_, bytes)| *bytes == of.1)
+    };
+    let here: Vec<Option<StoredChunk>> = here.into_iter().zip(&chunks).map(is_it).collect();
     let mut at = 0;
     for group in here.chunk_by(|one, other| one.is_some() == other.is_some()) {
         let of = &chunks[at..at + group.len()];
         let bytes = sum(of) as u32;
         if group.first().is_some_and(Option::is_some) {
             to.counts.taken_over = to.counts.taken_over.saturating_add(u64::from(bytes));
-            let named = group.iter().zip(of);
-            let named = named.filter_map(|(address, of)| Some(((*address)?, of.0, of.1)));
+            let named = group.iter().zip(of).filter_map(|(here, of)| {
+                let (address, bytes) = (*here)?;
+                Some((address, of.0, bytes))
+            });
             to.event(Event::Chunks(named.collect()))?;
         } else {
             let slot = u16::try_from(at).ok().and_then(|n| first.slot.checked_add(n));

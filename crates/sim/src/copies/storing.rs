@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Address, Archive, BackupRequest, Batch, CopySink, Cutting, Event, Ingest, Parents, Session,
-    Snapshot, SnapshotId, StreamWriter, TreeBuilder,
+    Archive, BackupRequest, Batch, CopySink, Cutting, Event, Ingest, Parents, Session, Snapshot,
+    SnapshotId, StoredChunk, StreamWriter, TreeBuilder,
 };
 use onefold_core::{Fingerprint, Result};
 
@@ -110,7 +110,7 @@ impl CopySink for Storing {
         self.taken += bytes;
     }
 
-    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<Address>>> {
+    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>> {
         let found = self.session.stored(of)?;
         self.named += found.iter().flatten().count() as u64;
         Ok(found)
