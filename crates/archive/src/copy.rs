@@ -57,8 +57,12 @@ pub struct CopyPlan {
     pub wanted: Vec<Snapshot>,
     /// Chosen snapshots that are here, listed or forgotten.
     pub present: u64,
-    /// Those that are not here, and come before one which both archives have, or which only this one still has.
+    /// Those that are not here, and come before one which both archives have.
     pub passed: u64,
+    /// Those that are not here, come behind all that both archives have, and are no newer than one of their set
+    /// and host that only this archive has: another archive or a backup stored that one, or the other
+    /// archive forgot it.
+    pub blocked: Vec<Snapshot>,
     /// Those of domains that the other archive erased.
     pub erased: u64,
     /// Ids that both archives have, of two snapshots: none of them is copied.
@@ -126,12 +130,17 @@ pub fn plan_copy(from: &Archive, to: &Tables, choice: &CopyChoice, now: u64) -> 
             plan.erased += 1;
             continue;
         }
-        let is_next = common.get(&series(snapshot)).is_none_or(|&last| n > last)
-            && newest.get(&series(snapshot)).is_none_or(|&newest| snapshot.ended > newest);
+        let is_behind = common.get(&series(snapshot)).is_none_or(|&last| n > last);
+        let is_newer = newest.get(&series(snapshot)).is_none_or(|&newest| snapshot.ended > newest);
         let is_wanted = choice.all || choice.ids.is_some();
-        match is_next || is_wanted || !from.keeps(Rule::ForgottenNotCopied) {
-            true => plan.wanted.push(snapshot.clone()),
-            false => plan.passed += 1,
+        match (is_behind, is_newer) {
+            (true, true) => plan.wanted.push(snapshot.clone()),
+            _ if is_wanted || !from.keeps(Rule::ForgottenNotCopied) => {
+                plan.wanted.push(snapshot.clone());
+            }
+            // Nobody forgot it here for sure: whoever asks for the copy is told.
+            (true, false) => plan.blocked.push(snapshot.clone()),
+            (false, _) => plan.passed += 1,
         }
     }
     plan
@@ -170,14 +179,14 @@ impl CopyRequest {
     /// that of the set, or the first one.
     ///
     /// # Errors
-    /// The snapshot can't be stored here. `Denied`: a key is not there.
+    /// The snapshot can't be stored here, or what it was made with can't be read there. `Denied`: a key is not there.
     pub fn new(
         from: &Arc<Archive>,
         snapshot: &Snapshot,
         to: &Archive,
         domain: Option<u32>,
-    ) -> Result<CopyRequest> {
-        let (there, here) = (from.tables(), to.refresh()?);
+    ) -> Result<CopyRequest, CopyFailure> {
+        let (there, here) = (from.tables(), to.refresh().map_err(CopyFailure::at_target)?);
         let mut request = BackupRequest {
             id: snapshot.id,
             set: snapshot.set.clone(),
@@ -195,7 +204,7 @@ impl CopyRequest {
             }),
             ..BackupRequest::default()
         };
-        let number = request.domain_in(&here)?;
+        let number = request.domain_in(&here).map_err(CopyFailure::at_target)?;
         let before = before(&there, &here, snapshot).cloned();
         let by_id = to.keeps(Rule::CheckpointsOfTheirCopy);
         let is_own =
@@ -203,7 +212,10 @@ impl CopyRequest {
         let checkpoint = here.snapshots.checkpoints().rfind(is_own).map(|one| one.id);
         request.parent = before.as_ref().map(|before| before.id);
         request.checkpoint = checkpoint;
-        let shares = share_secret((from, snapshot.domain), (to, number))?;
+        // The key of the other archive is read first, so that an error names whose it is.
+        domain_of(from, snapshot.domain).map_err(CopyFailure::at_source)?;
+        let shares = share_secret((from, snapshot.domain), (to, number));
+        let shares = shares.map_err(CopyFailure::at_target)?;
         let ids = checkpoint_ids(&here, snapshot.id);
         Ok(CopyRequest {
             from: from.clone(),
@@ -249,8 +261,7 @@ pub fn copy_snapshot(
     gauge: &Gauge,
     mut due: impl FnMut() -> bool + Send,
 ) -> Result<(BackupReport, CopyCounts), CopyFailure> {
-    let at_target = |error| CopyFailure { error, at_source: false };
-    let copying = CopyRequest::new(from, snapshot, &ingest.archive, domain).map_err(at_target)?;
+    let copying = CopyRequest::new(from, snapshot, &ingest.archive, domain)?;
     let (mut failed, mut counts) = (None, CopyCounts::default());
     let made =
         backup_on(ingest, &copying.request, gauge, |feeder| match copying.tell(feeder, &mut due) {
@@ -263,7 +274,7 @@ pub fn copy_snapshot(
     match (made, failed) {
         (Ok(report), _) => Ok((report, counts)),
         (Err(_), Some(failure)) if failure.at_source => Err(failure),
-        (Err(error), _) => Err(at_target(error)),
+        (Err(error), _) => Err(CopyFailure::at_target(error)),
     }
 }
 
@@ -326,7 +337,7 @@ pub fn copy_stream(
     (ingest, domain): (&Arc<Ingest>, Option<u32>),
     gauge: &Gauge,
 ) -> Result<Report, CopyFailure> {
-    let at_source = |error| CopyFailure { error, at_source: true };
+    let at_source = CopyFailure::at_source;
     let mut reader = Reader::new(from).map_err(at_source)?;
     let request = Request {
         name: name.to_owned(),
@@ -363,7 +374,7 @@ pub fn copy_stream(
     match (put, failed) {
         (Ok(report), _) => Ok(report),
         (Err(_), Some(failure)) => Err(failure),
-        (Err(error), None) => Err(CopyFailure { error, at_source: false }),
+        (Err(error), None) => Err(CopyFailure::at_target(error)),
     }
 }
 

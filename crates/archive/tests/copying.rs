@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Archive, BackupRequest, Collection, Completeness, Compression, Content, CopyChoice,
-    CopyFailure, CopyPlan, CopyRequest, Event, FileMap, Format, Gauge, IndexEntry, Ingest, Key,
-    Known, Parents, Part, Settings, Snapshot, SnapshotId, Stat, Top, TreeEntry, TreeNode,
-    TreeNodeRef, TreeReader, TreeWhat, Verify, backup, backup_on, check, copy_snapshot, forget,
-    may_copy, plan_copy,
+    CopyFailure, CopyPlan, CopyRequest, CopySink, Event, FileMap, Format, Gauge, IndexEntry,
+    Ingest, Key, Known, Parents, Part, Settings, Snapshot, SnapshotId, Stat, StoredChunk, Top,
+    TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup, backup_on,
+    check, copy_snapshot, forget, may_copy, plan_copy,
 };
-use onefold_core::{Error, Kind};
+use onefold_core::{Error, Fingerprint, Kind};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
 use support::{entry, names, noise, options, restored, store};
 
@@ -207,9 +207,108 @@ fn what_the_first_archive_forgot_brings_nothing_back() {
         Collection::begin(archive, options(6_000)).unwrap().run(&mut |_| {}).unwrap();
     }
     let planned = plan(&from, &to, &CopyChoice::default());
-    assert_eq!((numbers(&planned), planned.present, planned.passed), (vec![], 1, 1));
+    assert_eq!((numbers(&planned), planned.present, planned.passed), (vec![], 1, 0));
+    assert_eq!(planned.blocked.len(), 1, "whoever copies is told");
     store(&from, "set", 4, b"new").unwrap();
     assert_eq!(copy_all(&from, &to), [4]);
+}
+
+#[test]
+fn rule_50_what_another_archive_says_of_a_set_keeps_nothing_out_silently() {
+    let (from, other, to) = (archive(1, 1), archive(3, 3), archive(2, 2));
+    store(&from, "set", 1, b"of the host").unwrap();
+    copy_all(&from, &to);
+    store(&from, "set", 2, b"of the host, too").unwrap();
+    // It says that it is of the same host and set, and newer.
+    store(&other, "set", 9, b"of another").unwrap();
+    copy(&other, &to, 9, false).unwrap();
+    let planned = plan(&from, &to, &CopyChoice::default());
+    let blocked: Vec<u8> = planned.blocked.iter().map(|it| it.id.0[0]).collect();
+    assert_eq!((numbers(&planned), planned.passed, blocked), (vec![], 0, vec![2]));
+    let named = CopyChoice { ids: Some(vec![SnapshotId([2; 16])]), ..CopyChoice::default() };
+    assert_eq!(numbers(&plan(&from, &to, &named)), [2]);
+}
+
+#[test]
+fn an_erased_key_of_the_source_is_no_error_of_the_target() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    store(&from, "set", 1, b"content").unwrap();
+    let there = Snapshot { domain: 77, ..snapshot(&from, 1) };
+    let failure = CopyRequest::new(&from, &there, &to, None).err().unwrap();
+    assert!(failure.at_source && !failure.is_gone, "{}", failure.error);
+}
+
+#[test]
+fn only_a_snapshot_that_was_collected_is_gone() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    store(&from, "set", 1, b"content").unwrap();
+    let there = snapshot(&from, 1);
+    forget(&from, &[there.id], 5_000).unwrap();
+    Collection::begin(&from, options(6_000)).unwrap().run(&mut |_| {}).unwrap();
+    let ingest = Ingest::begin(&to, false, false).unwrap();
+    let copied = copy_snapshot(&from, &there, (&ingest, None), &Gauge::default(), || false);
+    assert!(copied.err().unwrap().is_gone);
+}
+
+/// A feeder of an archive in which each chunk is one byte longer than the other archive says.
+struct Longer<'a, 'b>(&'a mut TreeFeeder<'b>);
+
+impl CopySink for Longer<'_, '_> {
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.0.bytes(bytes)
+    }
+
+    fn zeroes(&mut self, bytes: u64) -> Result<(), Error> {
+        self.0.zeroes(bytes)
+    }
+
+    fn hole(&mut self, bytes: u64) -> Result<(), Error> {
+        self.0.hole(bytes)
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), Error> {
+        assert!(!matches!(event, Event::Chunks(_)), "a chunk of another length is named");
+        self.0.event(event)
+    }
+
+    fn checkpoint(&mut self, id: SnapshotId) -> Result<(), Error> {
+        self.0.checkpoint(id)
+    }
+
+    fn skip(&mut self, bytes: u64) {
+        self.0.skip(bytes);
+    }
+
+    fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>, Error> {
+        let found = TreeFeeder::stored(self.0, of)?;
+        assert!(found.iter().any(Option::is_some), "the archive has them");
+        let longer = |it: Option<StoredChunk>| it.map(|(at, bytes)| (at, bytes + 1));
+        Ok(found.into_iter().map(longer).collect())
+    }
+
+    fn parents(&mut self) -> &mut Parents {
+        CopySink::parents(self.0)
+    }
+}
+
+#[test]
+fn rule_50_a_chunk_that_is_of_another_length_here_is_read() {
+    let (from, to) = (archive(1, 1), archive(2, 1));
+    let content = noise(1, 100_000);
+    store(&to, "mine", 40, &content).unwrap();
+    store(&from, "set", 1, &content).unwrap();
+    let copying = CopyRequest::new(&from, &snapshot(&from, 1), &to, None).unwrap();
+    let ingest = Ingest::begin(&to, false, false).unwrap();
+    backup_on(&ingest, &copying.request, &Gauge::default(), |feeder| {
+        let told = copying.tell(&mut Longer(feeder), &mut || false);
+        let counts = told.map_err(|failure| failure.error)?;
+        assert!(counts.read >= 100_000 && counts.taken_over == 0, "{counts:?}");
+        Ok(())
+    })
+    .unwrap();
+    drop(ingest);
+    assert_eq!(restored(&to, 1).unwrap(), content);
+    assert!(is_well(&to));
 }
 
 #[test]

@@ -142,6 +142,23 @@ pub struct CopyFailure {
     pub error: Error,
     /// The snapshot could not be read where it is; else it could not be stored.
     pub at_source: bool,
+    /// The snapshot was forgotten and collected since it was chosen. Other errors can have the same kind: files
+    /// of an archive that are lost are not found either.
+    pub is_gone: bool,
+}
+
+impl CopyFailure {
+    /// The other archive can't be read.
+    #[must_use]
+    pub fn at_source(error: Error) -> CopyFailure {
+        CopyFailure { error, at_source: true, is_gone: false }
+    }
+
+    /// It can't be stored.
+    #[must_use]
+    pub fn at_target(error: Error) -> CopyFailure {
+        CopyFailure { error, at_source: false, is_gone: false }
+    }
 }
 
 /// What was read and what was not.
@@ -158,19 +175,20 @@ impl Copying<'_> {
     /// when one is due.
     ///
     /// # Errors
-    /// At the source `NotFound`: the snapshot is gone since it was chosen; `Corrupt`: it can't be read, or is not what
+    /// At the source with `is_gone`: the snapshot is gone since it was chosen; `Corrupt`: it can't be read, or is not what
     /// its root says. It can't be stored.
     pub fn tell(
         &self,
         sink: &mut dyn CopySink,
         due: &mut dyn FnMut() -> Option<SnapshotId>,
     ) -> Result<CopyCounts, CopyFailure> {
-        let at_source = |error| CopyFailure { error, at_source: true };
+        let at_source = CopyFailure::at_source;
         let reader = TreeReader::new(self.from).map_err(at_source)?;
         // A copy of many goes on for days. What the reader sees stays as long as it reads.
         if reader.tables().snapshots.get(self.snapshot.id).is_err() {
             let why = "the snapshot was forgotten and collected since it was chosen";
-            return Err(at_source(Error::new(Kind::NotFound, why)));
+            let gone = at_source(Error::new(Kind::NotFound, why));
+            return Err(CopyFailure { is_gone: true, ..gone });
         }
         let before: Vec<&Snapshot> = self.before.into_iter().collect();
         let before = Parents::new(self.from, &before).map_err(at_source)?;
@@ -178,7 +196,8 @@ impl Copying<'_> {
         let mut walk = Walk { copying: self, reader, before, to, due, links: HashMap::new() };
         let told = walk.all();
         let To { has_failed, counts, .. } = walk.to;
-        told.map(|()| counts).map_err(|error| CopyFailure { error, at_source: !has_failed })
+        told.map(|()| counts)
+            .map_err(|error| CopyFailure { at_source: !has_failed, ..at_source(error) })
     }
 }
 

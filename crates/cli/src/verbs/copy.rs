@@ -1,6 +1,7 @@
 //! `onefold copy`: snapshots and streams from one archive to another, for a second site.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
@@ -82,8 +83,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TIME", value_parser = period)]
     within: Option<Duration>,
 
-    /// Also those that FROM lists before one which both archives have: what TO forgot, and removed since,
-    /// comes back
+    /// Also those that FROM lists before one which both archives have, and those that are no newer than one of
+    /// TO alone: what TO forgot, and removed since, comes back
     #[arg(long)]
     all: bool,
 
@@ -140,6 +141,12 @@ struct Done {
     copied: Vec<Value>,
     streams: Vec<Value>,
     failed: Vec<Value>,
+    /// Ids of snapshots that FROM forgot and collected since they were chosen.
+    gone: Vec<String>,
+    /// Hosts and sets of which a snapshot could not be read this time.
+    waiting: BTreeSet<(String, String)>,
+    /// Snapshots that wait for an earlier one of theirs.
+    waits: u64,
     /// Streams whose names others have.
     other_streams: Vec<String>,
     streams_present: u64,
@@ -281,6 +288,12 @@ fn store(
     let plan = plan_copy(from, &tables, choice, now());
     let all = plan.wanted.len();
     for (n, snapshot) in plan.wanted.iter().enumerate() {
+        // A newer one that is here would be what both have, and the earlier one would never be tried again.
+        let series = (snapshot.host.clone(), snapshot.set.clone());
+        if choice.ids.is_none() && done.waiting.contains(&series) {
+            done.waits += 1;
+            continue;
+        }
         let what = format!("copying {} of {all}", n + 1);
         let mut clock = Instant::now();
         let every = Duration::from_secs(options.checkpoint.saturating_mul(60));
@@ -347,7 +360,7 @@ fn copy_streams(
                     "added_bytes": report.stream.added,
                 }));
             }
-            (None, Some(CopyFailure { error, at_source: false })) => {
+            (None, Some(CopyFailure { error, at_source: false, .. })) => {
                 return Err(with_advice(name_archive(&options.to, error), &options.to).into());
             }
             (None, Some(CopyFailure { error, .. })) => {
@@ -369,12 +382,12 @@ fn send(
     gauge: &Gauge,
     due: &mut dyn FnMut() -> bool,
 ) -> Result<(Value, CopyCounts), CopyFailure> {
-    let at_target = |error| CopyFailure { error, at_source: false };
+    let at_target = CopyFailure::at_target;
     let gone = || Error::new(Kind::Busy, "the server of the archive has ended meanwhile");
     let mut server = directory.server().and_then(|it| it.ok_or_else(gone)).map_err(at_target)?;
     // What the parents name is not freed before the server has named it.
     let kept = TreeReader::new(archive).map_err(at_target)?;
-    let copying = CopyRequest::new(from, snapshot, archive, domain).map_err(at_target)?;
+    let copying = CopyRequest::new(from, snapshot, archive, domain)?;
     let tables = kept.tables().clone();
     let parents = [copying.request.checkpoint, copying.request.parent].into_iter().flatten();
     let parents: Vec<&Snapshot> = parents.filter_map(|id| tables.snapshots.get(id).ok()).collect();
@@ -462,7 +475,7 @@ fn left_out(
     options: &Options,
     from: &Archive,
     snapshot: &Snapshot,
-    CopyFailure { error, at_source }: CopyFailure,
+    CopyFailure { error, at_source, is_gone }: CopyFailure,
     done: &mut Done,
 ) -> Result<(), Failure> {
     // TO refuses what no archive can have.
@@ -472,7 +485,6 @@ fn left_out(
     }
     is_reached(options, from, &error)?;
     let set = snapshot.set.escape_debug();
-    let is_gone = at_source && error.kind() == Kind::NotFound;
     warn(&format!(
         "snapshot {} of '{set}' is not copied: {}",
         snapshots::short(snapshot.id),
@@ -480,7 +492,11 @@ fn left_out(
     ));
     if is_gone {
         // A policy of FROM took it meanwhile.
+        done.gone.push(snapshot.id.to_string());
         return Ok(());
+    }
+    if at_source && error.kind() == Kind::Io {
+        done.waiting.insert((snapshot.host.clone(), snapshot.set.clone()));
     }
     done.failed.push(json!({
         "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
@@ -491,7 +507,7 @@ fn left_out(
 
 /// Errors when an error was not that of one snapshot: FROM can't be reached any more.
 fn is_reached(options: &Options, from: &Archive, error: &Error) -> Result<(), Failure> {
-    if error.kind() != Kind::Io || from.refresh().is_ok() {
+    if from.refresh().is_ok() {
         return Ok(());
     }
     Err(name_archive(&options.from, error.clone()).into())
@@ -512,6 +528,9 @@ fn tell(
             "failed": done.failed,
             "present": plan.present,
             "passed": plan.passed,
+            "blocked": plan.blocked.iter().map(snapshots::json).collect::<Vec<_>>(),
+            "gone": done.gone,
+            "waits": done.waits,
             "erased": plan.erased,
             "other_snapshots": plan.others.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "other_streams": done.other_streams,
@@ -580,6 +599,25 @@ fn judge(plan: &CopyPlan, done: &Done) -> Result<(), Failure> {
              one in TO another name, and `onefold rm` removes it",
             counted(done.other_streams.len() as u64, "stream"),
             name.escape_debug()
+        )));
+    }
+    if let (true, Some(first)) = (done.failed.is_empty(), plan.blocked.first()) {
+        return Err(Failure::in_part(format!(
+            "{} of FROM not copied, like {} of '{}' of host '{}': TO has a snapshot of that set which FROM does not \
+             have, and which is no older. A backup or another archive stored it in TO, or FROM forgot it. Name \
+             what is to be copied, or say --all",
+            counted(plan.blocked.len() as u64, "snapshot"),
+            snapshots::short(first.id),
+            first.set.escape_debug(),
+            first.host.escape_debug(),
+        )));
+    }
+    if done.waits > 0 {
+        return Err(Failure::in_part(format!(
+            "{} not copied that could not be read this time, and {} behind: the next copy tries them again; one that \
+             is named is copied alone",
+            grouped(done.failed.len() as u64),
+            counted(done.waits, "snapshot")
         )));
     }
     match done.failed.len() as u64 {

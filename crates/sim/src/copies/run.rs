@@ -324,7 +324,7 @@ impl Sim {
         if !plan.others.is_empty() {
             return Err(failed(Checker::Volumes, "two snapshots have one id"));
         }
-        if plan.passed > 0 && choice.ids.is_none() {
+        if (plan.passed > 0 || !plan.blocked.is_empty()) && choice.ids.is_none() {
             self.reach.hit("what was forgotten stayed away");
         }
         for snapshot in &plan.wanted {
@@ -401,7 +401,7 @@ impl Sim {
         self.say(|| format!("{} is copied: {copied:?}, down: {is_down}", snapshot.id));
         if is_down {
             return match copied {
-                Err(CopyFailure { at_source: true, error }) if !self.is_hurt => {
+                Err(CopyFailure { at_source: true, error, .. }) if !self.is_hurt => {
                     Err(unexplained("the source was blamed", &error))
                 }
                 _ => Ok(false),
@@ -418,8 +418,7 @@ impl Sim {
                 Ok(true)
             }
             Err(failure)
-                if failure.at_source
-                    && failure.error.kind() == Kind::NotFound
+                if failure.is_gone
                     && !self.listed_there.contains(&snapshot.id) =>
             {
                 self.unsure.remove(&snapshot.id);
@@ -442,8 +441,8 @@ impl Sim {
         snapshot: &Snapshot,
         beside: &mut Beside,
     ) -> Result<(), CopyFailure> {
-        let here = |error| CopyFailure { error, at_source: false };
-        let copying = CopyRequest::new(from, snapshot, to, None).map_err(here)?;
+        let here = CopyFailure::at_target;
+        let copying = CopyRequest::new(from, snapshot, to, None)?;
         if copying.request.checkpoint.is_some() {
             self.reach.hit("a copy took a checkpoint over");
         }
