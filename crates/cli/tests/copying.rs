@@ -244,6 +244,24 @@ fn archives_elsewhere_are_copied_from_and_to() {
 }
 
 #[test]
+fn a_set_with_backups_of_its_own_in_the_second_archive_is_told_of() {
+    let desk = desk_with_two();
+    desk.ok("create archive b --no-encryption");
+    desk.ok("copy a b");
+    desk.ok("backup a tree --set web");
+    // The times of snapshots are whole seconds: this one ends no earlier.
+    desk.ok("backup b tree --set web");
+    let said = desk.run("copy a b");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(said.err.contains("TO has a snapshot of that set"), "{said:?}");
+    assert_eq!(told(&desk, "b").len(), 3);
+    // It says so until somebody decides.
+    assert_eq!(desk.run("copy a b").status.code(), Some(3));
+    desk.ok("copy a b --all");
+    assert_eq!(told(&desk, "b").len(), 4);
+}
+
+#[test]
 fn what_can_t_be_a_copy_is_refused() {
     let desk = desk_with_two();
     desk.fails("copy a a", 1, &["one archive"]);

@@ -282,6 +282,8 @@ fn store(
 ) -> Result<(), Failure> {
     let storer = begin(options, directory)?;
     let to = storer.archive();
+    // It is another opening than the one that was judged: a move may have brought another archive there.
+    suit(options, from, to)?;
     let domain = options.domain.as_deref().map(|name| domain_called(to, name)).transpose()?;
     // Others may have stored meanwhile.
     let tables = to.refresh()?;

@@ -417,10 +417,7 @@ impl Sim {
                 }
                 Ok(true)
             }
-            Err(failure)
-                if failure.is_gone
-                    && !self.listed_there.contains(&snapshot.id) =>
-            {
+            Err(failure) if failure.is_gone && !self.listed_there.contains(&snapshot.id) => {
                 self.unsure.remove(&snapshot.id);
                 self.reach.hit("a snapshot was gone before it was copied");
                 Ok(true)
