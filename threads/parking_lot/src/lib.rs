@@ -104,6 +104,11 @@ impl<T: ?Sized> Mutex<T> {
         self.0.try_lock().ok().map(|held| MutexGuard { lock: self, held: Some(held) })
     }
 
+    /// The same; no time passes here.
+    pub fn try_lock_for(&self, _: Duration) -> Option<MutexGuard<'_, T>> {
+        self.try_lock()
+    }
+
     /// The value.
     pub fn get_mut(&mut self) -> &mut T {
         sound(self.0.get_mut())
