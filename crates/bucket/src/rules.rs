@@ -45,7 +45,7 @@ pub enum Rule {
     /// A writer is fenced when its lease stood still while one watched. By the dates in it, one with another clock
     /// would be fenced although it works.
     LeaseWatched,
-    /// Who waits for a writer that is at work does not join meanwhile. Otherwise it shuts that one out.
+    /// A process that waits for a writer at work does not join meanwhile. Otherwise it shuts that writer out.
     WaitersDoNotJoin,
     /// A log that lacks what this host saw is refused. Otherwise somebody puts an older archive back.
     GoneBackRefused,

@@ -130,7 +130,7 @@ fn a_collection_that_frees_more_places_than_a_frame_has_room_for_is_read_again()
     let bucket = writer(&objects, 1).unwrap();
     let file = bucket.files().create("f").unwrap();
     file.set_bytes(8 << 20).unwrap();
-    for n in 0..1_200_000u64 {
+    for n in 0..1_400_000u64 {
         file.punch(n * 4, 1).unwrap();
     }
     file.sync().unwrap();

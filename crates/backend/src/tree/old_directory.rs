@@ -132,7 +132,7 @@ fn close(shared: &Shared, entry: &Entry, at: &OwnedFd, stat: &Stat) -> Result<()
         .and_then(|()| drop(keeps_access, ACCESS_LIST))
         .and_then(|()| drop(keeps_default, DEFAULT_LIST));
     match closed {
-        // It is its owner's still.
+        // The directory still belongs to its owner.
         Err(errno) if has_no_modes(errno) => Ok(()),
         closed => closed,
     }

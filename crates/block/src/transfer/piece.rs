@@ -1,4 +1,4 @@
-//! What an entry of a map says of a block, as those are told who send it.
+//! The content of a block as its map entry names it, for senders.
 
 use onefold_core::Lba;
 use onefold_stream::{Piece, PieceKind};

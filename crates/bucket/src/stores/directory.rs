@@ -184,7 +184,7 @@ fn parts(name: &str) -> Result<(&str, &str)> {
         .ok_or_else(|| Error::new(Kind::InvalidInput, format!("no object is called {name:?}")))
 }
 
-/// What a name is, itself and not what a link there leads to.
+/// Looks at a name itself, and not at what a link there leads to.
 fn look(folder: &OwnedFd, base: &str) -> Result<Stat, Errno> {
     rustix::fs::statat(folder, base, AtFlags::SYMLINK_NOFOLLOW)
 }
@@ -326,7 +326,7 @@ impl Objects for DirectoryObjects {
                 remove(&folder, &base).map_err(failed)?;
             }
         }
-        // What creations removed there comes back with a power cut until then.
+        // A power cut brings back until then the files that creations removed there.
         rustix::fs::fsync(&folder).map_err(failed)
     }
 

@@ -1,4 +1,4 @@
-//! What a copy was asked for, and what it brought.
+//! The requests and results of copies.
 
 use onefold_core::Result;
 use onefold_stream::{SendWhat, Totals};
@@ -36,7 +36,7 @@ impl From<&Totals> for Sent {
     }
 }
 
-/// What was received, as JSON.
+/// The received snapshot, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Received {
     /// The snapshot, like `vm1@monday`.

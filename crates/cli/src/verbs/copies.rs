@@ -42,10 +42,10 @@ pub(super) enum Here {
     Cluster(Opened),
 }
 
-/// What is given of a store.
+/// The part of a store that is given.
 #[derive(Clone, Copy)]
 pub(super) enum Given<'a> {
-    /// What a volume or a snapshot holds, as raw data.
+    /// The content of a volume or a snapshot, as raw data.
     Export(&'a str),
     /// A snapshot.
     Send(&'a SendWhat),
@@ -109,7 +109,7 @@ impl Place {
         }
     }
 
-    /// What is being received, as its server says where there is one. Nothing in the store changes.
+    /// The receives that are under way, as the server tells where there is one. Nothing in the store changes.
     pub(super) fn receives(&self) -> Result<Vec<ReceiveLine>> {
         match self {
             Place::Block(file) => super::receiving::all(file),
