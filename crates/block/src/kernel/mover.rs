@@ -107,6 +107,9 @@ pub(crate) struct Plan {
 pub(crate) struct Resealing {
     /// Where it goes on.
     pub(crate) at: (VolumeId, u64),
+    /// The first block for whose copy there was no room yet. Its leaf is looked through from there on, and from its
+    /// beginning afterwards: else each checkpoint of a full store would have the blocks before it read again.
+    pub(crate) lacks_room: Option<(VolumeId, Lba)>,
     /// It found something to do.
     pub(crate) worked: bool,
     /// It passed a leaf that does not say yet that nothing of it is under an older key, or a map that it may not

@@ -11,6 +11,7 @@
 mod answer;
 mod head;
 mod server;
+mod turns;
 
 pub use answer::{Answer, Page};
 pub use head::{HEAD_BYTES, Head, Refusal};

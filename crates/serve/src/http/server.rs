@@ -6,7 +6,7 @@
 //! have their answer already, and one of the newcomer's own peer if it has any. None of the
 //! operator's gives way to a stranger, and one of a stranger does to the operator, whatever it is
 //! at. Handshakes of TLS have places beside these, those that were answered and those that were not yet likewise: who
-//! only begins some cuts off none that is further, also behind one address. A page that panics ends its connection
+//! only begins some cuts off none that is further, also behind one address. What they compute goes by turns. A page that panics ends its connection
 //! alone.
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -35,6 +35,7 @@ use super::{
     Audience, Site,
     answer::Answer,
     head::{HEAD_BYTES, Head, Refusal},
+    turns::Turns,
 };
 use crate::{
     audit::{Audit, Event, Who},
@@ -48,8 +49,6 @@ use crate::{
 pub const CONNECTIONS: usize = 16;
 /// Handshakes that were not answered yet, and as many of those that were.
 const HANDSHAKES: usize = 64;
-/// Time between two looks of a handshake that waits for its turn.
-const TURN_LOOK: Duration = Duration::from_millis(10);
 /// Time for a client to send its request and to receive the answer.
 const REQUEST: Duration = Duration::from_secs(5);
 /// Bytes behind a request that are thrown away. Otherwise the system would throw away the answer
@@ -104,10 +103,8 @@ struct Hall {
     /// Held while a page is made: the pages that strangers saw last.
     making: Mutex<Vec<Kept>>,
     guests: Mutex<Vec<Guest>>,
-    /// Held while something of a handshake is computed.
-    shaking: Mutex<()>,
-    /// Handshakes that were answered once, and wait for their next turn.
-    further: AtomicUsize,
+    /// Something of one handshake is computed at a time.
+    turns: Turns,
     /// From when on it counts time.
     begun: Instant,
 }
@@ -158,8 +155,7 @@ impl Server {
             names,
             making: Mutex::default(),
             guests: Mutex::default(),
-            shaking: Mutex::default(),
-            further: AtomicUsize::new(0),
+            turns: Turns::default(),
             begun: Instant::now(),
         };
         Server { hall: Arc::new(hall), doors: Vec::new(), guard: None, acceptor: None }
@@ -281,31 +277,15 @@ impl Hall {
         }
     }
 
-    /// Computes something of a handshake, one client after the other, first those who are further. Anybody can begin
-    /// one again and again: as for pages, a fifth of a processor is enough for that. `None` when the client does not
-    /// wait any more.
+    /// Computes something of a handshake of a peer, when its turn comes. Anybody can begin one again and again: as for
+    /// pages, a fifth of a processor is enough for that. `None` when the client does not wait any more.
     fn in_turn<T>(
         &self,
-        stage: Stage,
+        (peer, stage): (Peer, Stage),
         waits: impl Fn() -> bool,
         compute: impl FnOnce() -> T,
     ) -> Option<T> {
-        let _further = (stage != Stage::Began).then(|| Counted::one_of(&self.further));
-        let _turn = loop {
-            if !waits() {
-                return None;
-            }
-            if stage == Stage::Began && self.further.load(Relaxed) > 0 {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            if let Some(turn) = self.shaking.try_lock_for(TURN_LOOK) {
-                break turn;
-            }
-        };
-        if !waits() {
-            return None;
-        }
+        let _turn = self.turns.take(peer, stage != Stage::Began, waits)?;
         let begun = Instant::now();
         let computed = compute();
         std::thread::sleep(begun.elapsed() * KEPT);
@@ -372,6 +352,7 @@ impl Hall {
         let heard = Arc::new(AtomicU64::new(self.now()));
         let mut visit = Visit {
             hall: self.clone(),
+            peer,
             guard: door.guard.clone(),
             tls: None,
             sealed: Vec::new(),
@@ -458,22 +439,6 @@ fn which_handshake_gives_way(held: &[Held], peer: Peer) -> Option<usize> {
     held.iter().enumerate().min_by_key(|(_, one)| order(one)).map(|(n, _)| n)
 }
 
-/// One of those that are counted, while it is there.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl Counted<'_> {
-    fn one_of(count: &AtomicUsize) -> Counted<'_> {
-        count.fetch_add(1, Relaxed);
-        Counted(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 /// The user of the server, or root.
 fn is_own(peer: Peer) -> bool {
     let own = rustix::process::geteuid().as_raw();
@@ -519,6 +484,7 @@ fn hang_up(socket: &OwnedFd) {
 /// One connection.
 struct Visit {
     hall: Arc<Hall>,
+    peer: Peer,
     guard: Option<Guard>,
     /// Once hands were shaken.
     tls: Option<Box<TlsSession>>,
@@ -599,7 +565,10 @@ impl Visit {
                 // It waits for us, and is not silent.
                 self.at_work.store(true, Relaxed);
                 let waits = || !self.cut.load(Relaxed) && !has_gone(&self.socket);
-                fed = match self.hall.in_turn(stage, waits, || session.feed(&self.sealed)) {
+                fed = match self
+                    .hall
+                    .in_turn((self.peer, stage), waits, || session.feed(&self.sealed))
+                {
                     Some(fed) => fed,
                     None => return Err(gone()),
                 };
@@ -795,7 +764,13 @@ mod tests {
         let (took, begun) = (Duration::from_millis(20), Instant::now());
         std::thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| hall.in_turn(Stage::Began, || true, || std::thread::sleep(took)));
+                scope.spawn(|| {
+                    hall.in_turn(
+                        (Peer::Unknown, Stage::Began),
+                        || true,
+                        || std::thread::sleep(took),
+                    )
+                });
             }
         });
         assert!(begun.elapsed() >= 3 * 5 * took, "{:?}", begun.elapsed());

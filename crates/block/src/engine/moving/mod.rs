@@ -183,7 +183,7 @@ fn copy_some(
     let rest = plan.blocks.len().saturating_sub(some);
     let mut next = plan.blocks.split_off(rest);
     next.reverse();
-    let asked = next.len();
+    let (asked, first) = (next.len(), next.first().map(|&(lba, _)| lba));
     let mut copied = handing::copies_of(kernel, domain, &next, (&*plan, &mut mover.handed))?;
     if plan.why == Why::Packing {
         if packing::pack((kernel, scheme), tables, plan, &copied, moves)? {
@@ -243,7 +243,7 @@ fn copy_some(
         match why {
             // No hole is left: reading what else lives in the zones would be in vain.
             Why::Emptying if moves.is_empty() => emptying::give_up(kernel, mover),
-            Why::Resealing => resealing::lacks_room(tables, mover, moves),
+            Why::Resealing => resealing::lacks_room(tables, mover, first, moves),
             Why::Emptying | Why::Neighbours | Why::Packing => {}
         }
     }
@@ -339,8 +339,9 @@ fn renew(
     let mut rest = std::mem::take(&mut mover.plan.blocks);
     if mover.plan.why == Why::Resealing {
         // Its leaf is looked at once more.
-        if !rest.is_empty() {
+        if let Some(&(next, _)) = rest.last() {
             mover.resealing.at = (mover.plan.volume, mover.plan.leaf);
+            mover.resealing.lacks_room = Some((mover.plan.volume, next));
         }
         return Ok(true);
     }

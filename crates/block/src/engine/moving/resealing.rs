@@ -136,9 +136,10 @@ fn end(kernel: &Kernel, tables: &Tables, mover: &mut Mover, moves: &Moves) {
     want_checkpoint(kernel, mover.beside_requests, moves);
 }
 
-/// Copies of a leaf got no place. The walk comes to it again, once a checkpoint has put those that there are.
-pub(super) fn lacks_room(tables: &Tables, mover: &mut Mover, moves: &Moves) {
+/// Copies of a leaf got no place, from this address on. The walk comes to it again, once a checkpoint has put those that there are.
+pub(super) fn lacks_room(tables: &Tables, mover: &mut Mover, first: Option<Lba>, moves: &Moves) {
     let (plan, resealing) = (&mover.plan, &mut mover.resealing);
+    resealing.lacks_room = first.map(|lba| (plan.volume, lba));
     if moves.is_empty() {
         resealing.hindered.by_room = true;
     } else {
@@ -208,6 +209,12 @@ fn plan_page(
         .collect();
     if blocks.is_empty() {
         return Ok(Planned::Nothing);
+    }
+    let of_leaf =
+        |at: &mut (VolumeId, Lba)| (at.0, at.1.0 / Table::Map.per_leaf()) == (volume.id, leaf);
+    if let Some((_, lba)) = mover.resealing.lacks_room.take_if(of_leaf) {
+        let before = blocks.partition_point(|&(at, _)| at < lba);
+        blocks.rotate_left(before);
     }
     let shared = if is_alone(kernel, tables, volume, leaf)? {
         let end = first + Table::Map.per_leaf();
