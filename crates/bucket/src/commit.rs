@@ -8,8 +8,8 @@ use onefold_core::{Error, Kind, Result};
 use crate::{
     files::PENDING_MAX,
     format::{
-        FRAME_MAX, Frame, Id, Parts, RECORDS_MAX, Record, Sort, TABLE_MAX, damaged, inline_at,
-        records_bytes,
+        FRAME_MAX, Frame, Id, Parts, RECORDS_MAX, Record, Sort, TABLE_MAX, damaged, frame_name,
+        inline_at, records_bytes,
     },
     log::Appended,
     rules::Rule,
@@ -179,7 +179,7 @@ impl Shared {
             self.append(taken.number, bytes)?;
         } else {
             // Broken: it is sent once, and nobody looks.
-            let _ = self.log.objects.create(&crate::format::frame_name(taken.number), &bytes);
+            let _ = self.log.objects.create(&frame_name(taken.number), &bytes);
         }
         if !table_first {
             table()?;
@@ -240,6 +240,10 @@ impl Shared {
 
     /// What the frame has is durable.
     fn committed(&self, taken: &Taken, sum: [u8; 32]) {
+        if let Some((open, _)) = &taken.inline {
+            let from = inline_at(records_bytes(&taken.records)) as u64;
+            self.cache.put(&frame_name(taken.number), from, &open.bytes);
+        }
         let mut core = self.core.lock();
         core.state.at += 1;
         core.state.sum = sum;

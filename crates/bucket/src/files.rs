@@ -7,13 +7,16 @@ use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 
 use crate::{
     format::{PACK_MAX, Record, frame_name, is_name, pack_id},
-    reads::Place,
+    reads::{Keeps, Place},
     shared::{Closed, Core, Open, Role, Shared},
     state::{Extent, Inode, Pack},
 };
 
 /// Records at which there is a frame although nobody asked for one.
 pub(crate) const PENDING_MAX: usize = 100_000;
+
+/// Files of containers: almost all that an archive has.
+const BULK: &str = "segment-";
 
 /// The files of an archive that lies in a bucket.
 #[derive(Clone)]
@@ -323,13 +326,23 @@ fn parts_of(core: &Core, inode: &Inode, at: u64, into: &mut [u8]) -> Vec<Part> {
         if from < to {
             let piece = &mut into[(from - at) as usize..(to - at) as usize];
             let inner = u64::from(extent.pack_at) + (from - start);
-            parts.push(part(core, extent.pack, inner, piece, (from - at) as usize));
+            let keeps = match inode.name.starts_with(BULK) {
+                true => Keeps::Short,
+                false => Keeps::All,
+            };
+            parts.push(part(core, extent.pack, inner, (piece, keeps), (from - at) as usize));
         }
     }
     parts
 }
 
-fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) -> Part {
+fn part(
+    core: &Core,
+    id: (u64, u64),
+    inner: u64,
+    (piece, keeps): (&mut [u8], Keeps),
+    from: usize,
+) -> Part {
     let range = inner as usize..inner as usize + piece.len();
     // Numbers are a writer's own: a pack of an earlier one may have the number of one that is open.
     let is_own = core.role == Role::Writes(id.0);
@@ -354,6 +367,7 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
                 total: None,
                 frame: Some(frame),
                 sum: pack.map(|pack| pack.sum),
+                keeps,
             }
         }
         None => {
@@ -368,7 +382,8 @@ fn part(core: &Core, id: (u64, u64), inner: u64, piece: &mut [u8], from: usize) 
             let total = pack.map(|pack| u64::from(pack.bytes)).or(dropped);
             let within = (0, total.unwrap_or(inner + piece.len() as u64));
             let sum = pack.map(|pack| pack.sum);
-            Place { name, at: inner, within, total, frame: None, sum }
+            let keeps = if secret { Keeps::Nothing } else { keeps };
+            Place { name, at: inner, within, total, frame: None, sum, keeps }
         }
     };
     Part::Fetched { from, to: from + piece.len(), place }

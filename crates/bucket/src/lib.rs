@@ -14,6 +14,7 @@
 //! | `log` | finding the end, reading, and appending a frame until it is known whose it is |
 //! | `view` | the state as of the end of the log |
 //! | `shared`, `commit`, `uploads`, `reads` | what an open bucket has; a frame from what changed; packs on their way; ranges of packs |
+//! | `kept` | what a host keeps of packs and tables for its next process |
 //! | `files` | files, and locks of this process |
 //! | `writer` | joining, the lease, fencing, leaving |
 //! | `collect`, `verify` | deleting what nothing names; the listing compared with the state |
@@ -38,6 +39,7 @@ mod commit;
 mod decoders;
 mod files;
 mod format;
+mod kept;
 mod log;
 mod objects;
 mod pace;
@@ -57,6 +59,7 @@ pub use collect::Collected;
 pub use decoders::decoders;
 pub use files::BucketFiles;
 pub use format::Frame;
+pub use kept::Keep;
 pub use log::Log;
 pub use objects::{Body, Created, Listed, Objects};
 pub use pace::{Pace, SystemPace};

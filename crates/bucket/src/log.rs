@@ -4,6 +4,7 @@
 //! taken, or is the next frame.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -12,6 +13,7 @@ use std::{
 };
 
 use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
 
 use crate::{
     format::{FRAME_MAX, Frame, LOG, damaged, frame_name, frame_of},
@@ -20,6 +22,10 @@ use crate::{
     rules::Rule,
     settings::Settings,
 };
+
+/// Frames that are remembered, and the most bytes of one.
+const READ: usize = 32;
+const READ_BYTES: usize = 128 << 10;
 
 /// Bytes that are read of a frame at first.
 const FIRST: u64 = 64 << 10;
@@ -58,6 +64,8 @@ pub struct Log {
     met: Arc<AtomicBool>,
     /// When somebody was told of waiting, in milliseconds and one more; 0 when nobody waits.
     told: Arc<AtomicU64>,
+    /// The frames that were read last, with their objects' bytes. None of them changes.
+    read: Arc<Mutex<VecDeque<(Frame, Arc<[u8]>)>>>,
 }
 
 /// Whose frame it is.
@@ -76,7 +84,24 @@ impl Log {
     /// The log in a store.
     #[must_use]
     pub fn new(objects: Arc<dyn Objects>, pace: Arc<dyn Pace>, settings: Settings) -> Log {
-        Log { objects, pace, settings, met: Arc::default(), told: Arc::default() }
+        Log {
+            objects,
+            pace,
+            settings,
+            met: Arc::default(),
+            told: Arc::default(),
+            read: Arc::default(),
+        }
+    }
+
+    /// The same log at a later time. The last frame that was read is read again: the store may have gone back.
+    pub(crate) fn for_later(&self, settings: Settings) -> Log {
+        let log = Log { settings, ..self.clone() };
+        let mut read = log.read.lock();
+        let last = read.iter().map(|(frame, _)| frame.number).max();
+        read.retain(|(frame, _)| Some(frame.number) != last);
+        drop(read);
+        log
     }
 
     /// Asks again while failures may pass, and tells that it does when that takes long.
@@ -178,18 +203,36 @@ impl Log {
     }
 
     /// The same, with the bytes of its object.
-    pub(crate) fn frame_and_bytes(&self, number: u64) -> Result<(Frame, Vec<u8>)> {
+    pub(crate) fn frame_and_bytes(&self, number: u64) -> Result<(Frame, Arc<[u8]>)> {
+        if let Some(read) = self.read.lock().iter().find(|(frame, _)| frame.number == number) {
+            return Ok(read.clone());
+        }
         let name = frame_name(number);
         let mut last = None;
         // A body that was mixed up on its way may be right the next time.
         for _ in 0..3 {
             let bytes = self.whole(&name, FRAME_MAX)?;
             match Frame::decode_checked(&bytes, number, self.settings.keeps(Rule::BodiesHashed)) {
-                Ok(frame) => return Ok((frame, bytes)),
+                Ok(frame) => {
+                    let read = (frame, Arc::from(bytes));
+                    self.remember(&read);
+                    return Ok(read);
+                }
                 Err(error) => last = Some(error),
             }
         }
         Err(last.unwrap_or_else(|| damaged("it can't be read")).context(name))
+    }
+
+    fn remember(&self, read: &(Frame, Arc<[u8]>)) {
+        if read.1.len() > READ_BYTES {
+            return;
+        }
+        let mut all = self.read.lock();
+        all.push_back(read.clone());
+        if all.len() > READ {
+            all.pop_front();
+        }
     }
 
     /// True when the frame is there.

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use onefold_core::{Error, Kind, Result};
 use quick_cache::{Weighter, sync::Cache as Blocks};
 
-use crate::{log::Log, rules::Rule, state::Pack};
+use crate::{kept, log::Log, rules::Rule, state::Pack};
+
+/// Blocks that are read at one time of a container, at most, for them to be its metadata.
+const SHORT_BLOCKS: u64 = 4;
 
 /// Most bytes of one request.
 const REQUEST_MAX: u64 = 8 << 20;
@@ -23,6 +26,19 @@ pub(crate) struct Place {
     pub(crate) frame: Option<u64>,
     /// The BLAKE3 of the pack, which is what may be read.
     pub(crate) sum: Option<[u8; 32]>,
+    /// What this host keeps of it.
+    pub(crate) keeps: Keeps,
+}
+
+/// What of a pack a host keeps for its next process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// All that is read.
+    All,
+    /// What is read in short pieces, as metadata of containers: their data would drive out the rest.
+    Short,
+    /// Nothing: there are keys in it.
+    Nothing,
 }
 
 #[derive(Clone)]
@@ -60,7 +76,7 @@ impl Cache {
         while at < end {
             let block = block_of(at);
             let key = (place.name.clone(), start_of(block));
-            let bytes = match self.blocks.get(&key) {
+            let bytes = match self.blocks.get(&key).or_else(|| self.kept(log, place, block)) {
                 Some(bytes) => bytes,
                 None => {
                     // This block, and those behind it that are wanted too and are not here.
@@ -95,12 +111,48 @@ impl Cache {
             Some(sum) => verified(&place.name, &sum, &mut || range(log, place, from, to))?,
             None => range(log, place, from, to)?,
         };
+        let is_short = to - from <= SHORT_BLOCKS * self.block;
         let mut at = from;
         for block in bytes.chunks(self.block as usize) {
             self.blocks.insert((place.name.clone(), at), block.into());
+            if let Some(part) = self.part(place, at).filter(|_| place.keeps.keeps(is_short)) {
+                part.store(&log.settings, block);
+            }
             at += block.len() as u64;
         }
         Ok(bytes.into())
+    }
+
+    /// A block of a pack, of whose content the hash is known.
+    fn part(&self, place: &Place, from: u64) -> Option<kept::Part> {
+        let bytes = (from + self.block).min(place.within.1) - from;
+        place.sum.map(|of| kept::Part { of, from: from - place.within.0, bytes })
+    }
+
+    /// A block that this host has kept.
+    fn kept(&self, log: &Log, place: &Place, block: u64) -> Option<Arc<[u8]>> {
+        let from = place.within.0 + block * self.block;
+        let part = self.part(place, from).filter(|_| place.keeps != Keeps::Nothing)?;
+        let bytes: Arc<[u8]> = part.load(&log.settings)?.into();
+        self.blocks.insert((place.name.clone(), from), bytes.clone());
+        Some(bytes)
+    }
+
+    /// A pack that this process has just stored: nobody asks for it again.
+    pub(crate) fn put(&self, name: &str, from: u64, bytes: &[u8]) {
+        for (n, block) in (0..).zip(bytes.chunks(self.block as usize)) {
+            self.blocks.insert((name.to_owned(), from + n * self.block), block.into());
+        }
+    }
+}
+
+impl Keeps {
+    fn keeps(self, is_short: bool) -> bool {
+        match self {
+            Keeps::All => true,
+            Keeps::Short => is_short,
+            Keeps::Nothing => false,
+        }
     }
 }
 
@@ -144,7 +196,8 @@ fn verified(
 pub(crate) fn whole_pack(log: &Log, id: (u64, u64), pack: &Pack) -> Result<Vec<u8>> {
     let bytes = u64::from(pack.bytes);
     let (name, within) = (pack.id(id).to_string(), (0, bytes));
-    let place = Place { name, at: 0, within, total: Some(bytes), frame: None, sum: Some(pack.sum) };
+    let (sum, keeps) = (Some(pack.sum), Keeps::Nothing);
+    let place = Place { name, at: 0, within, total: Some(bytes), frame: None, sum, keeps };
     let mut read = || range(log, &place, 0, bytes);
     match log.settings.keeps(Rule::CopiesVerified) {
         true => verified(&place.name, &pack.sum, &mut read),

@@ -39,6 +39,8 @@ pub enum Rule {
     /// A pack that is read whole has the hash that its record says. Otherwise a store that mixes up objects is
     /// believed.
     PacksHashed,
+    /// What a host kept of an object has its hash. Otherwise a disk that rotted is believed against the store.
+    KeptHashed,
     /// What is left of a sparse pack is written again only when the pack has its hash. Otherwise rotten bytes get
     /// a record that calls them sound.
     CopiesVerified,
@@ -59,7 +61,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 19] = [
+    pub const BUGS: [(&'static str, Rule); 20] = [
         ("unknown-is-failure", Rule::UnknownIsSentAgain),
         ("unknown-is-success", Rule::UnknownIsNoSuccess),
         ("fenced-appends", Rule::OthersFramesRead),
@@ -79,5 +81,6 @@ impl Rule {
         ("copied-unverified", Rule::CopiesVerified),
         ("key-orphans-stay", Rule::KeyOrphansGo),
         ("waiter-joins", Rule::WaitersDoNotJoin),
+        ("kept-believed", Rule::KeptHashed),
     ];
 }

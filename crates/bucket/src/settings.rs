@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::kept::Keep;
 #[cfg(feature = "planted-bugs")]
 use crate::rules::Rule;
 
@@ -53,6 +54,8 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Bytes of a block of that memory: a read of one byte fetches so many, and verifies a pack that has no more.
     pub block_bytes: u64,
+    /// Where this host keeps what it read.
+    pub keep: Option<Arc<dyn Keep>>,
     /// A write of so many bytes is a pack by itself, so that its object goes when the range does.
     pub large: usize,
     /// Bytes at which a pack of short writes is closed.
@@ -86,6 +89,7 @@ impl Default for Settings {
             follow_max: 1 << 16,
             cache_bytes: 64 << 20,
             block_bytes: 128 << 10,
+            keep: None,
             large: 256 << 10,
             small_max: 4 << 20,
             inline_max: 32 << 10,

@@ -4,6 +4,7 @@ use onefold_core::{Error, Kind, Result};
 
 use crate::{
     format::{Frame, TABLE_MAX, damaged, frame_name},
+    kept,
     log::Log,
     rules::Rule,
     settings::Known,
@@ -100,15 +101,26 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
         );
         return Err(Error::new(Kind::Memory, why));
     }
+    let part = kept::Part { of: table.sum, from: 0, bytes: table.bytes };
+    let mut kept = part.load(&log.settings);
     for _ in 0..3 {
-        let bytes = log.whole(&name, most).map_err(|error| gone(&name, error))?;
+        let was_kept = kept.is_some();
+        let bytes = match kept.take() {
+            Some(bytes) => bytes,
+            None => log.whole(&name, most).map_err(|error| gone(&name, error))?,
+        };
         let hashed = log.settings.keeps(Rule::BodiesHashed);
         if hashed && *blake3::hash(&bytes).as_bytes() != table.sum {
             last = Some(damaged("its hash is another one"));
             continue;
         }
         match State::decode(&bytes) {
-            Ok(state) if state.at == table_frame - 1 => return Ok(state),
+            Ok(state) if state.at == table_frame - 1 => {
+                if !was_kept {
+                    part.store(&log.settings, &bytes);
+                }
+                return Ok(state);
+            }
             Ok(_) => last = Some(damaged("it is of another frame")),
             Err(error) => last = Some(error),
         }

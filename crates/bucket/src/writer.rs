@@ -68,6 +68,16 @@ impl Bucket {
         join(log, state)
     }
 
+    /// The same after this process has looked: what it read of the log it does not read again.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_after(looked: &Bucket, settings: Settings) -> Result<Bucket> {
+        let log = looked.shared.log.for_later(settings);
+        let state = view::newest(&log)?.ok_or_else(empty)?;
+        join(log, state)
+    }
+
     /// Joins as the one that writes, in a place where there may be nothing yet.
     ///
     /// # Errors

@@ -4,12 +4,13 @@ use std::{io::Write, time::Duration};
 
 use clap::Args;
 use onefold_backend::Word;
+use onefold_console::size::Size;
 
 /// The heading of options that each verb takes.
 pub(crate) const EVERY_VERB: &str = "Options of every verb";
 
 /// Options that go with each verb.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Options {
     /// Changes archives and cluster folders that belong to this user too. A file server may show
     /// root's files as those of another user
@@ -38,6 +39,18 @@ pub(crate) struct Options {
         help_heading = EVERY_VERB,
     )]
     lock_wait: u32,
+
+    /// Keeps at most so much of archives in object stores on this host, so that it is not asked for again;
+    /// with 0 nothing
+    #[arg(
+        long,
+        global = true,
+        value_name = "SIZE",
+        default_value = "1G",
+        hide_short_help = true,
+        help_heading = EVERY_VERB,
+    )]
+    cache_limit: Size,
 }
 
 fn user(text: &str) -> Result<u32, String> {
@@ -46,6 +59,7 @@ fn user(text: &str) -> Result<u32, String> {
 
 /// Takes the operator's word.
 pub(crate) fn give(options: Options) {
+    onefold::parts::kept_objects::limit_to(options.cache_limit.0);
     onefold::parts::bucket::wait_for_others(Duration::from_secs(options.lock_wait.into()));
     onefold::parts::operator::give(Word { owner: options.owner, one_host: options.one_host }, warn);
 }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
 
 use serde_json::Value;
 use support::{Desk, noise};
@@ -219,4 +219,39 @@ fn verbs_of_archives_work_in_s3() {
         .unwrap();
     let said = String::from_utf8_lossy(&offline.stderr);
     assert!(!offline.status.success() && said.contains("can't be reached"), "{said}");
+}
+
+#[test]
+fn rule_43_what_this_host_keeps_of_a_bucket_is_its_users_alone_and_is_not_asked_when_a_store_is_checked()
+ {
+    let desk = Desk::new();
+    let far = address(&desk);
+    fs::create_dir(desk.path("home")).unwrap();
+    for n in 0..200 {
+        fs::write(desk.path(&format!("home/file {n}")), noise(n, 5_000)).unwrap();
+    }
+    desk.ok(&format!("create archive {far} --cache-limit 0"));
+    desk.ok(&format!("backup {far} home --set home --cache-limit 0"));
+    desk.ok(&format!("ls {far} home --cache-limit 0"));
+    assert!(!desk.path("cache").exists(), "who keeps nothing makes nothing");
+    let listed = desk.ok(&format!("ls {far} home"));
+    let cache = desk.path("cache/onefold/objects");
+    let mode = fs::metadata(&cache).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o700);
+    let parts = || -> Vec<_> { fs::read_dir(&cache).unwrap().map(|e| e.unwrap().path()).collect() };
+    assert!(cache.join("CACHEDIR.TAG").exists() && parts().len() > 1);
+    // It is not needed, and what changed in it is not believed.
+    for part in parts() {
+        let mut bytes = fs::read(&part).unwrap();
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+        fs::write(&part, bytes).unwrap();
+    }
+    assert_eq!(desk.ok(&format!("ls {far} home")), listed);
+    // A store that lost something is not well, whatever this host has.
+    desk.ok(&format!("ls {far} home"));
+    fs::rename(desk.path("b/data"), desk.path("gone")).unwrap();
+    fs::create_dir(desk.path("b/data")).unwrap();
+    for verb in ["check", "scrub"] {
+        assert_eq!(desk.run(&format!("{verb} {far}")).status.code(), Some(1), "{verb}");
+    }
 }

@@ -83,6 +83,7 @@ impl Desk {
         }
         // What the command remembers outlives no desk.
         command.env_remove("STATE_DIRECTORY").env("XDG_STATE_HOME", self.path("state"));
+        command.env_remove("CACHE_DIRECTORY").env("XDG_CACHE_HOME", self.path("cache"));
         command
     }
 

@@ -9,7 +9,10 @@ use onefold_archive::{
 };
 use onefold_core::{Kind, Result};
 
-use super::archive_dir::{ArchiveDir, now};
+use super::{
+    archive_dir::{ArchiveDir, now},
+    kept_objects,
+};
 
 /// How far it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +87,7 @@ pub fn run(
     extent: Extent<'_>,
     progress: &mut dyn FnMut(&str, u64, u64),
 ) -> Result<Outcome> {
+    kept_objects::look_at_stores_alone();
     let (data, repairs) = (extent.depth != Depth::Check, extent.depth == Depth::Repair);
     let settings = || Settings { memory: extent.memory, ..Settings::default() };
     let mut outcome = Outcome::default();

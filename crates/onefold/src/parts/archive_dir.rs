@@ -31,7 +31,7 @@ use super::{
     control::{Client, places},
     index_place::IndexPlace,
     keeper::{self, Keeper},
-    keys,
+    kept_objects, keys,
     node_list::{NODES, NodeList},
     operator::{warn, word},
     sealed_before,
@@ -605,6 +605,7 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
+        kept_objects::look_at_stores_alone();
         let settings = Settings { memory, ..Settings::default() };
         let may = match &self.far {
             Some(far) => may_change(&self.path, far),

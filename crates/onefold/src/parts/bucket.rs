@@ -34,7 +34,7 @@ use rustix::{
 
 use super::{
     address::Address,
-    keys,
+    kept_objects, keys,
     operator::{warn, word},
     sealed_before,
 };
@@ -250,6 +250,7 @@ impl Place {
             known,
             memory: (process_memory() / MEMORY_SHARE).max(READER_BYTES),
             wait: WAIT.get().copied().unwrap_or_default(),
+            keep: kept_objects::of_this_user(),
             ..Settings::default()
         }
     }
@@ -312,7 +313,10 @@ impl Place {
         let (objects, pace) = (self.objects.clone(), self.pace.clone());
         let joined = match new {
             true => Bucket::make(objects, pace, settings),
-            false => Bucket::join(objects, pace, settings),
+            false => match &*self.reader.lock() {
+                Some(looked) => Bucket::join_after(looked, settings),
+                None => Bucket::join(objects, pace, settings),
+            },
         };
         let bucket = joined.map_err(|error| self.named(error))?;
         Note { known: Some(bucket.known()), ..note }.write(&self.key);

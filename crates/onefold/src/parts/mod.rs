@@ -15,6 +15,7 @@ mod heads_before;
 pub mod index_move;
 mod index_place;
 pub mod keeper;
+pub mod kept_objects;
 pub mod keys;
 mod node_list;
 pub mod operator;

@@ -1,13 +1,15 @@
 //! Those who write, collect and read, one process after the other.
 
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
     time::Duration,
 };
 
-use onefold_bucket::{Bucket, Known, Pace, Settings, Who};
+use onefold_bucket::{Bucket, Keep, Known, Pace, Settings, Who};
 use onefold_core::{Error, Files, Kind, Result};
+use parking_lot::Mutex;
 
 use super::{
     model::{Contents, HISTORY, KEYS, STAMP},
@@ -52,16 +54,56 @@ pub(super) fn contents(bucket: &Bucket, with_keys: bool) -> Result<Contents> {
 }
 
 /// What processes of one actor remember.
-#[derive(Default)]
 pub(super) struct Memory {
     known: Option<Known>,
+    keep: Arc<Disk>,
+}
+
+impl Memory {
+    fn new(seat: &Seat) -> Memory {
+        let keep = Arc::new(Disk { seat: seat.clone(), kept: Mutex::default() });
+        Memory { known: None, keep }
+    }
+}
+
+/// What an actor's host keeps of objects. It loses some, and some rots.
+struct Disk {
+    seat: Seat,
+    kept: Mutex<BTreeMap<String, Vec<u8>>>,
+}
+
+impl Keep for Disk {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        let mut bytes = self.kept.lock().get(name)?.clone();
+        let mut inner = self.seat.world.lock();
+        if inner.rng.percent(10) {
+            return None;
+        }
+        let bodies = inner.params.bodies;
+        if inner.rng.below(1000) < bodies {
+            let at = inner.rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << inner.rng.below(8);
+            inner.reach.hit("what a host kept rots");
+        }
+        inner.reach.hit("a host has what it kept");
+        Some(bytes)
+    }
+
+    fn store(&self, name: &str, bytes: &[u8]) {
+        self.kept.lock().insert(name.to_owned(), bytes.to_vec());
+    }
 }
 
 impl Seat {
     fn settings(&self, memory: &Memory) -> Settings {
         let settings = self.world.lock().params.settings();
         let told = format!("actor {}", self.actor);
-        Settings { who: Who { told, mark: String::new() }, known: memory.known, ..settings }
+        Settings {
+            who: Who { told, mark: String::new() },
+            known: memory.known,
+            keep: Some(memory.keep.clone()),
+            ..settings
+        }
     }
 
     fn below(&self, n: u64) -> u64 {
@@ -139,7 +181,7 @@ impl Seat {
 pub(super) fn write(seat: &Seat) {
     seat.world.begin(seat.actor);
     let processes = seat.world.lock().params.processes;
-    let mut memory = Memory::default();
+    let mut memory = Memory::new(seat);
     for _ in 0..processes {
         seat.set_clock();
         process(|| one_writer(seat, &mut memory));
@@ -315,7 +357,7 @@ fn change(seat: &Seat, files: &impl Files, model: &mut Contents) -> Result<()> {
 pub(super) fn read(seat: &Seat) {
     seat.world.begin(seat.actor);
     let processes = seat.world.lock().params.processes;
-    let mut memory = Memory::default();
+    let mut memory = Memory::new(seat);
     for _ in 0..processes {
         seat.set_clock();
         process(|| one_reader(seat, &mut memory));
