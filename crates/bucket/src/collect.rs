@@ -7,7 +7,7 @@
 //! *Others' objects:* only names of the exact form that this crate makes are deleted. A prefix may have another
 //! archive below one of these folders, and anything else.
 //!
-//! *Other processes:* who was shut out may go on deleting. What it deletes was dropped by a frame, or is of a
+//! *Other processes:* a collector that was shut out may go on deleting. All that it deletes was dropped by a frame, or is of a
 //! writer that had ended before: no frame names these again.
 
 use std::{
@@ -37,7 +37,7 @@ const REWRITTEN_MAX: u64 = 1 << 30;
 /// Most bytes that one collection reads to write some of them again, and one pack more.
 const READ_MAX: u64 = 4 << 30;
 
-/// What a collection did.
+/// The result of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Objects that were deleted, and their bytes.

@@ -23,7 +23,7 @@ use crate::{
 /// these have an eighth of its bytes.
 const TABLE_BYTES: u64 = 256 << 10;
 
-/// What a commit takes along.
+/// The changes that a commit takes along.
 struct Taken {
     writer: u64,
     number: u64,
@@ -68,7 +68,7 @@ impl Shared {
     fn take(&self, more: &[Record]) -> Result<Option<Taken>> {
         let mut core = self.core.lock();
         if core.pending.is_empty() && core.closed.is_empty() && more.is_empty() {
-            // Who only reads has nothing to sync.
+            // A process that only reads has nothing to sync.
             return core.failed.clone().map_or(Ok(None), Err);
         }
         let writer = core.writer()?;
@@ -238,7 +238,7 @@ impl Shared {
         }
     }
 
-    /// What the frame has is durable.
+    /// The frame is there, and with it all that it says.
     fn committed(&self, taken: &Taken, sum: [u8; 32]) {
         if let Some((open, _)) = &taken.inline {
             let from = inline_at(records_bytes(&taken.records)) as u64;

@@ -143,7 +143,7 @@ pub(crate) fn is_chance(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What a frame says.
+/// A decoded frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// The first record of a log: what the bucket's id is.
@@ -206,7 +206,7 @@ impl Writing {
 /// Bytes that are read.
 pub(crate) struct Reading<'a>(pub(crate) &'a [u8]);
 
-/// What is wrong with bytes.
+/// An error about bytes that are no frame, table or name.
 pub(crate) fn damaged(what: &str) -> Error {
     Error::new(Kind::Corrupt, what)
 }
@@ -375,7 +375,7 @@ pub struct Frame {
     pub(crate) bytes: u64,
 }
 
-/// What a frame is made of.
+/// The parts of which a frame is made.
 pub(crate) struct Parts<'a> {
     pub(crate) number: u64,
     pub(crate) writer: u64,

@@ -15,8 +15,8 @@ const KEPT_MAX: u64 = 64 << 20;
 /// Bytes of the hash at the front.
 const HASH: usize = 32;
 
-/// A place on this host for bytes by names of hexadecimal digits, such as a directory. What it takes it may lose or
-/// change at any time, and it tells of no failure.
+/// A place on this host for bytes by names of hexadecimal digits, such as a directory. It may lose or
+/// change them at any time, and tells of no failure.
 pub trait Keep: Send + Sync {
     /// The bytes of a name, if it has them.
     fn load(&self, name: &str) -> Option<Vec<u8>>;

@@ -1,8 +1,8 @@
 //! The files of an archive that lies in an object store: a bucket, or a directory that stands for one.
 //!
 //! [`BucketFiles`] is [`Files`](onefold_core::Files) over [`Objects`], so that the archive engine works on
-//! a bucket as on a directory. Bytes of files are in *packs*, objects that are created once. What a sync makes
-//! durable is one *frame* of a *log*: the object `log/N`, created once too. The frames from the first one
+//! a bucket as on a directory. Bytes of files are in *packs*, objects that are created once. A sync makes
+//! all durable by one *frame* of a *log*: the object `log/N`, created once too. The frames from the first one
 //! on, or those since a *table*, say which files there are and where their bytes lie
 //! ([decision 102](../../../docs/decisions/0102-an-archives-files-in-a-bucket.md)).
 //!
@@ -21,7 +21,7 @@
 //! | `probe` | whether a store keeps its word on creating once |
 //! | `rules` | the rules that steps keep, each with the planted bug that breaks it |
 //!
-//! *Invariant:* nothing is overwritten but leases. A frame counts at one number or never. Who was fenced
+//! *Invariant:* nothing is overwritten but leases. A frame counts at one number or never. A fenced writer
 //! changes nothing: its next frame has a name that is taken.
 //!
 //! *Invariant:* an object goes only when a frame of the log no longer names it, and no frame names it again.

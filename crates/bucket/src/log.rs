@@ -107,7 +107,7 @@ impl Log {
     /// Asks again while failures may pass, and tells that it does when that takes long.
     ///
     /// # Errors
-    /// That of the last time, after [`TRIES`] times or [`ANSWER`].
+    /// The last one, after [`TRIES`] times or [`ANSWER`].
     pub(crate) fn ask<T>(&self, what: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let (begun, mut pause) = (self.pace.now(), PAUSE);
         let tries = if self.met.load(Relaxed) { TRIES } else { FIRST_TRIES };
@@ -268,7 +268,7 @@ impl Log {
     /// A frame that lies behind one that is not there: the store lost that one.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's.
     pub(crate) fn beyond(&self, last: u64) -> Result<Option<String>> {
         let mut beyond = None;
         self.list(LOG, &frame_name(last), &mut |one| {

@@ -1,4 +1,4 @@
-//! What an object store does.
+//! Requests that an object store answers.
 
 use onefold_core::{Error, Result};
 
@@ -35,8 +35,8 @@ pub enum Created {
 
 /// An object store. Names are ASCII, in folders by `/`.
 ///
-/// A creation is decided by the store: of any number at once for one name, one succeeds. What was created is
-/// read by all from then on.
+/// A creation is decided by the store: of any number at once for one name, one succeeds. All read the new object
+/// from then on.
 pub trait Objects: Send + Sync {
     /// The bytes from `at` on, at most `bytes` of them.
     ///
@@ -51,20 +51,20 @@ pub trait Objects: Send + Sync {
     /// until the next one.
     ///
     /// # Errors
-    /// Those of the store: then nothing is known.
+    /// The store's: then nothing is known.
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()>;
 
     /// Deletes an object; succeeds too when there is none.
     ///
     /// # Errors
-    /// Those of the store: then nothing is known.
+    /// The store's: then nothing is known.
     fn delete(&self, name: &str) -> Result<()>;
 
     /// Some objects of a folder, or also of folders in it, behind the name `after`, sorted; none when there are no more. The folder is
     /// a name that ends in `/`.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's.
     fn list(&self, folder: &str, after: &str) -> Result<Vec<Listed>>;
 
     /// Removes what creations of objects with keys left and that is no object, when `is_due` says so of the object's
@@ -72,7 +72,7 @@ pub trait Objects: Send + Sync {
     /// nothing to do.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's.
     fn drop_unfinished(&self, is_due: &dyn Fn(&str) -> bool) -> Result<()> {
         let _ = is_due;
         Ok(())
@@ -82,7 +82,7 @@ pub trait Objects: Send + Sync {
     /// that leaves nothing has nothing to do.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's.
     fn sweep(&self) -> Result<u64> {
         Ok(0)
     }

@@ -17,7 +17,7 @@ pub trait Pace: Send + Sync {
     fn nonce(&self) -> [u8; 16];
 }
 
-/// Those of the system.
+/// The system's clocks and chance.
 pub struct SystemPace {
     begun: Instant,
     chance: fn() -> [u8; 16],

@@ -25,7 +25,7 @@ pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
         let threads: Vec<_> = (0..AT_ONCE).map(|n| scope.spawn(move || send(n))).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
-    // Who is not reached by eight is not reached by more, and each of them takes its time.
+    // A store that shows no fault to eight shows none to more, and each of them takes its time.
     if let Some(Created::Unknown(error)) = ends.first()
         && ends.iter().all(|end| matches!(end, Created::Unknown(_)))
     {
@@ -47,7 +47,7 @@ pub fn probe(objects: &Arc<dyn Objects>, pace: &dyn Pace) -> Result<()> {
         );
         return Err(Error::new(Kind::Unsupported, why));
     }
-    // Who is told that an object is there reads it, and takes it for another host's.
+    // A process that is told that an object is there reads it, and takes it for another host's.
     let refused = ends.iter().filter(|end| matches!(end, Created::Exists)).count();
     if matches!(ends.last(), Some(Created::New)) && refused > 0 {
         let why = format!(

@@ -26,16 +26,16 @@ pub(crate) struct Place {
     pub(crate) frame: Option<u64>,
     /// The BLAKE3 of the pack, which is what may be read.
     pub(crate) sum: Option<[u8; 32]>,
-    /// What this host keeps of it.
+    /// The part of it that this host keeps.
     pub(crate) keeps: Keeps,
 }
 
-/// What of a pack a host keeps for its next process.
+/// The part of a pack that a host keeps for its next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeps {
     /// All that is read.
     All,
-    /// What is read in short pieces, as metadata of containers: their data would drive out the rest.
+    /// Short pieces that are read, as metadata of containers: their data would drive out the rest.
     Short,
     /// Nothing: there are keys in it.
     Nothing,

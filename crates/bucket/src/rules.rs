@@ -12,7 +12,7 @@ pub enum Rule {
     UnknownIsSentAgain,
     /// A creation whose end is not known is no success. Otherwise a commit is acknowledged that never was.
     UnknownIsNoSuccess,
-    /// Who finds another's frame under its next number reads it. Otherwise a fenced writer goes on behind
+    /// A writer that finds another's frame under its next number reads it. Otherwise a fenced writer goes on behind
     /// it, and writes over what its successor stored.
     OthersFramesRead,
     /// Names of packs begin with the number of their writer's own joining. Otherwise two that race for a
@@ -25,11 +25,11 @@ pub enum Rule {
     /// A frame of the log stays for ever. Otherwise one that was asleep creates it again, and the log has two
     /// histories.
     FramesStay,
-    /// What a frame dropped stays for a day. Otherwise readers of older states find holes.
+    /// An object that a frame dropped stays for a day. Otherwise readers of older states find holes.
     TrashWaits,
-    /// That day is counted by the store's clock. Otherwise one whose clock is wrong deletes at once.
+    /// This day is counted by the store's clock. Otherwise one whose clock is wrong deletes at once.
     TrashByStoreClock,
-    /// What no frame names is deleted when its writer has ended. By its age, it would go before the frame of a
+    /// An object that no frame names is deleted when its writer has ended. By its age, it would go before the frame of a
     /// slow writer that names it.
     OrphansByOwner,
     /// A body shorter than the object is no whole one. Otherwise zeroes are read where bytes were.
@@ -39,9 +39,9 @@ pub enum Rule {
     /// A pack that is read whole has the hash that its record says. Otherwise a store that mixes up objects is
     /// believed.
     PacksHashed,
-    /// What a host kept of an object has its hash. Otherwise a disk that rotted is believed against the store.
+    /// Bytes that a host kept of an object have their hash. Otherwise a disk that rotted is believed against the store.
     KeptHashed,
-    /// What is left of a sparse pack is written again only when the pack has its hash. Otherwise rotten bytes get
+    /// The rest of a sparse pack is written again only when the pack has its hash. Otherwise rotten bytes get
     /// a record that calls them sound.
     CopiesVerified,
     /// A writer is fenced when its lease stood still while one watched. By the dates in it, one with another clock

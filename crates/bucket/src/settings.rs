@@ -1,4 +1,4 @@
-//! What an open bucket is told.
+//! Settings of an open bucket.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ pub struct Known {
     pub sum: [u8; 32],
 }
 
-/// Who joins, as others see it.
+/// A process that joins, as others see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
     /// Shown to people: host and process.
@@ -27,13 +27,13 @@ pub struct Who {
 /// Settings of an open bucket.
 #[derive(Clone)]
 pub struct Settings {
-    /// Who this is.
+    /// This process.
     pub who: Who,
     /// True when the writer with this mark has surely ended.
     pub has_ended: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// Told, while the store does not answer, what is waited for. Called by any thread, once a minute at most.
     pub tell: Arc<dyn Fn(&str) + Send + Sync>,
-    /// What this host saw of the log before.
+    /// The end of the log when this host looked last.
     pub known: Option<Known>,
     /// How long a lease stands still until its writer is fenced.
     pub patience: Duration,

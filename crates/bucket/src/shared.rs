@@ -1,4 +1,4 @@
-//! What an open bucket has, of which all its files and locks have a part.
+//! The state of an open bucket, which all its files and locks share.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,7 +18,7 @@ use crate::{
 /// Files with keys: their bytes never stand in a frame, which stays for ever, and go at once when they are replaced.
 const SECRET: [&str; 1] = ["keys"];
 
-/// What this process may do.
+/// The rights of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// It sees the state as of when it looked.
@@ -46,7 +46,7 @@ pub(crate) struct Closed {
     pub(crate) secret: bool,
 }
 
-/// What changes, under one lock that is never held while the store is asked.
+/// All that changes, under one lock that is never held while the store is asked.
 pub(crate) struct Core {
     pub(crate) role: Role,
     /// The state with all that was written; only what a frame has is durable.
@@ -55,7 +55,7 @@ pub(crate) struct Core {
     pub(crate) unlinked: HashMap<u64, Inode>,
     /// Where bytes of packs are that nothing names any more and a frame has.
     pub(crate) past: HashMap<(u64, u64), Pack>,
-    /// What no frame says yet.
+    /// Changes that no frame has yet.
     pub(crate) pending: Vec<Record>,
     /// The pack of short writes, and the same for files with keys.
     pub(crate) open: [Option<Open>; 2],

@@ -1,4 +1,4 @@
-//! What the frames of a log say, applied one after the other: which files there are, where their bytes lie,
+//! The frames of a log applied one after the other: which files there are, where their bytes lie,
 //! which objects nothing names any more, and who writes.
 //!
 //! *Invariant:* a pack that was dropped gets no extent again: extents are of packs that their own frame lists.
@@ -64,7 +64,7 @@ pub(crate) struct Dropped {
     pub(crate) secret: bool,
 }
 
-/// Who writes.
+/// The process that writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) id: u64,
@@ -80,7 +80,7 @@ pub(crate) struct Table {
     pub(crate) sum: [u8; 32],
 }
 
-/// What the frames say.
+/// The files, packs and writer that the frames up to one of them leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The last frame.

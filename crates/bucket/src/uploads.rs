@@ -115,7 +115,7 @@ fn work(weak: &Weak<Shared>) {
     }
 }
 
-/// What a process is told that wrote while another one had taken its place.
+/// The error of a process that wrote while another one had taken its place.
 pub(crate) fn shut_out(who: &str) -> Error {
     let who = if who.is_empty() { String::new() } else { format!(" ({who})") };
     let why = format!(

@@ -47,9 +47,9 @@ impl Bucket {
     /// Compares the listing with the log, by names and lengths; no data is read.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The store's.
     pub fn differences(&self) -> Result<Vec<Difference>> {
-        // What this process has written is no loss while it is on its way.
+        // Packs of this process are no loss while they are on their way.
         self.shared.commit()?;
         let log = &self.shared.log;
         let needed: BTreeMap<Id, u64> = {

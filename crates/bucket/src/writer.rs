@@ -126,7 +126,7 @@ impl Bucket {
     /// Says that this process is at work; called every 20 s by who owns the bucket.
     ///
     /// # Errors
-    /// Those of the store. The work goes on: others may shut this process out.
+    /// The store's. The work goes on: others may shut this process out.
     pub fn renew(&self) -> Result<()> {
         let writer = self.shared.core.lock().writer()?;
         put_lease(&self.shared.log, writer)

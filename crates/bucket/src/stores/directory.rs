@@ -144,7 +144,7 @@ impl DirectoryObjects {
     /// A file with these bytes, durable, that is not yet the object of this name: its name in the folder.
     fn unfinished(&self, folder: &OwnedFd, name: &str, bytes: &[u8]) -> Result<String> {
         let mut own = format!("{}-{}", self.chance, self.next.fetch_add(1, Relaxed));
-        // Who was killed and left keys in it is found by its name.
+        // A killed process that left keys in it is found by its name.
         if has_keys(name) {
             own = format!("{own}-{}", name.replace('/', "-"));
         }
@@ -206,7 +206,7 @@ fn has_keys(name: &str) -> bool {
     Id::parse(name).is_some_and(|id| id.sort == Sort::Keys)
 }
 
-/// What a name says that [`DirectoryObjects::unfinished`] gives: the object with keys that it is to be, if that
+/// The meaning of a name that [`DirectoryObjects::unfinished`] gives: the object with keys that it is to be, if that
 /// is so; `None` for others' names.
 fn unfinished_of(name: &str) -> Option<Option<Id>> {
     let (chance, rest) = name.split_once('-')?;

@@ -51,7 +51,7 @@ pub(super) struct Limits {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum Silence {
-    /// What the system says of the connection, without addresses.
+    /// The system's error of the connection, without addresses.
     Line(String),
     /// Nothing moved for so long.
     Idle(Duration),

@@ -1,7 +1,7 @@
 //! Stores behind the protocol of S3, by the crate `object_store`.
 //!
 //! Credentials come from the environment, or from the machine's role, as that crate knows them; this one sees
-//! none. What a store answers with an error is not shown but for its code or its number: an answer may have the
+//! none. Of an answer that tells of an error only the code or the number is shown: an answer may have the
 //! names of keys.
 
 use std::{sync::Arc, time::Duration};
@@ -65,7 +65,7 @@ impl S3 {
     }
 
     fn built(builder: AmazonS3Builder, bucket: &str, prefix: &str, limits: Limits) -> Result<S3> {
-        // What may pass is asked again by our own rules: a creation must not be, as something else may be meant.
+        // Failures that may pass are asked about again by our own rules: a creation must not be, as something else may be meant.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let built = builder
             .with_bucket_name(bucket)
@@ -153,7 +153,7 @@ fn silence(error: &StoreError) -> Option<&Silence> {
     None
 }
 
-/// What an answer or the system says, and never a word of the answer's body but for its code.
+/// The sentence of an answer or of the system, and never a word of the answer's body but for its code.
 fn why_not(error: &StoreError, code: Option<&str>, text: &str) -> String {
     let number = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3));
     let number = number.filter(|number| number.bytes().all(|b| b.is_ascii_digit()));

@@ -85,7 +85,7 @@ impl Address {
         Ok(Address::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
     }
 
-    /// The same for one place, however it was typed. What this host remembers of the place is kept by it.
+    /// The same for one place, however it was typed. This host's notes of the place have it as their key.
     pub(super) fn key(&self) -> String {
         let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.key_at(ENDPOINTS.iter().find_map(set).as_deref())

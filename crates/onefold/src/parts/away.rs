@@ -58,7 +58,7 @@ impl Away {
     /// Files for reading.
     ///
     /// # Errors
-    /// Those of reaching them.
+    /// The errors of reaching them.
     pub(super) fn files(&self) -> Result<Arc<dyn Files>> {
         Ok(match self {
             Away::Host(far) => Arc::new(far.files().clone()),
@@ -77,7 +77,7 @@ impl Away {
         })
     }
 
-    /// What the other host said; a bucket says nothing.
+    /// The greeting of the other host; a bucket says nothing.
     pub(super) fn greeting(&self) -> Option<&Greeting> {
         match self {
             Away::Host(far) => Some(far.greeting()),
@@ -88,7 +88,7 @@ impl Away {
     /// Free bytes there.
     ///
     /// # Errors
-    /// Those of the other host.
+    /// The other host's.
     pub(super) fn free_bytes(&self) -> Result<u64> {
         match self {
             Away::Host(far) => far.files().free_bytes(),

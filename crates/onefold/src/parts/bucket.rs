@@ -51,7 +51,7 @@ const PROC: &str = "/proc";
 /// Most bytes of a note.
 const NOTE_MAX: u64 = 1024;
 
-/// What a bucket says of its files takes at most this part of the memory that this process can have.
+/// The state of a bucket takes at most this part of the memory that this process can have.
 const MEMORY_SHARE: u64 = 4;
 
 static WAIT: OnceLock<Duration> = OnceLock::new();
@@ -87,7 +87,7 @@ fn store_at(address: &Address) -> Result<Arc<dyn Objects>> {
     })
 }
 
-/// What this host remembers of a bucket.
+/// A host's memory of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Note {
     known: Option<Known>,
@@ -130,7 +130,7 @@ impl Note {
     }
 }
 
-/// What a process is called by others on its machine: the boot, the namespace of process numbers, the number,
+/// The name of a process for others on its machine: the boot, the namespace of process numbers, the number,
 /// and when it began. `proc` is where the kernel tells of processes.
 fn mark_of(proc: &Path, process: &str) -> std::io::Result<String> {
     let boot = fs::read_to_string(proc.join("sys/kernel/random/boot_id"))?;
@@ -391,7 +391,7 @@ pub(super) fn reach(path: &Path) -> Result<Arc<Place>> {
     Ok(place)
 }
 
-/// Files for an archive that is to be made at an address. What a creation left that was killed is removed.
+/// Files for an archive that is to be made at an address. The remains of a killed creation are removed.
 ///
 /// # Errors
 /// `Exists` when an archive is there, `Unsupported` when the store does not create an object once, `Busy`, and
@@ -406,7 +406,7 @@ pub(super) fn make(path: &Path) -> Result<Arc<dyn Files>> {
         let why = format!("there is an archive at {} already", path.display());
         Error::new(Kind::Exists, why)
     };
-    // Who only looks waits for nobody, and leaves no frame in somebody's archive.
+    // Looking waits for nobody, and leaves no frame in somebody's archive.
     match place.files() {
         Ok(files) if !is_unfinished(&files) && !files.names()?.is_empty() => return Err(exists()),
         Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -462,7 +462,7 @@ mod tests {
         assert!(has_ended(proc, &mark));
     }
 
-    /// What the kernel tells a process that does not see those of others, as the option `hidepid` of the mount makes it.
+    /// The kernel's files as a process sees them that does not see those of others, as the option `hidepid` of the mount makes it.
     #[test]
     fn a_process_that_can_not_be_seen_is_not_taken_for_ended() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Those who write, collect and read, one process after the other.
+//! Actors that write, collect and read, one process after the other.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ fn process(run: impl FnOnce()) {
     }
 }
 
-/// All files of a bucket. Those with keys are there for who writes: what they were before goes at once.
+/// All files of a bucket. Files with keys are compared by writers alone: their old bytes go at once.
 pub(super) fn contents(bucket: &Bucket, with_keys: bool) -> Result<Contents> {
     let files = bucket.files();
     let read = |name: String| {
@@ -53,7 +53,7 @@ pub(super) fn contents(bucket: &Bucket, with_keys: bool) -> Result<Contents> {
     files.names()?.into_iter().filter(|name| with_keys || name != KEYS).map(read).collect()
 }
 
-/// What processes of one actor remember.
+/// The memory that processes of one actor share.
 pub(super) struct Memory {
     known: Option<Known>,
     keep: Arc<Disk>,
@@ -66,7 +66,7 @@ impl Memory {
     }
 }
 
-/// What an actor's host keeps of objects. It loses some, and some rots.
+/// Parts of objects that an actor's host keeps. It loses some, and some rots.
 struct Disk {
     seat: Seat,
     kept: Mutex<BTreeMap<String, Vec<u8>>>,
@@ -214,7 +214,7 @@ fn one_writer(seat: &Seat, memory: &mut Memory) {
     let mut renewed = seat.now();
     for _ in 0..commits {
         seat.idle();
-        // Who waits meets one that is at work for long, and commits nothing meanwhile.
+        // A process that waits meets one that is at work for long, and commits nothing meanwhile.
         if seat.world.lock().params.wait > 0 {
             for _ in 0..seat.below(30) {
                 seat.sleep(RENEW_EVERY);
@@ -291,7 +291,7 @@ fn keys_needed(bucket: &Bucket) -> Vec<String> {
 }
 
 /// After a change of keys nothing that was stored before it has keys but what files need: not what was replaced, and
-/// not what somebody stored who was killed. What comes late may be there, and what a listing did not have yet.
+/// not what somebody stored who was killed. Late creations may be there, and objects that a listing did not have yet.
 fn no_keys_left(seat: &Seat, bucket: &Bucket, writer: u64, began: Duration) {
     let needed = keys_needed(bucket);
     let mut inner = seat.world.lock();

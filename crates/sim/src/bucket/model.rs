@@ -1,4 +1,4 @@
-//! What may be there: of each commit that somebody began, the content of all files.
+//! The states that may be there: of each commit that somebody began, the content of all files.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(super) const KEYS: &str = "keys";
 #[derive(Default)]
 pub(super) struct Model {
     begun: BTreeMap<u64, Contents>,
-    /// Those that were acknowledged, in their order.
+    /// The commits that were acknowledged, in their order.
     acknowledged: Vec<u64>,
 }
 

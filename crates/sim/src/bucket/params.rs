@@ -121,7 +121,7 @@ impl Params {
         all
     }
 
-    /// What processes are told.
+    /// The settings of processes.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {

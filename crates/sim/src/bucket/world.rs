@@ -60,7 +60,7 @@ struct Actor {
     mortal: bool,
 }
 
-/// What all share; only the actor with the baton touches it.
+/// The world that all share; only the actor with the baton touches it.
 pub(super) struct Inner {
     pub(super) objects: BTreeMap<String, Object>,
     pub(super) now: Duration,
@@ -81,7 +81,7 @@ pub(super) struct Inner {
     leases: BTreeMap<String, Vec<Duration>>,
     /// Frames that were sent: the same one may be sent again much later.
     sent: BTreeSet<[u8; 32]>,
-    /// Who joined last: the number of the frame.
+    /// The number of the frame by which the last one joined.
     pub(super) writer: u64,
 }
 
@@ -321,7 +321,7 @@ impl Inner {
     }
 }
 
-/// What an actor has of the world: the store, time and chance.
+/// An actor's view of the world: the store, time and chance.
 #[derive(Clone)]
 pub(super) struct Seat {
     pub(super) world: Arc<World>,
@@ -410,7 +410,7 @@ impl Seat {
     }
 }
 
-/// True for bodies that have a hash. What a file has in a part of a pack is proven by who wrote the file.
+/// True for bodies that have a hash. Parts of a pack have none; the archive engine proves them by checksums of its own.
 fn proves_itself(name: &str, at: u64, bytes: u64, total: u64) -> bool {
     let is_whole = at == 0 && bytes >= total;
     match name.split_once('/') {
