@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt};
+use std::{collections::BTreeSet, fs, io::Write, os::unix::fs::PermissionsExt, process::Stdio};
 
 use serde_json::Value;
 use support::{Desk, noise};
@@ -156,11 +156,7 @@ fn a_killed_process_is_followed_by_the_next_one() {
     desk.ok(&format!("create archive {far}"));
     fs::write(desk.path("image"), noise(1, 30_000_000)).unwrap();
     // It waits for its input when it is killed.
-    let mut child = desk
-        .command(&format!("put {far} held"))
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = desk.command(&format!("put {far} held")).stdin(Stdio::piped()).spawn().unwrap();
     while objects(&desk, "writer") == 0 {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -254,4 +250,34 @@ fn rule_43_what_this_host_keeps_of_a_bucket_is_its_users_alone_and_is_not_asked_
     for verb in ["check", "scrub"] {
         assert_eq!(desk.run(&format!("{verb} {far}")).status.code(), Some(1), "{verb}");
     }
+}
+
+#[test]
+fn an_empty_machine_restores_from_the_bucket_by_the_recovery_key() {
+    let desk = Desk::new();
+    let far = address(&desk);
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/letter"), "dear all").unwrap();
+    fs::write(desk.path("home/image"), noise(3, 2_000_000)).unwrap();
+    desk.ok(&format!("create archive {far} --key key"));
+    let made = desk.ok(&format!("key add {far} --new recovery --key key"));
+    let words = made.trim_end().lines().last().unwrap();
+    desk.ok(&format!("backup {far} home --set home --key key"));
+    let home = desk.path("home").strip_prefix("/").unwrap().to_owned();
+    // Nothing is left of the machine: neither its key nor what it remembered, nor what it kept.
+    for gone in ["key", "state", "cache", "home"] {
+        let path = desk.path(gone);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    }
+    desk.fails(&format!("ls {far}"), 1, &["encrypted"]);
+    for verb in ["check", "snapshots", "restore"] {
+        let more = if verb == "restore" { " home -C back" } else { "" };
+        let line = format!("{verb} {far}{more} --key recovery --passphrase-fd 0");
+        let mut child = desk.command(&line).stdin(Stdio::piped()).spawn().unwrap();
+        writeln!(child.stdin.take().unwrap(), "{words}").unwrap();
+        assert!(child.wait().unwrap().success(), "{line}");
+    }
+    let back = desk.path("back").join(home);
+    assert_eq!(fs::read(back.join("letter")).unwrap(), b"dear all");
+    assert_eq!(fs::read(back.join("image")).unwrap(), noise(3, 2_000_000));
 }
