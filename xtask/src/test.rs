@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 31] = [
+const STEPS: [Step; 33] = [
     Step { name: "format", about: "cargo fmt --check; lock files are whole", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -108,6 +108,16 @@ const STEPS: [Step; 31] = [
         name: "bucket-bugs",
         about: "each bug planted in them is found",
         run: || bugs(&["bucket", "--bugs"]),
+    },
+    Step {
+        name: "copies-sim",
+        about: "snapshots copied between two archives: kept seeds, 1,000 seeds",
+        run: || simulate(Tally::default(), &["copies"]),
+    },
+    Step {
+        name: "copies-bugs",
+        about: "each bug planted in copies is found",
+        run: || bugs(&["copies", "--bugs"]),
     },
     Step { name: "s3", about: "archives in a bucket behind the protocol of S3", run: s3::step },
     Step {

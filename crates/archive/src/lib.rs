@@ -24,6 +24,7 @@
 //! | `gc` | condemning, merging, freeing |
 //! | `background_replay` | what the log says, carried into index, counts and tables while nobody asks for anything |
 //! | `repair` | damaged chunks and lost nodes made whole from what is left |
+//! | `copy` | snapshots and streams of another archive |
 //! | `check` | is all there, and whole? |
 //!
 //! *Invariant:* no file, clock or randomness but through the traits; no thread but in `stream::pipeline` and
@@ -37,6 +38,7 @@ mod check;
 mod chunk_index;
 mod chunking;
 mod container;
+mod copy;
 mod erasure;
 mod filter_chain;
 mod format;
@@ -69,11 +71,15 @@ pub use crate::{
     },
     chunking::Cuts,
     container::Pace,
+    copy::{
+        CopyChoice, CopyPlan, CopyRequest, StreamPresence, copy_snapshot, copy_stream, may_copy,
+        plan_copy, share_secret, stream_presence,
+    },
     erasure::{Absent, IndexDirectory, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,
-        backup::{Completeness, Snapshot, SnapshotId, TEXTS_MAX},
+        backup::{Completeness, Origin, Snapshot, SnapshotId, TEXTS_MAX},
         care::CareNote,
         class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, GroupSeal, Metadata, Packer},
@@ -112,7 +118,7 @@ pub use crate::{
     settings::{FilterName, Format, GiveUp, KeySource, READER_BYTES, Settings},
     stream::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Growth, Ingest, Reader, Report as PutReport,
-        Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
+        Request as PutRequest, Session, StoredChunk, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
         Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX, PutKey,
@@ -120,10 +126,11 @@ pub use crate::{
         decode_leaf, domain_has_older, is_under_older, valid_name,
     },
     tree::{
-        BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
-        Known, PAGES_HELD, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder,
-        TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, backup_trial,
-        diff, encode_attributes, forget, is_clock_ahead, undelete,
+        BackupReport, BackupRequest, Built, Change, CopiedFrom, CopyCounts, CopyFailure, CopySink,
+        Copying, DirectoryPages, Entries, Event, FoundInParent, Known, PAGES_HELD, Parents,
+        RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder, TreeReader, TreeSink, attributes_of,
+        backup, backup_elsewhere, backup_on, backup_trial, diff, encode_attributes, forget,
+        is_clock_ahead, undelete,
     },
     usage_counts::{CountsFound, Miscounted},
     volume::{ArchiveExports, Loss, VolumeCounts, Volumes, create_volume_in, volume_bytes},

@@ -109,6 +109,17 @@ pub enum Rule {
     /// A merge copies a chunk only when it agrees with its fingerprint. Otherwise damaged data gets
     /// a checksum that agrees.
     MovedChunksVerified,
+    /// A chunk of another archive is compared with its fingerprint before it is stored. Otherwise a copy has
+    /// what rotted there, with a fingerprint that agrees.
+    CopiedVerified,
+    /// Of a set those snapshots are copied that come behind all that were copied before. Otherwise what a policy removed from the second archive comes back with each copy.
+    ForgottenNotCopied,
+    /// A snapshot or a checkpoint counts as a copy only when it was made from a root of the same fingerprint. Otherwise
+    /// another archive puts other content in its place, and later copies take files over from that.
+    CopiesOfOneRoot,
+    /// A copy goes on from a checkpoint of the same snapshot alone. Otherwise a file of another snapshot is taken for
+    /// this one's.
+    CheckpointsOfTheirCopy,
     /// A removed recipe lowers each count once. Otherwise a chunk that others name is condemned.
     RemovedCountedOnce,
     /// A node that did not store its shard of a container no longer counts. Otherwise the container

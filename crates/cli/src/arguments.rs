@@ -10,8 +10,8 @@ use crate::{
     key,
     operator::{self, EVERY_VERB},
     verbs::{
-        accept, audit, backup, cat, check, create, diff, domain, estimate, find, forget, gc, get,
-        grow, image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate,
+        accept, audit, backup, cat, check, copy, create, diff, domain, estimate, find, forget, gc,
+        get, grow, image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate,
         restore, rm, scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
     },
 };
@@ -82,6 +82,7 @@ pub(crate) enum Verb {
     Scrub(scrub::Options),
     Repair(repair::Options),
     Backup(backup::Options),
+    Copy(copy::Options),
     Snapshots(snapshots::Options),
     Restore(restore::Options),
     Cat(cat::Options),

@@ -48,9 +48,9 @@ const GONE: [(&[&str], &str); 22] = [
         "there is none beside the archive: `onefold index` says where an archive's own index of chunks lies",
     ),
     (
-        &["copy", "transfer", "sync-to"],
-        "`cp -a` copies the directory of an archive that nobody uses, and `onefold backup` to a second \
-         archive, here or at ssh://USER@HOST/PATH, makes one that does not inherit damage",
+        &["transfer", "sync-to"],
+        "`onefold copy FROM TO` copies snapshots from one archive to another, each of them here, at \
+         ssh://USER@HOST/PATH or in a bucket",
     ),
     (
         &["self-update", "selfupdate"],
@@ -213,7 +213,7 @@ mod tests {
             ("onefold break-lock a", "locks end with their processes"),
             ("onefold rewrite a --exclude x", "stays as it was made"),
             ("onefold cache", "there is none beside the archive"),
-            ("onefold copy a b", "cp -a"),
+            ("onefold transfer a b", "onefold copy FROM TO"),
             ("onefold self-update", "cargo install"),
             ("onefold rebuild-index a", "onefold repair"),
             ("onefold backup a tree --iexclude *.JPG", "[jJ]"),

@@ -32,9 +32,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    accept, audit, backup, cat, check, create, diff, domain, estimate, find, forget, gc, get, grow,
-    image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm,
-    scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
+    accept, audit, backup, cat, check, copy, create, diff, domain, estimate, find, forget, gc, get,
+    grow, image, index, inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore,
+    rm, scrub, serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -98,6 +98,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Estimate(options) => estimate::run(&options),
         Verb::Repair(options) => repair::run(&options),
         Verb::Backup(options) => backup::run(&options),
+        Verb::Copy(options) => copy::run(&options),
         Verb::Snapshots(options) => snapshots::run(&options),
         Verb::Restore(options) => restore::run(&options),
         Verb::Cat(options) => cat::run(&options),

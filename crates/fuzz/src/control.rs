@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use onefold::parts::control::{Backup, Request, stream::Pieces};
+use onefold::parts::control::{Backup, Copied, Request, stream::Pieces};
 use onefold_core::{Error, Kind};
 
 use crate::reach;
@@ -35,6 +35,7 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         Request::VolumeRename { name: "a".into(), new_name: "b".into() },
         Request::VolumeNoDedup { name: "a".into(), no_dedup: vec![0..8, 16..24] },
         Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
+        Request::Copy(Box::new(Backup { copied: Some(Copied::default()), ..Backup::default() })),
         Request::Receive {
             volume: Some("a".into()),
             rollback: true,

@@ -10,6 +10,7 @@
 //! | [`block`] | the block engine, over a [disk](onefold_testbed::VirtualDisk) |
 //! | [`archive`] | the archive engine, over [files](onefold_testbed::VirtualFiles) |
 //! | [`bucket`] | the files of an archive in an object store, over a store with faults |
+//! | [`copies`] | two archives, and copies of snapshots from one to the other |
 //! | [`cluster`] | the cluster engine, over an object store |
 //!
 //! Each has `params`, drawn from the seed; `actors`, which do what clients and operators do; a
@@ -25,4 +26,5 @@ pub mod block;
 pub mod bucket;
 pub mod checker;
 pub mod cluster;
+pub mod copies;
 pub mod front;

@@ -7,6 +7,7 @@ use onefold_sim::{
     block::{Block, engine::Thin},
     bucket::Bucket,
     cluster::Cluster,
+    copies::Copies,
     front::run,
 };
 
@@ -17,6 +18,9 @@ fn main() -> ExitCode {
     }
     if arguments.next_if(|argument| argument == "bucket").is_some() {
         return run(Bucket, arguments);
+    }
+    if arguments.next_if(|argument| argument == "copies").is_some() {
+        return run(Copies, arguments);
     }
     if arguments.next_if(|argument| argument == "cluster").is_some() {
         return run(Cluster, arguments);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use onefold_core::Result;
+use onefold_core::{Fingerprint, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
@@ -56,6 +56,15 @@ pub enum Completeness {
     Checkpoint,
 }
 
+/// From where the content of a snapshot came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A backup read it, and took unchanged pages and files over from a parent.
+    Read(Option<SnapshotId>),
+    /// It is a copy of a snapshot of another archive whose root has this fingerprint there.
+    Copied(Fingerprint),
+}
+
 /// A snapshot in the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -77,8 +86,8 @@ pub struct Snapshot {
     pub began: u64,
     /// When it was committed, by the clock of the process that appended it.
     pub ended: u64,
-    /// The snapshot from which unchanged pages and files were taken over.
-    pub parent: Option<SnapshotId>,
+    /// From where its content came.
+    pub origin: Origin,
     /// Its root.
     pub root: TreeNodeRef,
     /// The stat pages of the root directory.
@@ -107,6 +116,11 @@ impl Snapshot {
         all.map(|bytes| bytes as u64 + TEXT_MEMORY).sum::<u64>().saturating_sub(TEXTS_FREE)
     }
 
+    /// True when this is a copy of a snapshot of another archive with this root.
+    pub(crate) fn is_copy_of(&self, root: &TreeNodeRef) -> bool {
+        self.origin == Origin::Copied(root.fingerprint)
+    }
+
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.raw(&self.id.0).bytes(self.set.as_bytes()).bytes(self.host.as_bytes());
         w.raw(&self.machine).u32(self.paths.len() as u32);
@@ -118,7 +132,11 @@ impl Snapshot {
             w.bytes(tag.as_bytes());
         });
         w.u64(self.began).u64(self.ended);
-        w.u8(u8::from(self.parent.is_some())).raw(&self.parent.unwrap_or_default().0);
+        match &self.origin {
+            Origin::Read(None) => w.u8(0).raw(&[0; 16]),
+            Origin::Read(Some(parent)) => w.u8(1).raw(&parent.0),
+            Origin::Copied(root) => w.u8(2).raw(&root.0),
+        };
         self.root.encode(w);
         match &self.stats {
             Some(top) => top.node.encode(w.u8(1).u8(top.levels)),
@@ -160,7 +178,11 @@ impl Snapshot {
         let count = texts(r)?;
         let tags = (0..count).map(|_| text(r)).collect::<Result<_>>()?;
         let (began, ended) = (r.u64()?, r.u64()?);
-        let (has_parent, parent) = (r.u8()?, SnapshotId(r.array()?));
+        let origin = match (r.u8()?, r.array()?) {
+            (1, parent) => Origin::Read(Some(SnapshotId(parent))),
+            (2, root) => Origin::Copied(Fingerprint(root)),
+            _ => Origin::Read(None),
+        };
         let root = TreeNodeRef::decode(r)?;
         let stats = match r.u8()? {
             0 => None,
@@ -197,7 +219,7 @@ impl Snapshot {
             tags,
             began,
             ended,
-            parent: (has_parent == 1).then_some(parent),
+            origin,
             root,
             stats,
             entries,

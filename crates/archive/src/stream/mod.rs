@@ -27,6 +27,7 @@ mod imports;
 mod in_order;
 mod ingest;
 mod pipeline;
+mod presence;
 mod reader;
 mod session;
 mod stream_writer;
@@ -36,6 +37,7 @@ pub use self::{
     batch::{Batch, Cutting},
     ingest::Ingest,
     pipeline::{Feeder, Gauge, Report, Request, put, put_on},
+    presence::StoredChunk,
     reader::{Content, Reader, Verify},
     session::{Session, Writing},
     stream_writer::{Ended, StreamWriter},
@@ -46,6 +48,7 @@ pub(crate) use self::{
     imports::Ported,
     in_order::{Given, Results},
     pipeline::{Blocks, Item, Staged, buffers, cut_beside, staged},
+    presence::Presence,
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps, in_another},
     trial::Trial,

@@ -322,7 +322,7 @@ pub(super) mod tests {
             tags: Vec::new(),
             began: 1_000,
             ended: 1_000,
-            parent: None,
+            origin: crate::format::backup::Origin::Read(None),
             root: TreeNodeRef { address, fingerprint: onefold_core::Fingerprint([0; 16]) },
             stats: None,
             entries: 1,

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use onefold_core::Result;
+use onefold_core::{Fingerprint, Result};
 use parking_lot::Mutex;
 
 use super::{
@@ -19,15 +19,15 @@ use super::{
 use crate::{
     chunk_index::ByFingerprint,
     format::{
-        backup::{Completeness, Snapshot, SnapshotId},
+        backup::{Completeness, Origin, Snapshot, SnapshotId},
         domain::FIRST_DOMAIN,
         tree_node::{FileMap, Stat, TreeEntry},
     },
     memory::BufferPool,
     operations_log::{Archive, admits, domain_of, is_put},
     stream::{
-        Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
-        Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
+        Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Presence,
+        Results, Session, Sink, StoredChunk, StreamWriter, Trial, buffers, cut_beside, staged,
     },
     tables::Tables,
 };
@@ -63,6 +63,21 @@ pub struct BackupRequest {
     pub checkpoint: Option<SnapshotId>,
     /// The set is as small as it is on purpose: it is not called shrunk.
     pub accept: bool,
+    /// It is a copy of a snapshot of another archive, and says of itself what that one says.
+    pub copied: Option<CopiedFrom>,
+}
+
+/// What a copy of a snapshot of another archive says of itself as the other one does.
+#[derive(Clone, Copy, Debug)]
+pub struct CopiedFrom {
+    /// The fingerprint of its root there: it stands for all that the snapshot has.
+    pub root: Fingerprint,
+    /// When that was committed, in seconds since 1970.
+    pub ended: u64,
+    /// How much it has.
+    pub completeness: Completeness,
+    /// How much of it could not be read and was left out.
+    pub left_out: u64,
 }
 
 /// The result of a backup.
@@ -128,6 +143,8 @@ pub struct TreeFeeder<'a> {
     only_compares: bool,
     /// Bytes that were compared only, of the file at hand.
     compared: u64,
+    /// Looks for chunks by their fingerprints alone, where the walk goes to the threads of this process.
+    presence: Option<Presence>,
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
 }
@@ -152,6 +169,7 @@ impl<'a> TreeFeeder<'a> {
             comparison: None,
             only_compares: false,
             compared: 0,
+            presence: None,
             parents: Parents::new(archive, parents)?,
         })
     }
@@ -222,6 +240,34 @@ impl TreeFeeder<'_> {
                 let block = self.filling.hole(bytes);
                 self.send(block)
             }
+        }
+    }
+
+    /// Zeroes of the file at hand that nobody has to read.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn zeroes(&mut self, bytes: u64) -> Result<()> {
+        match &mut self.out {
+            Out::Here(_) | Out::Trial(_) => {
+                self.gauge.read.fetch_add(bytes, Relaxed);
+                let block = self.filling.zeroes(bytes);
+                self.send(block)
+            }
+            Out::Elsewhere(_) | Out::Nowhere => self.hole(bytes),
+        }
+    }
+
+    /// Where the archive has chunks, by their fingerprints alone, and their bytes: neither condemned nor damaged, and not
+    /// freed before the walk ends. An [event](Event::Chunks) names them. Nothing is found where bytes count
+    /// too, and where the walk goes elsewhere.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn stored(&mut self, of: &[Fingerprint]) -> Result<Vec<Option<StoredChunk>>> {
+        match &self.presence {
+            Some(presence) => presence.find(of),
+            None => Ok(vec![None; of.len()]),
         }
     }
 
@@ -385,6 +431,7 @@ pub fn backup_on(
     let parents = Parents::new(&ingest.archive, &parents)?;
     let (archive, tables) = (&*ingest.archive, session.tables().clone());
     let in_domain = session.domain.clone();
+    let presence = Presence::of(&session);
     let feed = |out: Given<_>| {
         cut_beside((archive, &in_domain), &out, |filling, blocks| {
             let mut feeder = TreeFeeder {
@@ -398,6 +445,7 @@ pub fn backup_on(
                 comparison: None,
                 only_compares: false,
                 compared: 0,
+                presence,
                 parents,
             };
             source(&mut feeder)?;
@@ -582,6 +630,15 @@ impl BackupRequest {
             (_, true) => Completeness::Partial,
             (_, false) => Completeness::Whole,
         };
+        let ended = self.clock.map_or(self.now, |clock| clock().max(self.now));
+        let (ended, completeness) = match &self.copied {
+            // Less than was there is never whole.
+            Some(copied) if built.left_out > copied.left_out => {
+                (copied.ended, Completeness::Partial)
+            }
+            Some(copied) => (copied.ended, copied.completeness),
+            None => (ended, completeness),
+        };
         Snapshot {
             id: self.id,
             set: self.set.clone(),
@@ -592,8 +649,10 @@ impl BackupRequest {
             paths: self.paths.clone(),
             tags: self.tags.clone(),
             began: self.now,
-            ended: self.clock.map_or(self.now, |clock| clock().max(self.now)),
-            parent: self.parent,
+            ended,
+            origin: self
+                .copied
+                .map_or(Origin::Read(self.parent), |copied| Origin::Copied(copied.root)),
             root: built.root,
             stats: built.stats,
             entries: built.entries,

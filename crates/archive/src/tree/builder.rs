@@ -64,6 +64,8 @@ pub enum Event {
     Leave(bool),
     /// The pages that the parent has of the content that comes now.
     Known(Known),
+    /// Content that the archive has, chunk by chunk: where each is, its fingerprint, and its bytes.
+    Chunks(Vec<(Address, Fingerprint, u32)>),
     /// The content that was given so far is forgotten: it is read again.
     Discard,
     /// Attributes of the next entry end here.
@@ -89,6 +91,7 @@ impl Event {
         let more = match self {
             Event::Enter(of, _, known) => of.name.len() + entry(of) + pages(known),
             Event::Known(known) => pages(known),
+            Event::Chunks(all) => size_of_val(&all[..]),
             Event::File(of, _, taken) => {
                 let parts = match taken {
                     Some((_, FileMap::Inline(parts))) => {
@@ -281,6 +284,12 @@ impl TreeBuilder {
             }
             Event::Known(known) => {
                 self.known = known;
+                Ok(())
+            }
+            Event::Chunks(all) => {
+                for (address, fingerprint, bytes) in all {
+                    self.chunk(address, fingerprint, bytes, write_piece)?;
+                }
                 Ok(())
             }
             Event::Discard => {

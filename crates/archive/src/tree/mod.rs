@@ -17,6 +17,7 @@
 //! | [`compare`] | whether a file that is read again has the content that is stored |
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
+//! | [`copying`] | a snapshot of another archive, told as a walk |
 //! | [`shrunk`] | whether the last snapshot had more data |
 //! | [`commit`] | its record |
 //! | [`diff`] | what differs between two trees |
@@ -32,6 +33,7 @@ mod builder;
 mod catalogue;
 mod commit;
 mod compare;
+mod copying;
 mod diff;
 mod file_map;
 mod foreign;
@@ -49,11 +51,12 @@ mod wire;
 pub(crate) use self::catalogue::{Expiry, expire, expiry};
 pub use self::{
     backup::{
-        BackupReport, BackupRequest, TreeFeeder, TreeSink, backup, backup_elsewhere, backup_on,
-        backup_trial,
+        BackupReport, BackupRequest, CopiedFrom, TreeFeeder, TreeSink, backup, backup_elsewhere,
+        backup_on, backup_trial,
     },
     builder::{Built, Event, Known, TreeBuilder},
     catalogue::{forget, is_clock_ahead, undelete},
+    copying::{CopyCounts, CopyFailure, CopySink, Copying},
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
     reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},

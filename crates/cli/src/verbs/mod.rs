@@ -10,6 +10,7 @@ pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod copied;
 mod copies;
+pub(crate) mod copy;
 pub(crate) mod create;
 pub(crate) mod diff;
 pub(crate) mod domain;

@@ -8,7 +8,9 @@ use jiff::{
     civil::{Date, Time},
     tz::TimeZone,
 };
-use onefold_archive::{Archive, Completeness, Snapshot, SnapshotId, Tables, is_domain_erased};
+use onefold_archive::{
+    Archive, Completeness, Origin, Snapshot, SnapshotId, Tables, is_domain_erased,
+};
 use onefold_core::{Error, Kind, Result};
 use serde_json::{Value, json};
 
@@ -217,7 +219,11 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         "tags": snapshot.tags,
         "began": snapshot.began,
         "ended": snapshot.ended,
-        "parent": snapshot.parent.map(|id| id.to_string()),
+        "parent": match snapshot.origin {
+            Origin::Read(parent) => parent.map(|id| id.to_string()),
+            Origin::Copied(_) => None,
+        },
+        "copied": matches!(snapshot.origin, Origin::Copied(_)),
         "entries": snapshot.entries,
         "bytes": snapshot.bytes,
         "added_bytes": snapshot.added,

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use onefold_archive::{
     Address, Attributes, Class, Completeness, ContainerId, ContainerKind, Event, FileMap,
     FoundLabel as Found, IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order,
-    Owner, Packer, Part, Pieces, Place, Record, Root, Rotation, Shape, Snapshot, SnapshotId, Stat,
-    Stored, Stream, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat, decode_frame,
-    decode_leaf, decode_listing, encode_entry, recipe_parts,
+    Origin, Owner, Packer, Part, Pieces, Place, Record, Root, Rotation, Shape, Snapshot,
+    SnapshotId, Stat, Stored, Stream, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef,
+    TreeWhat, decode_frame, decode_leaf, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
 
@@ -122,7 +122,7 @@ fn of_snapshots() -> Vec<Record> {
         tags: vec!["nightly".into()],
         began: 7,
         ended: 8,
-        parent: Some(SnapshotId([4; 16])),
+        origin: Origin::Read(Some(SnapshotId([4; 16]))),
         root: node_ref(1),
         stats: Some(Top { levels: 1, node: node_ref(2) }),
         entries: 9,
@@ -314,6 +314,7 @@ pub(crate) fn event_examples() -> Vec<Vec<u8>> {
         Event::Link(file(), Stat::default()),
         Event::Checkpoint(SnapshotId([5; 16])),
         Event::End(3),
+        Event::Chunks(vec![(node_ref(1).address, Fingerprint([6; 16]), 700)]),
     ];
     events.iter().map(Event::encode).collect()
 }

@@ -17,8 +17,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, IndexDirectory, MAY_ADD_ONLY, Nodes, READER_BYTES, Role, Settings, find_label,
-    is_unfinished, lost_index_files, seal,
+    Archive, IndexDirectory, KeySource, MAY_ADD_ONLY, Nodes, READER_BYTES, Role, Settings,
+    find_label, is_unfinished, lost_index_files, seal,
 };
 use onefold_backend::{Directory, Making, Stands, lock, room::room, secrets::process_memory};
 pub use onefold_bucket::Collected;
@@ -573,20 +573,7 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = suited(self, Settings { memory, ..Settings::default() });
-        let opened = match (self.nodes(false, false)?, &self.far) {
-            (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
-            (None, Some(far)) => far
-                .files()
-                .and_then(|files| Archive::open_with_index(files, Vec::new(), false, settings)),
-            (None, None) => Directory::open(&self.path, false).and_then(|files| {
-                let index = self.index_directories(false, None);
-                Archive::open_with_index(Arc::new(files), index, false, settings)
-            }),
-        };
-        let opened = opened.map_err(|e| name_archive(&self.path, e))?;
-        self.compare_with_before(&opened)?;
-        Ok(Arc::new(opened))
+        open_to_read_by(self, memory, KeySource::default())
     }
 
     /// An encrypted archive that was opened is remembered as such; a plain one is refused where an
@@ -617,6 +604,32 @@ impl ArchiveDir {
             Err(_) => self.open_to_read(memory),
         }
     }
+}
+
+/// Opens an archive [for looking](ArchiveDir::open_to_read) by keys of somebody who is asked for it alone; by those
+/// of the process where that is nobody.
+///
+/// # Errors
+/// The error of opening.
+pub fn open_to_read_by(
+    archive: &ArchiveDir,
+    memory: u64,
+    opener: KeySource,
+) -> Result<Arc<Archive>> {
+    let settings = suited(archive, Settings { memory, opener, ..Settings::default() });
+    let opened = match (archive.nodes(false, false)?, &archive.far) {
+        (Some(nodes), _) => Archive::open_on_nodes(nodes, false, settings),
+        (None, Some(far)) => far
+            .files()
+            .and_then(|files| Archive::open_with_index(files, Vec::new(), false, settings)),
+        (None, None) => Directory::open(&archive.path, false).and_then(|files| {
+            let index = archive.index_directories(false, None);
+            Archive::open_with_index(Arc::new(files), index, false, settings)
+        }),
+    };
+    let opened = opened.map_err(|e| name_archive(&archive.path, e))?;
+    archive.compare_with_before(&opened)?;
+    Ok(Arc::new(opened))
 }
 
 /// True when the archive is in an object store.

@@ -324,6 +324,22 @@ pub fn asker() -> Option<&'static Arc<Asker>> {
     ASKER.get()
 }
 
+/// Somebody else who is asked for keys, from where `whence` says, beside the one for the whole process; who asks
+/// a person, and whether older states are accepted, is the same. `None` where nobody is asked.
+#[must_use]
+pub fn asker_by(whence: Option<Whence>) -> Option<Arc<Asker>> {
+    let main = asker()?;
+    let ask: Ask = Box::new(|what| (main.ask)(what));
+    Some(Arc::new(Asker::new(whence, ask, main.can_ask, main.accepts_older)))
+}
+
+/// The opener for an archive by another one than the process's [`asker`].
+#[must_use]
+pub fn of_archive_by(store: &Path, asker: &Arc<Asker>) -> KeySource {
+    let heads = Some(HeadNotes::new(asker.accepts_older));
+    KeySource::new(Arc::new(OfStore { heads, ..OfStore::new(asker, store, false) }))
+}
+
 /// The opener for a block store. The engine refuses an older state of the store than was seen here or the
 /// witness knows.
 #[must_use]
@@ -348,11 +364,7 @@ pub(super) fn accepts_older() -> bool {
 /// The opener for an archive. The engine refuses an archive that does not descend from the head that was seen
 /// here.
 pub(super) fn of_archive(store: &Path) -> KeySource {
-    let given = |asker: &Arc<Asker>| {
-        let heads = Some(HeadNotes::new(asker.accepts_older));
-        KeySource::new(Arc::new(OfStore { heads, ..OfStore::new(asker, store, false) }))
-    };
-    asker().map_or_else(KeySource::default, given)
+    asker().map_or_else(KeySource::default, |asker| of_archive_by(store, asker))
 }
 
 /// The opener of one store, for its engine.

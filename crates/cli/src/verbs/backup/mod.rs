@@ -258,7 +258,7 @@ fn store(
     let tables = archive.refresh()?;
     let request = request(options, rules, (&archive, &tables))?;
     let total = parents(&tables, &request).map(|parent| parent.bytes).max().unwrap_or(0);
-    let made = shown(total, |gauge| {
+    let made = shown("reading", total, |gauge| {
         let since = began(parents(&tables, &request));
         backup_on(&ingest, &request, gauge, |feeder| {
             feed(options, (rules, since), &archive, feeder, counts)
@@ -289,7 +289,7 @@ fn send(
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
     let since = began(parents.iter().copied());
     let asked = control::Request::Backup(Box::new(served::asked(&request)));
-    let made = shown(total, |gauge| {
+    let made = shown("reading", total, |gauge| {
         server.send(&asked, &mut |new, _| gauge.new.store(new, Relaxed), |outlet| {
             backup_elsewhere(&archive, &parents, gauge, Some(outlet), |feeder| {
                 feed(options, (rules, since), &archive, feeder, counts)
@@ -420,7 +420,7 @@ fn dry(
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let (since, mut counts) = (began(parents.iter().copied()), Counts::default());
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
-    let growth = shown(total, |gauge| {
+    let growth = shown("reading", total, |gauge| {
         let walk = |feeder: &mut TreeFeeder<'_>| walk((rules, since), archive, feeder, &mut counts);
         match how {
             DryRun::Walk => backup_elsewhere(archive, &parents, gauge, None, walk).map(|()| None),
@@ -430,8 +430,9 @@ fn dry(
     dry::tell(&counts, growth, options.json)
 }
 
-/// Shows how far `work` is while it works.
-fn shown<T>(
+/// Shows how far `work` is while it works, and what it does: `what`, like «reading».
+pub(super) fn shown<T>(
+    what: &str,
     total: u64,
     work: impl FnOnce(&Gauge) -> onefold_core::Result<T>,
 ) -> onefold_core::Result<T> {
@@ -445,7 +446,7 @@ fn shown<T>(
     }
     let (gauge, ended) = (Gauge::default(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let shown = scope.spawn(|| show(&gauge, total, &ended));
+        let shown = scope.spawn(|| show(what, &gauge, total, &ended));
         let _ends = Ends(&ended, shown.thread().clone());
         work(&gauge)
     })
@@ -481,6 +482,7 @@ fn request(
         parent: None,
         checkpoint: None,
         accept: options.accept,
+        copied: None,
     };
     request.domain = Some(request.domain_in(tables)?);
     let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
@@ -550,14 +552,14 @@ fn machine() -> [u8; 16] {
 }
 
 /// Shows how far it is until it ends; who ends it wakes this thread.
-fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
-    let bar = Progress::new("reading");
+fn show(what: &str, gauge: &Gauge, total: u64, ended: &AtomicBool) {
+    let bar = Progress::new(what);
     while !ended.load(Relaxed) {
         std::thread::park_timeout(LOOK_EVERY);
         let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
         if read > 0 {
             // With what stands for the files, more may be new than was read.
-            bar.note(&format!("reading, {} new", share(new.min(read), read)));
+            bar.note(&format!("{what}, {} new", share(new.min(read), read)));
         }
         bar.set(read, total);
     }

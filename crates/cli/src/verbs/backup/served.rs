@@ -1,12 +1,12 @@
 //! A backup into an archive that is served: this process walks and compares, and the server, which
 //! has the archive, stores.
 
-use onefold::parts::control::Backup;
-use onefold_archive::{BackupRequest, SnapshotId};
-use onefold_core::{Error, Kind, Result};
+use onefold::parts::control::{Backup, Copied};
+use onefold_archive::{BackupRequest, Completeness, CopiedFrom, SnapshotId};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 /// The request as it goes to a server.
-pub(super) fn asked(request: &BackupRequest) -> Backup {
+pub(crate) fn asked(request: &BackupRequest) -> Backup {
     Backup {
         id: request.id.to_string(),
         set: request.set.clone(),
@@ -18,7 +18,35 @@ pub(super) fn asked(request: &BackupRequest) -> Backup {
         parent: request.parent.map(|id| id.to_string()),
         checkpoint: request.checkpoint.map(|id| id.to_string()),
         accept: request.accept,
+        copied: request.copied.as_ref().map(|copied| Copied {
+            root: SnapshotId(copied.root.0).to_string(),
+            began: request.now,
+            ended: copied.ended,
+            state: match copied.completeness {
+                Completeness::Partial => PARTIAL.into(),
+                Completeness::Shrunk => SHRUNK.into(),
+                Completeness::Whole | Completeness::Checkpoint => WHOLE.into(),
+            },
+            left_out: copied.left_out,
+        }),
     }
+}
+
+/// The states of snapshots.
+const WHOLE: &str = "whole";
+const PARTIAL: &str = "partial";
+const SHRUNK: &str = "shrunk";
+
+/// What a copy says of itself.
+fn copied(said: &Copied) -> Result<CopiedFrom> {
+    let completeness = match said.state.as_str() {
+        WHOLE => Completeness::Whole,
+        PARTIAL => Completeness::Partial,
+        SHRUNK => Completeness::Shrunk,
+        _ => return Err(Error::new(Kind::InvalidInput, "a snapshot has no such state")),
+    };
+    let root = Fingerprint(id(&said.root)?.0);
+    Ok(CopiedFrom { root, ended: said.ended, completeness, left_out: said.left_out })
 }
 
 /// The request that came to a server, whose clock counts.
@@ -35,11 +63,12 @@ pub(crate) fn request(asked: &Backup, clock: fn() -> u64) -> Result<BackupReques
         machine: id(&asked.machine)?.0,
         paths: asked.paths.clone(),
         tags: asked.tags.clone(),
-        now: clock(),
-        clock: Some(clock),
+        now: asked.copied.as_ref().map_or_else(clock, |copied| copied.began),
+        clock: asked.copied.is_none().then_some(clock),
         parent: maybe(&asked.parent)?,
         checkpoint: maybe(&asked.checkpoint)?,
         accept: asked.accept,
+        copied: asked.copied.as_ref().map(copied).transpose()?,
     })
 }
 

@@ -6,7 +6,9 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread, create_sealed};
+use onefold_archive::{
+    Archive, Chunking, Compression, Format, Nodes, READER_BYTES, Spread, create_sealed,
+};
 use onefold_backend::{Directory, random::random_bytes, secrets::SystemRandom};
 use onefold_core::{Algorithm, Error, Files, Kind, Result};
 use serde_json::json;
@@ -15,10 +17,11 @@ use super::{
     encryption::{NOT_ENCRYPTED, NewKeys, new_keys},
     placement::{Placed, code},
 };
+use crate::verbs::archive_at;
 use onefold::parts::{
     address::{is_away, is_bucket},
     archive_dir::{ArchiveDir, make_directory, name_archive},
-    foreign, index_move,
+    foreign, index_move, keys,
     operator::word,
     sealed_before,
 };
@@ -38,6 +41,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
                   onefold create archive ssh://vault/srv/backups --pad --key /root/vault.key\n  \
                   onefold create archive images --chunking static:4K --compress lz4\n  \
                   onefold create archive big --fast /ssd/big\n  \
+                  onefold create archive ssh://second/srv/backups --like backups\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
                   onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
                   --class-codes 6,4:5,3:4,2\n  \
@@ -61,6 +65,12 @@ pub(super) struct Options {
     /// for the archive's life
     #[arg(long, value_enum, default_value = "blake3", value_name = "NAME")]
     fingerprint: FingerprintName,
+
+    /// Gives the archive the secret of this one, and its ways to cut, compress and fingerprint, so that equal
+    /// chunks have equal fingerprints in both: `onefold copy` then reads of it only what is missing. Not for
+    /// encrypted archives, which have keys of their own
+    #[arg(long, value_name = "ARCHIVE", conflicts_with_all = ["chunking", "compress", "fingerprint"])]
+    like: Option<PathBuf>,
 
     /// Nodes: new or empty directories, each on a disk of its own, so that a lost disk costs one
     /// node
@@ -110,9 +120,9 @@ enum FingerprintName {
 
 /// Creates it, and says what was made.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let Options { store, chunking, nodes, code, .. } = options;
+    let Options { store, nodes, code, .. } = options;
     let format = Format {
-        chunking: *chunking,
+        chunking: options.chunking,
         compression: options.compress,
         fingerprint: match options.fingerprint {
             FingerprintName::Blake3 => Algorithm::Blake3,
@@ -125,6 +135,15 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let reserve_bytes = if is_bucket(store) { 0 } else { format.reserve_bytes };
     let format = Format { pads: options.pad, reserve_bytes, ..format };
     let format = if options.roles { format.with_roles() } else { format };
+    let has_key = keys::asker().is_some_and(|asker| asker.named().is_some());
+    if options.like.is_some() && (has_key || options.roles || options.pad) {
+        return Err(Failure::usage(ALIKE_IS_PLAIN));
+    }
+    let format = match &options.like {
+        Some(like) => alike(format, like)?,
+        None => format,
+    };
+    let chunking = format.chunking;
     if let Some(error) = foreign(store).filter(|_| !store.exists()) {
         return Err(error.into());
     }
@@ -135,6 +154,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }
     let several = "an archive on several nodes can't be encrypted yet";
     let plain = (!nodes.is_empty()).then_some(several);
+    let plain = plain.or(options.like.as_ref().map(|_| ALIKE_IS_PLAIN));
     let mut keys = new_keys(options.no_encryption, plain, (&format.id, store))?;
     if options.roles && keys.is_none() {
         return Err(Failure::usage(
@@ -168,6 +188,30 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     );
     options.answer.tell(&report, words)?;
     NewKeys::arrived(keys.as_ref())
+}
+
+/// Why an archive like another one is not encrypted.
+const ALIKE_IS_PLAIN: &str = "an encrypted archive has keys of its own, so its fingerprints can't be those of another \
+                              archive: leave out --like, or --key";
+
+/// The same with the secret of another archive, and with how that cuts, compresses and fingerprints.
+fn alike(format: Format, like: &Path) -> Result<Format, Failure> {
+    let other = archive_at(like, "no archive is made like it")?.open_to_read(READER_BYTES)?;
+    let label = other.label();
+    if label.sealed.is_some() {
+        return Err(Failure::new(format!(
+            "{} is encrypted: its fingerprints follow from its keys, which no other archive gets; make the \
+             new one without --like",
+            like.display()
+        )));
+    }
+    Ok(Format {
+        secret: label.secret,
+        chunking: label.chunking,
+        compression: label.compression,
+        fingerprint: label.fingerprint,
+        ..format
+    })
 }
 
 /// Makes it; says where, if that is not one directory.

@@ -5,7 +5,7 @@
 //! not keep is deleted, as by `volume delete`: clones have no trash.
 
 use onefold_archive::{
-    Address, Completeness, ContainerId, Snapshot, SnapshotId, Tables, TreeNodeRef,
+    Address, Completeness, ContainerId, Origin, Snapshot, SnapshotId, Tables, TreeNodeRef,
     VOLUME_BLOCK_BYTES,
 };
 use onefold_core::Fingerprint;
@@ -40,7 +40,7 @@ pub(in crate::verbs) fn clones(tables: &Tables) -> Vec<CloneOfVolume> {
             tags: Vec::new(),
             began: volume.created,
             ended: volume.created,
-            parent: None,
+            origin: Origin::Read(None),
             root: TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) },
             stats: None,
             entries: 1,

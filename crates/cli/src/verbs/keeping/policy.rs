@@ -249,7 +249,7 @@ pub(in crate::verbs) fn guard(
 
 #[cfg(test)]
 mod tests {
-    use onefold_archive::{Address, ContainerId, TreeNodeRef};
+    use onefold_archive::{Address, ContainerId, Origin, TreeNodeRef};
     use onefold_core::Fingerprint;
 
     use super::*;
@@ -270,7 +270,7 @@ mod tests {
             tags: Vec::new(),
             began: ended,
             ended,
-            parent: None,
+            origin: Origin::Read(None),
             root: TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) },
             stats: None,
             entries: 1,

@@ -30,7 +30,9 @@ pub(super) fn allow(request: &Request) -> Result<()> {
             Err(refused("does not believe --accept: a snapshot that shrank waits for its operator"))
         }
         Request::Put { .. } | Request::Backup(_) => Ok(()),
-        Request::VolumeCreate { .. }
+        // It says itself when it was made.
+        Request::Copy(_)
+        | Request::VolumeCreate { .. }
         | Request::VolumeQuota { .. }
         | Request::DomainLimits { .. }
         | Request::VolumeResize { .. }

@@ -385,7 +385,14 @@ impl Served for Commands {
         self.allow(&request)?;
         let _working: Working = self.activity.work();
         let request = match request {
-            Request::Backup(request) => return self.take_backup(&request, input, progress),
+            // A backup says nothing of its times.
+            Request::Backup(request) => {
+                let request = Backup { copied: None, ..*request };
+                return self.take_backup(&request, input, progress);
+            }
+            Request::Copy(request) if request.copied.is_some() => {
+                return self.take_backup(&request, input, progress);
+            }
             request => request,
         };
         let Request::Put { name, tree, domain } = request else {

@@ -188,6 +188,8 @@ pub enum Request {
     },
     /// A snapshot of directories into an archive, which follows as with a put.
     Backup(Box<Backup>),
+    /// A copy of a snapshot of another archive, which follows as with a put. Servers from before copies refuse it.
+    Copy(Box<Backup>),
 }
 
 impl Request {
@@ -225,6 +227,21 @@ pub struct Backup {
     pub checkpoint: Option<String>,
     #[serde(default)]
     pub accept: bool,
+    /// What a copy says of itself; nothing else has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copied: Option<Copied>,
+}
+
+/// What a copy says of itself as its snapshot does: times are in seconds since 1970.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copied {
+    pub began: u64,
+    pub ended: u64,
+    /// The fingerprint of its root where it comes from.
+    pub root: String,
+    /// `whole`, `partial` or `shrunk`.
+    pub state: String,
+    pub left_out: u64,
 }
 
 /// How fast clients may use a volume; zero sets no limit.
@@ -624,6 +641,10 @@ mod tests {
             Request::VolumeClone { of: "a".into(), name: "b".into(), read_only: true },
             Request::Put { name: "s".into(), tree: true, domain: Some(3) },
             Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
+            Request::Copy(Box::new(Backup {
+                copied: Some(Copied::default()),
+                ..Backup::default()
+            })),
             Request::Send {
                 snapshot: "a@b".into(),
                 from: Some("a@a".into()),

@@ -379,6 +379,7 @@ fn is_stream(request: &Request) -> bool {
             | Request::Import { .. }
             | Request::Put { .. }
             | Request::Backup(_)
+            | Request::Copy(_)
     )
 }
 
