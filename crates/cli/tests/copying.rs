@@ -62,7 +62,7 @@ fn told(desk: &Desk, archive: &str) -> Vec<Value> {
     let mut all = json(&desk.ok(&format!("snapshots {archive} --json")));
     let all = all.as_array_mut().unwrap();
     for one in all.iter_mut() {
-        for key in ["added_bytes", "parent", "domain", "erased"] {
+        for key in ["added_bytes", "parent", "copied", "domain", "erased"] {
             one.as_object_mut().unwrap().remove(key);
         }
     }
@@ -97,6 +97,10 @@ fn a_second_archive_has_what_the_first_one_has() {
     // Of the second one only the file that changed is read.
     assert_eq!(done["copied"][1]["read_bytes"], 7);
     assert_eq!(told(&desk, "a"), told(&desk, "b"));
+    for (archive, copied) in [("a", false), ("b", true)] {
+        let all = json(&desk.ok(&format!("snapshots {archive} --json")));
+        assert!(all.as_array().unwrap().iter().all(|one| one["copied"] == copied), "{all}");
+    }
     assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "b", "web", "out")));
     desk.ok("check b");
     desk.ok("scrub b");

@@ -243,7 +243,7 @@ impl Sim {
         let Some(victim) = come.nth(self.rng.below(3) as usize).cloned() else { return Ok(()) };
         let Some(mut tree) = self.trees.get(&victim.id).cloned() else { return Ok(()) };
         tree.values_mut().for_each(|content| self.rng.fill(content));
-        let mut files = VirtualFiles::new(Layout::default(), self.rng.fork());
+        let files = VirtualFiles::new(Layout::default(), self.rng.fork());
         let format = Format {
             chunking: Chunking::FastCdc(1 << 10),
             segment_bytes: 64 << 10,
@@ -251,7 +251,7 @@ impl Sim {
             ..Format::new([3; 16], [1; 32], [3; 16]).with_features()
         };
         let failed = |error| unexplained("another archive", &error);
-        Archive::create(&mut files, &format).map_err(failed)?;
+        Archive::create(&files, &format).map_err(failed)?;
         let other = self.open(&files, None).map_err(failed)?;
         let request = BackupRequest {
             id: victim.id,
