@@ -11,8 +11,8 @@ use std::{
 
 use onefold_archive::{
     Address, Class, Completeness, ContainerId, ContainerKind, FoundLabel as Found, Identity,
-    IndexFile, Label, Owner, Pieces, Place, RecipeWriter, Record, Shape, Snapshot, SnapshotId,
-    Stored, Stream, TreeNodeRef, decode_frame, encode_entry, encode_frame,
+    IndexFile, Label, Origin, Owner, Pieces, Place, RecipeWriter, Record, Shape, Snapshot,
+    SnapshotId, Stored, Stream, TreeNodeRef, decode_frame, encode_entry, encode_frame,
 };
 use onefold_block::{Begin, StreamWriter};
 use onefold_core::{
@@ -392,7 +392,7 @@ fn snapshot(n: u64) -> Snapshot {
         tags: Vec::new(),
         began: 0,
         ended: 0,
-        parent: None,
+        origin: Origin::Read(None),
         root: TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) },
         stats: None,
         entries: 0,
