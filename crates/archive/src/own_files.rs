@@ -2,6 +2,7 @@
 
 use crate::{
     block_index::MAPS,
+    erasure::{CURSOR, NODE, NodeLabel},
     format::names::{
         COLLECTOR, COMMIT, EPOCHS, HEADS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER, log_name,
         snapshot_name,
@@ -13,12 +14,14 @@ use onefold_core::Files;
 /// Digits of the largest number that a file has.
 const DIGITS_MAX: usize = 20;
 
-/// True for the names of an archive's files in its one directory. Files that say where nodes or an
+/// True for the names of an archive's files in its one directory, or in that of a node. Files that say where nodes or an
 /// index are, and who serves the archive, are none of them.
 #[must_use]
 pub fn is_archive_file(name: &str) -> bool {
-    let whole =
-        [LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
+    let whole = [
+        LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS,
+        NODE, CURSOR,
+    ];
     // The digits that each has at least.
     let numbered =
         [("log-", 10), ("snapshot-", 10), ("segment-", 8), ("index-", 10), ("counts-", 10)];
@@ -29,6 +32,12 @@ pub fn is_archive_file(name: &str) -> bool {
         name.strip_prefix(kind).is_some_and(|text| is_number(text, least))
     };
     whole.contains(&name) || EPOCHS.contains(&name) || numbered.iter().any(is_numbered)
+}
+
+/// True for the directory of a node of an archive, by the node's label.
+#[must_use]
+pub fn is_node(files: &dyn Files) -> bool {
+    NodeLabel::read(files).is_ok()
 }
 
 /// True when a directory has nothing but what a creation leaves that was killed before it wrote the label:

@@ -472,6 +472,100 @@ fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
 }
 
 #[test]
+fn nodes_of_an_archive_lie_on_other_hosts() {
+    let desk = desk();
+    let far = |name: &str| address(&desk, name);
+    fs::write(desk.path("image"), noise(3, 3_000_000)).unwrap();
+    fs::write(desk.path("later"), noise(4, 300_000)).unwrap();
+    let nodes = format!("n0,{},n2,{},n4", far("n1"), far("n3"));
+    desk.fails(
+        "create archive b --nodes bucket:n0,n1,n2 --code 3,2",
+        1,
+        &["a node is a directory"],
+    );
+    let made = desk.ok(&format!("create archive a --nodes {nodes} --code 5,3"));
+    assert!(made.contains("on 5 nodes of which 2 may be lost"), "{made}");
+    assert!(desk.path("n1/node").exists() && desk.path("n3/node").exists());
+    let same = |name: &str, kept: &str| {
+        desk.ok(&format!("get a {name} --output back"));
+        assert_eq!(fs::read(desk.path("back")).unwrap(), fs::read(desk.path(kept)).unwrap());
+        fs::remove_file(desk.path("back")).unwrap();
+    };
+    desk.ok("put a image image");
+    same("image", "image");
+    desk.ok("check a");
+    // A node on another host counts as any other: two may be lost, whichever.
+    fs::rename(desk.path("n1"), desk.path("gone")).unwrap();
+    fs::remove_dir_all(desk.path("n2")).unwrap();
+    same("image", "image");
+    desk.ok("rm a image");
+    // One that was away and missed changes, and a new one, are filled.
+    fs::rename(desk.path("gone"), desk.path("n1")).unwrap();
+    desk.ok(&format!("node replace a 1 {}", far("n1")));
+    desk.ok("put a again image --degraded");
+    desk.ok(&format!("node replace a 2 {}", far("new")));
+    desk.ok("put a later later");
+    desk.ok("node rebuild a");
+    desk.ok("check a");
+    desk.ok("scrub a");
+    fs::remove_dir_all(desk.path("n0")).unwrap();
+    fs::remove_dir_all(desk.path("n4")).unwrap();
+    same("again", "image");
+    same("later", "later");
+    // The list is anew from the addresses.
+    fs::remove_dir_all(desk.path("a")).unwrap();
+    let nodes = format!("n0,{},{},{},n4", far("n1"), far("new"), far("n3"));
+    desk.ok(&format!("node attach a --nodes {nodes}"));
+    same("again", "image");
+    // A node of an archive is none by itself.
+    let said = desk.run(&format!("put {} x image", far("n1")));
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+}
+
+#[test]
+fn a_node_whose_host_is_not_reached_is_absent_and_one_that_is_read_only_stops_changes() {
+    let desk = desk();
+    fs::write(desk.path("image"), noise(3, 400_000)).unwrap();
+    let nodes = format!("n0,{},n2", address(&desk, "n1"));
+    desk.ok(&format!("create archive a --nodes {nodes} --code 3,2"));
+    desk.ok("put a image image");
+    let down = desk.by_ssh("down", "echo no route >&2; exit 255");
+    down.ok("get a image --output back");
+    assert_eq!(fs::read(desk.path("back")).unwrap(), fs::read(desk.path("image")).unwrap());
+    let said = down.run("put a other ssh");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    let reads = desk.by_ssh("reads", "exec sh -c \"$last --right read\"");
+    reads.ok("get a image --output again");
+    reads.fails("put a other ssh", 1, &["ssh://vault/", "can't be changed"]);
+    // The put without it left it behind.
+    desk.ok(&format!("node replace a 1 {}", address(&desk, "n1")));
+    desk.ok("put a other ssh");
+    desk.ok("check a");
+}
+
+#[test]
+fn rule_02_only_a_list_that_its_user_wrote_for_its_place_leads_to_another_host() {
+    let desk = desk();
+    let nodes = format!("n0,{},n2", address(&desk, "n1"));
+    desk.ok(&format!("create archive mine --nodes {nodes} --code 3,2"));
+    // Whoever connects leaves a trace.
+    let traced = desk.by_ssh("traced", &format!("touch trace; {LOCAL}"));
+    let list = fs::read_to_string(desk.path("mine/nodes")).unwrap();
+    let bare: String = list.lines().take(3).map(|line| format!("{line}\n")).collect();
+    for (trap, text) in [("copied", list.clone()), ("bare", bare)] {
+        fs::create_dir(desk.path(trap)).unwrap();
+        fs::set_permissions(desk.path(trap), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(desk.path(trap).join("nodes"), text).unwrap();
+        for verb in ["ls T", "status T", "gc T", "put T x ssh", "check T"] {
+            traced.run(&verb.replace(" T", &format!(" {trap}")));
+            assert!(!desk.path("trace").exists(), "{trap} {verb}");
+        }
+    }
+    traced.ok("ls mine");
+    assert!(desk.path("trace").exists());
+}
+
+#[test]
 fn a_silent_other_host_is_left_after_a_while() {
     let desk = desk();
     desk.ok("create archive a");

@@ -29,10 +29,11 @@ use super::{
     address::is_away,
     away::Away,
     control::{Client, places},
+    far,
     index_place::IndexPlace,
     keeper::{self, Keeper},
     keys,
-    node_list::{NODES, NodeList},
+    node_list::{NODES, NodeList, whole},
     operator::{warn, word},
     sealed_before,
 };
@@ -85,7 +86,8 @@ pub struct ArchiveDir {
 /// everything is.
 fn suited(directory: &ArchiveDir, settings: Settings) -> Settings {
     let settings = with_keys(&directory.path, settings);
-    if !directory.is_far() {
+    let leads_away = directory.nodes.as_ref().is_some_and(NodeList::leads_away);
+    if !directory.is_far() && !leads_away {
         return settings;
     }
     let given = if settings.memory == u64::MAX { READER_BYTES } else { settings.memory };
@@ -146,7 +148,7 @@ impl ArchiveDir {
             let files = Directory::open(node, false).ok()?;
             files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
         };
-        let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
+        let nodes = self.nodes.iter().flat_map(NodeList::here).filter_map(exposed);
         let index = self.index_place().filter(|_| self.is_ours);
         let index = index.map(|place| place.path().to_owned());
         let index = index.as_ref().and_then(exposed);
@@ -455,7 +457,7 @@ impl ArchiveDir {
         if self.is_far() {
             return Vec::new();
         }
-        let nodes = self.nodes.iter().flat_map(|list| &list.paths);
+        let nodes = self.nodes.iter().flat_map(NodeList::here);
         let index = self.index_place().filter(|_| self.is_ours).map(|place| place.path());
         let paths = std::iter::once(&*self.path).chain(nodes.map(PathBuf::as_path)).chain(index);
         let there = paths.filter_map(|at| fs::metadata(at).ok());
@@ -486,8 +488,12 @@ impl ArchiveDir {
         // When all are, the first reason is the one to tell.
         let (mut directories, mut refused) = (Vec::new(), None);
         for path in &list.paths {
-            directories.push(match list.open(path, writes) {
-                Ok(files) => Some(watched(files, stands)),
+            let opened = match far::is_address(path) {
+                true => list.open_far(&self.path, path, writes),
+                false => list.open(path, writes).map(|files| watched(files, stands)),
+            };
+            directories.push(match opened {
+                Ok(files) => Some(files),
                 Err(error) if error.kind() == Kind::NotFound => None,
                 // Left out, the node would count as one that missed the coming writes.
                 Err(error) if error.kind() == Kind::Unsupported => return Err(error),
@@ -651,8 +657,8 @@ fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
     if archive.is_far() {
         return Vec::new();
     }
-    let nodes = archive.nodes.as_ref().map(|list| list.paths.as_slice());
-    let directories = nodes.unwrap_or(std::slice::from_ref(&archive.path));
+    let nodes = archive.nodes.as_ref().map(|list| list.here().collect::<Vec<_>>());
+    let directories = nodes.unwrap_or_else(|| vec![&archive.path]);
     let locks = names.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
     lock::holders(&locks.collect::<Vec<_>>())
 }
@@ -671,6 +677,31 @@ pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
     let (files, making) = Directory::create_over(path, word(), is_unfinished)?;
     files.exposed().iter().for_each(|sentence| warn(sentence));
     Ok((Arc::new(files), making))
+}
+
+/// Makes the directory of a node, here or on another host, or takes an empty one.
+///
+/// # Errors
+/// `Exists` when something is in it, those of reaching another host, and those of the system.
+pub fn make_node(path: &Path) -> Result<Arc<dyn Files>> {
+    let path = whole(path)?;
+    match Away::make(&path)? {
+        Some(files) => Ok(files),
+        None => Ok(Arc::new(Directory::create_as(&path, word())?)),
+    }
+}
+
+/// Opens the directory of a node to fill it anew: an empty one, a new one, or that of a node that missed changes.
+///
+/// # Errors
+/// Those of reaching it.
+pub fn node_to_fill(path: &Path) -> Result<Arc<dyn Files>> {
+    make_node(path).or_else(|made| match far::is_address(path) {
+        true if made.kind() == Kind::Exists => Ok(Arc::new(far::reach(path)?.files().clone())),
+        true => Err(made),
+        // The engine looks what is in it.
+        false => Ok(Arc::new(Directory::open_as(path, true, word())?)),
+    })
 }
 
 /// Errors when the other host lets us only read.

@@ -350,6 +350,14 @@ fn hear(errors: ChildStderr, heard: &Mutex<Heard>, host: &str) {
 
 static CONNECTIONS: Mutex<Option<HashMap<Address, Arc<Far>>>> = Mutex::new(None);
 
+/// Errors unless it is an address.
+///
+/// # Errors
+/// `InvalidInput`, with what is wrong.
+pub(super) fn check(path: &Path) -> Result<()> {
+    Address::of(path).map(drop)
+}
+
 /// The connection to the archive at an address; one that this process has is used again.
 ///
 /// # Errors

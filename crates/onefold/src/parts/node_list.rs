@@ -11,15 +11,22 @@ use std::{
     fs,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use onefold_archive::Nodes;
 use onefold_backend::Directory;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result};
+use onefold_remote::{Greeting, Right};
 
-use super::operator::{warn, word};
+use super::{
+    address::is_bucket,
+    far,
+    operator::{warn, word},
+};
 
-/// Names the directories of an archive's nodes, a line each, the first that of node 0.
+/// Names the directories of an archive's nodes, or their addresses on other hosts, a line each, the first that of
+/// node 0.
 pub(super) const NODES: &str = "nodes";
 
 /// Most nodes of an archive.
@@ -41,6 +48,8 @@ pub(super) struct NodeList {
     /// To whom the list belongs; directories of others are no nodes of it.
     owner: u32,
     seal: Option<Seal>,
+    /// This process makes it, from what the user named.
+    is_new: bool,
 }
 
 /// The line behind the paths.
@@ -59,7 +68,7 @@ impl NodeList {
     /// `InvalidInput` for paths that a list can't hold.
     pub(super) fn new(paths: &[PathBuf], own: &Directory) -> Result<NodeList> {
         let paths = paths.iter().map(|path| whole(path)).collect::<Result<_>>()?;
-        Ok(NodeList { paths, owner: own.owner()?, seal: None })
+        Ok(NodeList { paths, owner: own.owner()?, seal: None, is_new: true })
     }
 
     /// The list in a directory, if there is one.
@@ -77,7 +86,7 @@ impl NodeList {
                 format!("the list names {} nodes, and an archive has {NODES_MAX}", paths.len());
             return Err(Error::new(Kind::InvalidInput, why));
         }
-        Ok(Some(NodeList { paths, owner, seal }))
+        Ok(Some(NodeList { paths, owner, seal, is_new: false }))
     }
 
     /// Writes it to the directory at `path` with a seal of the archive; durable on return.
@@ -153,7 +162,49 @@ impl NodeList {
         text
     }
 
-    /// Opens the directory of a node.
+    /// Opens the directory of a node on another host. Only a list of the user's own leads there, which was written
+    /// for the directory at `own`: else whoever wrote it would choose with whom this process speaks, and with
+    /// which keys.
+    ///
+    /// # Errors
+    /// `Denied` for a list of somebody else's, `Unsupported` when the node can only be read, and those of reaching
+    /// it.
+    pub(super) fn open_far(&self, own: &Path, path: &Path, writes: bool) -> Result<Arc<dyn Files>> {
+        let shown = path.display();
+        let users = [Some(rustix::process::geteuid().as_raw()), word().owner];
+        let is_for_here = match &self.seal {
+            Some(seal) => is_here(&seal.place, own)?,
+            None => self.is_new,
+        };
+        if !users.contains(&Some(self.owner)) || !is_for_here {
+            let why = format!(
+                "{shown} is on another host, and the list that names it as a node was not written by this user \
+                 for {}: nobody connects there for it; `onefold node attach` makes a directory of the archive",
+                own.display()
+            );
+            return Err(Error::new(Kind::Denied, why));
+        }
+        let far = far::reach(path)?;
+        let Greeting { right, bar, .. } = far.greeting();
+        if writes && *right < Right::Manage {
+            let bar =
+                bar.as_deref().unwrap_or("the other host lets this user change nothing there");
+            return Err(Error::new(Kind::Unsupported, format!("{shown} can't be changed: {bar}")));
+        }
+        Ok(Arc::new(far.files().clone()))
+    }
+
+    /// True when a node is on another host.
+    pub(super) fn leads_away(&self) -> bool {
+        self.paths.iter().any(|path| far::is_address(path))
+    }
+
+    /// The directories of nodes that are on this host.
+    pub(super) fn here(&self) -> impl Iterator<Item = &PathBuf> {
+        self.paths.iter().filter(|path| !far::is_address(path))
+    }
+
+    /// Opens the directory of a node on this host.
     pub(super) fn open(&self, path: &Path, writes: bool) -> Result<Directory> {
         let files = Directory::open_as(path, writes, word())?;
         let owner = files.owner()?;
@@ -222,8 +273,18 @@ impl Seal {
     }
 }
 
-/// A path as a list has it.
+/// A path as a list has it, or the address of a directory on another host.
 pub(super) fn whole(path: &Path) -> Result<PathBuf> {
+    if far::is_address(path) {
+        return far::check(path).map(|()| path.to_owned());
+    }
+    if is_bucket(path) {
+        let why = format!(
+            "{} is a bucket; a node is a directory, here or on another host",
+            path.display()
+        );
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
     match whole.to_str() {
         Some(text) if !text.contains('\n') => Ok(whole),
