@@ -143,7 +143,7 @@ impl Hosts {
         let directories = (0..NODES)
             .map(|node| Arc::new(Directory::create(&path(node)).unwrap()) as Arc<dyn Files>);
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
-        format.reserve_bytes = 1 << 20;
+        (format.reserve_bytes, format.segment_bytes) = (1 << 20, 256 << 10);
         let ids = (0..NODES).map(|node| [node as u8; 16]).collect();
         let spread = Spread { n: 3, k: 2, ids, listed: false };
         let nodes =
@@ -165,7 +165,11 @@ impl Hosts {
     fn process_on(lines: Vec<Line>, degraded: bool) -> Result<Process> {
         let there = |line: &Line| Some(Arc::new(line.clone()) as Arc<dyn Files>);
         let nodes = Arc::new(Nodes::open(lines.iter().map(there).collect(), degraded)?);
-        let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, Settings::default())?);
+        let settings = Settings {
+            container_bytes: 64 << 10,
+            ..Settings::default()
+        };
+        let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, settings)?);
         Ok(Process { lines, nodes, archive })
     }
 
@@ -267,7 +271,9 @@ fn a_healthy_node_is_not_filled_also_when_its_connection_is_lost() {
     let hosts = Hosts::new();
     support::put(&hosts.process().archive, "stream", &noise(1, 300_000)).unwrap();
     for (absent, to) in [(4, 4), (3, 4), (2, 2), (1, 0)] {
-        let process = hosts.process_without(&[absent, to]);
+        // The connection to it may be lost as well, where the copies that are left are enough.
+        let cut = [absent, to.max(3)];
+        let process = hosts.process_without(if to < 3 { &cut[..1] } else { &cut });
         let before = hosts.line(&format!("n{to}")).names().unwrap();
         let files = Arc::new(hosts.line(&format!("n{to}")));
         let replacement = Replacement { number: absent, files, id: [77; 16] };
@@ -280,4 +286,40 @@ fn a_healthy_node_is_not_filled_also_when_its_connection_is_lost() {
     let process = hosts.process();
     assert_eq!(process.nodes.absent(), Vec::<(usize, Absent)>::new());
     assert_eq!(support::get(&process.archive, "stream").unwrap(), noise(1, 300_000));
+}
+
+#[test]
+fn a_node_that_fails_while_another_one_is_filled_from_it_leaves_no_hole_there() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 3_000_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    let to = hosts.0.path().join("new");
+    Directory::create(&to).unwrap();
+    std::fs::rename(hosts.0.path().join("n4"), hosts.0.path().join("old")).unwrap();
+    std::fs::create_dir(hosts.0.path().join("n4")).unwrap();
+    let fill = |behind: Option<u64>| {
+        let process = hosts.process();
+        let files = Arc::new(hosts.line("new"));
+        let replacement = Replacement { number: 4, files, id: [77; 16] };
+        replace(&process.archive, &process.nodes, &replacement, &mut |done, _| {
+            if behind.is_some_and(|behind| done > behind) {
+                process.lines[3].cut();
+            }
+        })
+    };
+    // Its connection ends behind so many containers.
+    for behind in [0, 3, 9] {
+        let done = fill(Some(behind)).unwrap_err();
+        assert_eq!(done.kind(), Kind::Stopped, "{done}");
+    }
+    fill(None).unwrap();
+    std::fs::remove_dir(hosts.0.path().join("n4")).unwrap();
+    std::fs::rename(&to, hosts.0.path().join("n4")).unwrap();
+    // All that node 4 has is whole.
+    let process = hosts.process();
+    assert_eq!(process.nodes.absent(), Vec::<(usize, Absent)>::new());
+    let all =
+        onefold_archive::repair_units(&process.archive, &process.nodes, false, &mut |_, _| {});
+    let all = all.unwrap();
+    assert_eq!((all.units.bad_units, all.lost_containers), (0, 0), "{all:?}");
 }

@@ -19,6 +19,7 @@
 mod broken;
 mod code;
 mod copies;
+mod fence;
 mod index_directory;
 mod label;
 mod nodes;
@@ -29,6 +30,7 @@ mod stripe;
 
 pub(crate) use self::{
     copies::copy_all,
+    fence::lock_on,
     index_directory::WithIndex,
     label::{CURSOR, NODE},
     redundancy::{ONE_DIRECTORY, OneDirectory, Redundancy},

@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 
 use super::{
     code::Code,
-    copies,
+    copies, fence,
     label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
     redundancy::Redundancy,
-    shared::{FoundCopy, Leveling, Shared, State, bits, read_label, too_few},
+    shared::{FoundCopy, Leveling, Shared, State, bits, read_label},
     stripe,
 };
 use crate::{format::names::is_segment, settings::Settings};
@@ -148,6 +148,8 @@ impl Nodes {
                 copies: Vec::new(),
                 read_from: 0,
                 absent: Vec::new(),
+                fences: Vec::new(),
+                next_fence: 0,
                 listed: false,
                 sealed: false,
             }),
@@ -185,11 +187,6 @@ impl Nodes {
         &self.shared
     }
 }
-
-/// Locks on several nodes.
-struct Locks(#[expect(dead_code, reason = "held")] Vec<Box<dyn Lock>>);
-
-impl Lock for Locks {}
 
 impl Files for Nodes {
     fn names(&self) -> Result<Vec<String>> {
@@ -246,20 +243,7 @@ impl Files for Nodes {
     }
 
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        let mut locks = Vec::new();
-        // Always in this order, so that two processes never wait for each other.
-        for n in bits(self.shared.here() & self.shared.copies_mask()) {
-            match self.shared.directory(n)?.lock(name, hold, wait) {
-                Ok(lock) => locks.push(lock),
-                Err(error) if error.kind() == Kind::Busy => return Err(error),
-                Err(_) => self.shared.lose(n),
-            }
-        }
-        if locks.is_empty() || (hold == Hold::Alone && (locks.len() as u32) < self.shared.quorum())
-        {
-            return Err(too_few(locks.len() as u32, self.shared.quorum()));
-        }
-        Ok(Box::new(Locks(locks)))
+        fence::lock(&self.shared, name, hold, wait)
     }
 }
 
