@@ -165,10 +165,7 @@ impl Hosts {
     fn process_on(lines: Vec<Line>, degraded: bool) -> Result<Process> {
         let there = |line: &Line| Some(Arc::new(line.clone()) as Arc<dyn Files>);
         let nodes = Arc::new(Nodes::open(lines.iter().map(there).collect(), degraded)?);
-        let settings = Settings {
-            container_bytes: 64 << 10,
-            ..Settings::default()
-        };
+        let settings = Settings { container_bytes: 64 << 10, ..Settings::default() };
         let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, settings)?);
         Ok(Process { lines, nodes, archive })
     }

@@ -128,7 +128,8 @@ pub(super) fn within(shared: &Shared, here: u64, mut tell: impl FnMut(usize, Err
     let mut within = here;
     for (id, name, nodes) in outside {
         for n in bits(nodes & within) {
-            let lock = shared.directory(n).and_then(|files| lock_on(&**files, &name, Hold::Alone, false));
+            let lock =
+                shared.directory(n).and_then(|files| lock_on(&**files, &name, Hold::Alone, false));
             match lock {
                 Ok(lock) => {
                     let state = &mut *shared.state.lock();

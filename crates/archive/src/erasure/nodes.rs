@@ -102,7 +102,21 @@ impl Nodes {
     /// # Errors
     /// As there.
     pub fn open(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool) -> Result<Nodes> {
-        Nodes::open_with(directories, degraded, &Settings::default())
+        Nodes::open_far(directories, 0, degraded)
+    }
+
+    /// The same where some are on other hosts: `far` has a bit for each. Whoever has a node has the archive's secret
+    /// in its label, and may write any other one. A label from there by which more nodes would be lost than may be
+    /// is left out, with its node, where all others say that this is not so.
+    ///
+    /// # Errors
+    /// As [`open_with`](Self::open_with).
+    pub fn open_far(
+        directories: Vec<Option<Arc<dyn Files>>>,
+        far: u64,
+        degraded: bool,
+    ) -> Result<Nodes> {
+        open(directories, far, degraded, &Settings::default())
     }
 
     /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts
@@ -115,48 +129,7 @@ impl Nodes {
         degraded: bool,
         settings: &Settings,
     ) -> Result<Nodes> {
-        let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
-        // The archive of most of them.
-        let count = |label: &NodeLabel| {
-            labels.iter().flatten().filter(|other| other.archive == label.archive).count()
-        };
-        let Some(first) =
-            labels.iter().flatten().max_by_key(|label| (count(label), label.view.epoch)).cloned()
-        else {
-            return Err(Error::new(Kind::NotFound, "no archive"));
-        };
-        if directories.len() != first.view.ids.len() {
-            let why = format!(
-                "the archive has {} nodes, and {} directories were given",
-                first.view.ids.len(),
-                directories.len()
-            );
-            return Err(Error::new(Kind::InvalidInput, why));
-        }
-        let shared = Shared {
-            directories,
-            code: Code::new(usize::from(first.n), usize::from(first.k))?,
-            identity: first.identity(),
-            secret: first.secret,
-            degraded,
-            state: Mutex::new(State {
-                view: first.view,
-                here: 0,
-                missed: 0,
-                primary: 0,
-                leveling: Leveling::NotCompared,
-                copies: Vec::new(),
-                read_from: 0,
-                absent: Vec::new(),
-                fences: Vec::new(),
-                next_fence: 0,
-                listed: false,
-                sealed: false,
-            }),
-            settings: settings.clone(),
-        };
-        shared.look()?;
-        Ok(Nodes { shared: Arc::new(shared) })
+        open(directories, 0, degraded, settings)
     }
 
     /// The id of the archive that they hold.
@@ -186,6 +159,62 @@ impl Nodes {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
+}
+
+/// Opens the nodes, of which those of `far` are on other hosts.
+fn open(
+    directories: Vec<Option<Arc<dyn Files>>>,
+    far: u64,
+    degraded: bool,
+    settings: &Settings,
+) -> Result<Nodes> {
+    let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
+    // The archive of most of them.
+    let is_alike = |one: &NodeLabel, other: &NodeLabel| {
+        let spread = |label: &NodeLabel| (label.n, label.k, label.view.ids.len());
+        one.archive == other.archive && one.secret == other.secret && spread(one) == spread(other)
+    };
+    let rank = |&(n, label): &(usize, &NodeLabel)| {
+        let count = labels.iter().flatten().filter(|other| is_alike(label, other)).count();
+        (count, far >> n & 1 == 0, label.view.epoch)
+    };
+    let known = labels.iter().enumerate().filter_map(|(n, label)| Some((n, label.as_ref().ok()?)));
+    let Some(first) = known.max_by_key(rank).map(|(_, label)| label.clone()) else {
+        return Err(Error::new(Kind::NotFound, "no archive"));
+    };
+    if directories.len() != first.view.ids.len() {
+        let why = format!(
+            "the archive has {} nodes, and {} directories were given",
+            first.view.ids.len(),
+            directories.len()
+        );
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    let shared = Shared {
+        directories,
+        far,
+        code: Code::new(usize::from(first.n), usize::from(first.k))?,
+        identity: first.identity(),
+        secret: first.secret,
+        degraded,
+        state: Mutex::new(State {
+            view: first.view,
+            here: 0,
+            missed: 0,
+            primary: 0,
+            leveling: Leveling::NotCompared,
+            copies: Vec::new(),
+            read_from: 0,
+            absent: Vec::new(),
+            fences: Vec::new(),
+            next_fence: 0,
+            listed: false,
+            sealed: false,
+        }),
+        settings: settings.clone(),
+    };
+    shared.look()?;
+    Ok(Nodes { shared: Arc::new(shared) })
 }
 
 impl Files for Nodes {

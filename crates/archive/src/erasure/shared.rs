@@ -16,6 +16,8 @@ use crate::{format::Identity, rules::Rule, settings::Settings};
 /// The state that all files of the nodes share.
 pub(crate) struct Shared {
     pub(super) directories: Vec<Option<Arc<dyn Files>>>,
+    /// A bit for each that is on another host: its label may be a lie.
+    pub(super) far: u64,
     pub(crate) code: Code,
     pub(crate) identity: Identity,
     pub(super) secret: [u8; 32],
@@ -112,6 +114,10 @@ impl Shared {
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
+        for n in bits(label::doubted(&found, self.far, self.code.parity())) {
+            found[n] = None;
+            absent.push((n, Absent::Doubted));
+        }
         (found, absent)
     }
 
@@ -119,6 +125,8 @@ impl Shared {
     fn is_of(&self, label: &NodeLabel) -> bool {
         label.identity().key == self.identity.key
             && label.view.ids.len() == self.directories.len()
+            && (usize::from(label.n), usize::from(label.k))
+                == (self.code.columns(), self.code.data())
     }
 
     /// True when a directory with this label would count as a node, wherever it is. Labels that contradict each

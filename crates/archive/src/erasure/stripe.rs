@@ -484,7 +484,9 @@ impl Segment {
     fn nodes_answer(&self, nodes: &[usize]) -> Result<()> {
         for &n in nodes.iter().filter(|&&n| self.shared.here() >> n & 1 == 1) {
             if let Err(Absent::Gone(why)) = read_label(Some(&**self.shared.directory(n)?)) {
-                let why = format!("node {n} does not answer any more ({why}); do it again when it is there");
+                let why = format!(
+                    "node {n} does not answer any more ({why}); do it again when it is there"
+                );
                 return Err(Error::new(Kind::Stopped, why));
             }
         }
