@@ -15,7 +15,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use onefold_archive::{
     Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_node,
-    is_unfinished,
+    is_unfinished, may_be_node,
 };
 use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
@@ -204,7 +204,8 @@ impl NewDirectory {
             };
         }
         let is_new = find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound);
-        if !is_new || is_node(&files) {
+        // A node that is being filled is filled on by the next connection.
+        if !is_new || may_be_node(&files) {
             return;
         }
         let own =
@@ -247,7 +248,8 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
         let (files, making) = Directory::create_over(store, word(), is_unfinished)?;
         return Ok((offer(files, Right::Manage), Greeting::of(Right::Manage), making));
     }
-    if Directory::open_as(store, false, word()).is_ok_and(|files| is_node(&files)) {
+    let files = Directory::open_as(store, false, word());
+    if files.map_or(Ok(false), |files| is_node(&files))? {
         let (files, right, bar) = match options.right {
             RightName::Read => (Directory::open_as(store, false, word())?, Right::Read, None),
             RightName::Manage => all_rights(store)?,

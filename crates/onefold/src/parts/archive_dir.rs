@@ -36,6 +36,7 @@ use super::{
     node_list::{NODES, NodeList, whole},
     operator::{warn, word},
     sealed_before,
+    standing::{Standing, Unreached},
 };
 
 /// The label of an archive on one node.
@@ -487,16 +488,26 @@ impl ArchiveDir {
         // A disk that is not mounted may show a directory of somebody else's: that node is absent.
         // When all are, the first reason is the one to tell.
         let (mut directories, mut refused) = (Vec::new(), None);
-        for path in &list.paths {
-            let opened = match far::is_address(path) {
-                true => list.open_far(&self.path, path, writes),
-                false => list.open(path, writes).map(|files| watched(files, stands)),
-            };
-            directories.push(match opened {
-                Ok(files) => Some(files),
+        let mut far_ones = 0;
+        for (n, path) in list.paths.iter().enumerate() {
+            if far::is_address(path) {
+                far_ones |= 1 << n;
+                directories.push(Some(
+                    match self.far_node(list, path, (writes, degraded), stands)? {
+                        Ok(files) => files,
+                        Err(error) => {
+                            refused.get_or_insert(error.clone());
+                            Arc::new(Unreached(error))
+                        }
+                    },
+                ));
+                continue;
+            }
+            directories.push(match list.open(path, writes) {
+                Ok(files) => Some(watched(files, stands)),
                 Err(error) if error.kind() == Kind::NotFound => None,
                 // Left out, the node would count as one that missed the coming writes.
-                Err(error) if error.kind() == Kind::Unsupported => return Err(error),
+                Err(error) if error.kind() == Kind::Unsupported && writes => return Err(error),
                 Err(error) => {
                     refused.get_or_insert(error);
                     None
@@ -509,14 +520,51 @@ impl ArchiveDir {
                 format!("none of the nodes of {} is there", self.path.display()),
             )
         };
-        let nodes = Nodes::open(directories, degraded).map_err(|error| match error.kind() {
-            Kind::NotFound => refused.unwrap_or_else(none),
-            _ => name_archive(&self.path, error),
-        })?;
+        let nodes =
+            Nodes::open_far(directories, far_ones, degraded).map_err(|error| {
+                match error.kind() {
+                    Kind::NotFound => refused.unwrap_or_else(none),
+                    _ => name_archive(&self.path, error),
+                }
+            })?;
         if writes {
             list.may_change(&nodes, &self.path)?;
         }
         Ok(Some(Arc::new(nodes)))
+    }
+
+    /// The directory of a node on another host, written only while its owner stands, or why it is lost.
+    ///
+    /// # Errors
+    /// `Unsupported` where the other host lets it be read only, and it is to be changed. Lost, the node would miss
+    /// the change, and somebody may have mounted its disk so for a moment. With `degraded` it is lost: no host
+    /// has a say in whether the others go on.
+    fn far_node(
+        &self,
+        list: &NodeList,
+        path: &Path,
+        (writes, degraded): (bool, bool),
+        stands: Option<&Stands>,
+    ) -> Result<Result<Arc<dyn Files>>> {
+        let far = match list.reach(&self.path, path) {
+            Ok(far) => far,
+            Err(error) => return Ok(Err(error)),
+        };
+        let files: Arc<dyn Files> = Arc::new(far.files().clone());
+        if !writes || far.greeting().right == Right::Manage {
+            return Ok(Ok(match stands {
+                Some(stands) => Arc::new(Standing { files, stands: stands.clone() }),
+                None => files,
+            }));
+        }
+        let bar = far.greeting().bar.as_deref();
+        let bar = bar.unwrap_or("the other host lets this user change nothing there");
+        let why = format!("{} can't be changed: {bar}", path.display());
+        if degraded {
+            return Ok(Err(Error::new(Kind::Denied, why)));
+        }
+        let way_out = "`onefold node replace` puts another directory in its place, and put --degraded goes on without it";
+        Err(Error::new(Kind::Unsupported, format!("{why}; {way_out}")))
     }
 
     /// Opens it for changes.
@@ -691,17 +739,24 @@ pub fn make_node(path: &Path) -> Result<Arc<dyn Files>> {
     }
 }
 
-/// Opens the directory of a node to fill it anew: an empty one, a new one, or that of a node that missed changes.
+/// Opens the directory of a node to fill it anew: an empty one, a new one, that of a node that missed changes, or one
+/// whose filling was cut off. The engine looks what is in it.
 ///
 /// # Errors
-/// Those of reaching it.
+/// Those of reaching it, and `Denied` when it can't be changed.
 pub fn node_to_fill(path: &Path) -> Result<Arc<dyn Files>> {
-    make_node(path).or_else(|made| match far::is_address(path) {
-        true if made.kind() == Kind::Exists => Ok(Arc::new(far::reach(path)?.files().clone())),
-        true => Err(made),
-        // The engine looks what is in it.
-        false => Ok(Arc::new(Directory::open_as(path, true, word())?)),
-    })
+    let path = whole(path)?;
+    if !far::is_address(&path) {
+        return make_node(&path)
+            .or_else(|_| Ok(Arc::new(Directory::open_as(&path, true, word())?) as Arc<dyn Files>));
+    }
+    // What is there already is taken as it is. Only where nothing is the other host makes something.
+    let far = match far::reach(&path) {
+        Err(error) if error.kind() == Kind::NotFound => far::make(&path)?,
+        reached => reached?,
+    };
+    may_change(&path, &Away::Host(far.clone()))?;
+    Ok(Arc::new(far.files().clone()))
 }
 
 /// Errors when the other host lets us only read.

@@ -4,7 +4,8 @@
 //! Anybody can write a list that names directories of somebody else's, and have it copied. So a
 //! list ends with a line that has its seal, made with the archive's secret, and the directory in
 //! which it lies: the number of the directory's inode and its path. One of both must be true where
-//! the list is found; so a directory may be moved, or made again under its old path.
+//! the list is found; so a directory may be moved, or made again under its old path. Before anybody
+//! connects to another host for it, the inode must be true.
 
 use std::{
     ffi::OsString,
@@ -16,12 +17,11 @@ use std::{
 
 use onefold_archive::Nodes;
 use onefold_backend::Directory;
-use onefold_core::{Error, Files, Kind, Result};
-use onefold_remote::{Greeting, Right};
+use onefold_core::{Error, Kind, Result};
 
 use super::{
     address::is_bucket,
-    far,
+    far::{self, Far},
     operator::{warn, word},
 };
 
@@ -162,36 +162,28 @@ impl NodeList {
         text
     }
 
-    /// Opens the directory of a node on another host. Only a list of the user's own leads there, which was written
-    /// for the directory at `own`: else whoever wrote it would choose with whom this process speaks, and with
-    /// which keys.
+    /// Reaches the directory of a node on another host. Only a list of the user's own leads there, which was written
+    /// for the directory at `own` and in it: else whoever wrote it would choose with whom this process speaks, and
+    /// with which keys. A path alone does not show that: whoever has a list unpacked somewhere knows the path before.
     ///
     /// # Errors
-    /// `Denied` for a list of somebody else's, `Unsupported` when the node can only be read, and those of reaching
-    /// it.
-    pub(super) fn open_far(&self, own: &Path, path: &Path, writes: bool) -> Result<Arc<dyn Files>> {
+    /// `Denied` for a list of somebody else's, and those of reaching it.
+    pub(super) fn reach(&self, own: &Path, path: &Path) -> Result<Arc<Far>> {
         let shown = path.display();
         let users = [Some(rustix::process::geteuid().as_raw()), word().owner];
         let is_for_here = match &self.seal {
-            Some(seal) => is_here(&seal.place, own)?,
+            Some(seal) => has_inode(&seal.place, own)?,
             None => self.is_new,
         };
         if !users.contains(&Some(self.owner)) || !is_for_here {
             let why = format!(
                 "{shown} is on another host, and the list that names it as a node was not written by this user \
-                 for {}: nobody connects there for it; `onefold node attach` makes a directory of the archive",
+                 for {} itself: nobody connects there for it; `onefold node attach` makes a directory of the archive",
                 own.display()
             );
             return Err(Error::new(Kind::Denied, why));
         }
-        let far = far::reach(path)?;
-        let Greeting { right, bar, .. } = far.greeting();
-        if writes && *right < Right::Manage {
-            let bar =
-                bar.as_deref().unwrap_or("the other host lets this user change nothing there");
-            return Err(Error::new(Kind::Unsupported, format!("{shown} can't be changed: {bar}")));
-        }
-        Ok(Arc::new(far.files().clone()))
+        far::reach(path)
     }
 
     /// True when a node is on another host.
@@ -309,13 +301,18 @@ fn resolved(path: &Path) -> Result<Vec<u8>> {
     Ok(if bytes.contains(&b'\n') { Vec::new() } else { bytes })
 }
 
+/// True when the directory at `path` has the inode of `place`.
+fn has_inode(place: &[u8], path: &Path) -> Result<bool> {
+    let inode = place.iter().position(|&byte| byte == b' ').map(|at| &place[..at]);
+    let own = Directory::open(path, false)?;
+    Ok(inode == Some(own.inode()?.to_string().as_bytes()))
+}
+
 /// True when the directory at `path` has the inode or the path of `place`.
 pub(super) fn is_here(place: &[u8], path: &Path) -> Result<bool> {
     let Some(at) = place.iter().position(|&byte| byte == b' ') else { return Ok(false) };
-    let (inode, was) = (&place[..at], &place[at + 1..]);
-    let own = Directory::open(path, false)?;
-    let same_inode = inode == own.inode()?.to_string().as_bytes();
-    Ok(same_inode || (!was.is_empty() && was == resolved(path)?))
+    let was = &place[at + 1..];
+    Ok(has_inode(place, path)? || (!was.is_empty() && was == resolved(path)?))
 }
 
 #[cfg(test)]
