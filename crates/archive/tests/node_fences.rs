@@ -13,7 +13,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Absent, Archive, Collection, Format, Ingest, Nodes, Replacement, Settings, Spread,
+    Absent, Archive, Collection, Format, Ingest, NodeLabel, Nodes, Replacement, Settings, Spread,
     replace_nodes as replace,
 };
 use onefold_backend::Directory;
@@ -164,7 +164,8 @@ impl Hosts {
 
     fn process_on(lines: Vec<Line>, degraded: bool) -> Result<Process> {
         let there = |line: &Line| Some(Arc::new(line.clone()) as Arc<dyn Files>);
-        let nodes = Arc::new(Nodes::open(lines.iter().map(there).collect(), degraded)?);
+        let nodes =
+            Arc::new(Nodes::open_far(lines.iter().map(there).collect(), 0b11111, degraded)?);
         let settings = Settings { container_bytes: 64 << 10, ..Settings::default() };
         let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, settings)?);
         Ok(Process { lines, nodes, archive })
@@ -319,4 +320,56 @@ fn a_node_that_fails_while_another_one_is_filled_from_it_leaves_no_hole_there() 
         onefold_archive::repair_units(&process.archive, &process.nodes, false, &mut |_, _| {});
     let all = all.unwrap();
     assert_eq!((all.units.bad_units, all.lost_containers), (0, 0), "{all:?}");
+}
+
+#[test]
+fn rule_02_a_host_that_forges_its_label_costs_its_node_and_nothing_else() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 300_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    let path = |node: usize| hosts.0.path().join(format!("n{node}/node"));
+    for node in [4, 0] {
+        let honest = std::fs::read(path(node)).unwrap();
+        let known = [&honest[..4096], &honest[4096..]];
+        let known = known.into_iter().find_map(|place| NodeLabel::decode(place).ok()?).unwrap();
+        let forge = |change: &dyn Fn(&mut NodeLabel)| {
+            let mut label = known.clone();
+            change(&mut label);
+            label.encode()
+        };
+        let own = 1 << node;
+        let forged = [
+            forge(&|label| (label.view.epoch, label.view.members) = (9, own)),
+            forge(&|label| (label.view.epoch, label.view.members) = (u64::MAX / 4, own | 2)),
+            forge(&|label| (label.view.members, label.settled) = (own, false)),
+            forge(&|label| label.view.ids = vec![[9; 16]; NODES]),
+            forge(&|label| label.view.ids.push([9; 16])),
+            forge(&|label| label.view.ids.truncate(4)),
+            forge(&|label| (label.n, label.k) = (5, 3)),
+            forge(&|label| label.secret = [9; 32]),
+            forge(&|label| label.archive = [9; 16]),
+            forge(&|label| label.number = 3),
+            vec![0xff; 4096],
+            Vec::new(),
+        ];
+        for (n, lie) in forged.into_iter().enumerate() {
+            std::fs::write(path(node), [&lie[..], &lie[..]].concat()).unwrap();
+            let process = hosts.process();
+            let absent: Vec<usize> = process.nodes.absent().iter().map(|(node, _)| *node).collect();
+            assert_eq!(absent, [node], "lie {n} of node {node}");
+            assert_eq!(support::get(&process.archive, "stream").unwrap(), bytes);
+        }
+        // All others go on, and leave it out.
+        let process = hosts.process();
+        support::put(&process.archive, &format!("more-{node}"), &bytes).unwrap();
+        drop(process);
+        // The host has another disk, which is filled: as if it had been lost.
+        std::fs::remove_dir_all(hosts.0.path().join(format!("n{node}"))).unwrap();
+        Directory::create(&hosts.0.path().join(format!("n{node}"))).unwrap();
+        let process = hosts.process();
+        let files = Arc::new(hosts.line(&format!("n{node}")));
+        let replacement = Replacement { number: node, files, id: [77 + node as u8; 16] };
+        replace(&process.archive, &process.nodes, &replacement, &mut |_, _| {}).unwrap();
+        assert_eq!(hosts.process().nodes.absent(), []);
+    }
 }
