@@ -43,6 +43,8 @@ struct Calls {
 }
 
 struct Connection {
+    /// What the far side is called in errors.
+    name: String,
     /// `None` when this side has ended the connection.
     output: Mutex<Option<Box<dyn Write + Send>>>,
     calls: Arc<Mutex<Calls>>,
@@ -75,6 +77,7 @@ pub fn connect(
     let calls = Arc::new(Mutex::new(Calls::default()));
     let (quiet, ended) = mpsc::channel();
     let connection = Arc::new(Connection {
+        name: name.to_owned(),
         output: Mutex::new(Some(output)),
         calls: calls.clone(),
         next_call: AtomicU64::new(1),
@@ -168,7 +171,7 @@ impl Connection {
         if let Err(error) = self.send(request, id, parts) {
             self.calls.lock().waiting.remove(&id);
             // The thread that takes answers soon knows more.
-            return Err(Error::from_io("the connection failed", error));
+            return Err(Error::from_io(format!("the connection to {} failed", self.name), error));
         }
         Ok(Coming { answer, calls: self.calls.clone() })
     }
