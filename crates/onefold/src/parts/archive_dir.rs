@@ -79,8 +79,7 @@ pub struct ArchiveDir {
     index: Option<Result<IndexPlace>>,
     /// The archive's directory is our user's: else nobody follows what it says of the index.
     is_ours: bool,
-    /// A warning said that the index directory, or a node on another host, is not used: verbs that open the
-    /// archive again say no more.
+    /// A warning said that the index directory is not used: verbs that open the archive again say no more.
     told: Arc<AtomicBool>,
 }
 
