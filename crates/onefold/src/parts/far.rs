@@ -22,7 +22,7 @@ use std::{
 
 use onefold_archive::is_archive_file;
 use onefold_core::{Error, Kind, Result};
-use onefold_remote::{Greeting, RemoteFiles, connect};
+use onefold_remote::{Greeting, PATIENCE, RemoteFiles, connect_for};
 use parking_lot::Mutex;
 
 use super::operator::warn;
@@ -217,7 +217,7 @@ pub(super) struct Far {
     address: Address,
     files: RemoteFiles,
     greeting: Greeting,
-    child: Mutex<Child>,
+    child: Arc<Mutex<Child>>,
 }
 
 impl Far {
@@ -246,16 +246,20 @@ impl Far {
         let listen = move || hear(errors, &of_thread, &host);
         let thread =
             std::thread::Builder::new().name("ssh".into()).spawn(listen).map_err(failed)?;
-        match greeted(output, input, &address, GREETING_WAIT) {
+        let child = Arc::new(Mutex::new(child));
+        let of_watch = child.clone();
+        // Its streams end with it.
+        let give_up = Box::new(move || drop(of_watch.lock().kill()));
+        match greeted((output, input), &address, GREETING_WAIT, give_up) {
             Ok((files, greeting)) => {
                 let lines = std::mem::take(&mut *heard.lock()).lines;
                 heard.lock().is_shown = true;
                 lines.iter().for_each(|line| warn(line));
-                Ok(Far { address, files, greeting, child: Mutex::new(child) })
+                Ok(Far { address, files, greeting, child })
             }
             Err(error) => {
                 // It may have said nothing, and be there.
-                let status = ended(&mut child, Duration::from_secs(5));
+                let status = ended(&mut child.lock(), Duration::from_secs(5));
                 if error.kind() != Kind::NotFound || error.to_string() != "nobody answers" {
                     return Err(named(&address, error));
                 }
@@ -276,15 +280,16 @@ impl Far {
 
 /// Waits for the greeting of the other end. The program still runs when that did not come.
 fn greeted(
-    output: ChildStdout,
-    input: ChildStdin,
+    (output, input): (ChildStdout, ChildStdin),
     address: &Address,
     wait: Duration,
+    give_up: Box<dyn Fn() + Send>,
 ) -> Result<(RemoteFiles, Greeting)> {
     let (tell, told) = mpsc::channel();
     let shown = address.to_string();
     let take = move || {
-        let greeted = connect(Box::new(output), Box::new(input), &shown, is_archive_file);
+        let (output, input) = (Box::new(output), Box::new(input));
+        let greeted = connect_for(output, input, &shown, is_archive_file, (PATIENCE, give_up));
         // Who gave up ends the program, and the stream with it.
         let _ = tell.send(greeted);
     };
@@ -450,7 +455,8 @@ mod tests {
         let mut child = silent.spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let wait = Duration::from_millis(1);
-        let error = greeted(output, input, &address("ssh://vault/srv"), wait).err().unwrap();
+        let error = greeted((output, input), &address("ssh://vault/srv"), wait, Box::new(|| ()));
+        let error = error.err().unwrap();
         assert_eq!(error.kind(), Kind::Io);
         assert!(error.to_string().contains("ssh://vault/srv said nothing"), "{error}");
         ended(&mut child, Duration::ZERO);
