@@ -32,6 +32,8 @@ struct Ends {
     is_cut: AtomicBool,
     /// The other end says that it has no locks, and no label.
     is_mute: AtomicBool,
+    /// The other end says that each file is as long as a number can be.
+    is_long: AtomicBool,
     locks: Mutex<(u64, HashMap<u64, Box<dyn Lock>>)>,
 }
 
@@ -101,7 +103,8 @@ impl LineFile {
 
 impl File for LineFile {
     fn bytes(&self) -> Result<u64> {
-        self.there()?.bytes()
+        let bytes = self.there()?.bytes()?;
+        Ok(if self.0.0.is_long.load(Relaxed) { u64::MAX } else { bytes })
     }
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         self.there()?.read_at(at, into)
@@ -154,8 +157,8 @@ impl Hosts {
 
     fn line(&self, name: &str) -> Line {
         let files = Directory::open(&self.0.path().join(name), true).unwrap();
-        let (is_cut, is_mute) = (AtomicBool::new(false), AtomicBool::new(false));
-        Line(Arc::new(Ends { files, is_cut, is_mute, locks: Mutex::default() }))
+        let [is_cut, is_mute, is_long] = Default::default();
+        Line(Arc::new(Ends { files, is_cut, is_mute, is_long, locks: Mutex::default() }))
     }
 
     fn lines(&self) -> Vec<Line> {
@@ -371,5 +374,25 @@ fn rule_02_a_host_that_forges_its_label_costs_its_node_and_nothing_else() {
         let replacement = Replacement { number: node, files, id: [77 + node as u8; 16] };
         replace(&process.archive, &process.nodes, &replacement, &mut |_, _| {}).unwrap();
         assert_eq!(hosts.process().nodes.absent(), []);
+    }
+}
+
+#[test]
+fn rule_02_no_length_that_a_host_tells_stops_the_others() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 900_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    // Node 0 and the others up to 2 have the log as well, which is judged as that of a hostile archive.
+    for node in [3, 4] {
+        let process = hosts.process();
+        process.lines[node].0.is_long.store(true, Relaxed);
+        let names = process.nodes.names().unwrap();
+        for name in names.iter().filter(|name| name.starts_with("segment-")) {
+            process.nodes.open(name).unwrap().bytes().unwrap();
+        }
+        assert_eq!(support::get(&process.archive, "stream").unwrap(), bytes);
+        support::put(&process.archive, &format!("more-{node}"), &bytes).unwrap();
+        let done = onefold_archive::check(&process.archive, true, &mut |_, _, _| {}).unwrap();
+        assert!(done.is_well());
     }
 }

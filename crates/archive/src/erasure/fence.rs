@@ -48,8 +48,9 @@ impl Lock for Fenced {}
 
 impl Drop for Fenced {
     fn drop(&mut self) {
-        let fences = &mut self.shared.state.lock().fences;
-        let ended: Vec<Fence> = fences.extract_if(.., |fence| fence.id == self.id).collect();
+        let is_own = |fence: &mut Fence| fence.id == self.id;
+        let ended: Vec<Fence> = self.shared.state.lock().fences.extract_if(.., is_own).collect();
+        // Others need the state while another host is told.
         drop(ended);
     }
 }

@@ -13,7 +13,8 @@
 //! ([`confirm`](Redundancy::confirm)). So every current copy has all that was
 //! acknowledged; what else a crash left in them may differ, and the first process that changes
 //! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
-//! labels of two processes meet there.
+//! labels of two processes meet there. Locks on other hosts end one by one, so that who writes to a node has its lock
+//! on that node too ([`fence`]).
 
 #[cfg(feature = "planted-bugs")]
 mod broken;

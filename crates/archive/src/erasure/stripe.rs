@@ -596,7 +596,8 @@ impl File for Segment {
                     .max(file.bytes()?.saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64);
             }
         }
-        Ok(most * self.row_bytes())
+        // Another host may tell any length.
+        Ok(most.saturating_mul(self.row_bytes()))
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
