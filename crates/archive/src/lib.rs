@@ -110,7 +110,9 @@ pub use crate::{
         is_erased as is_domain_erased, key_area, mend_leaves, read_key, remove_put_key, renew_log,
         renew_snapshot, rotate_data_key, upgrade, upgrade_telling,
     },
-    own_files::{TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished},
+    own_files::{
+        TURNS, is_archive_file, is_commit_lock, is_epoch_lock, is_node, is_unfinished, may_be_node,
+    },
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,

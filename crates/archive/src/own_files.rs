@@ -2,23 +2,26 @@
 
 use crate::{
     block_index::MAPS,
+    erasure::{Absent, CURSOR, NODE, NodeLabel},
     format::names::{
         COLLECTOR, COMMIT, EPOCHS, HEADS, IMPORTER, KEYS, LABEL, RESERVE, SYNCED, WRITER, log_name,
         snapshot_name,
     },
     leaf_file::LEAVES,
 };
-use onefold_core::Files;
+use onefold_core::{Error, Files, Kind, Result};
 
 /// Digits of the largest number that a file has.
 const DIGITS_MAX: usize = 20;
 
-/// True for the names of an archive's files in its one directory. Files that say where nodes or an
-/// index are, and who serves the archive, are none of them.
+/// True for the names of an archive's files in its one directory, or in that of a node. Files that say where
+/// nodes or an index are, and who serves the archive, are none of them.
 #[must_use]
 pub fn is_archive_file(name: &str) -> bool {
-    let whole =
-        [LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS];
+    let whole = [
+        LABEL, KEYS, HEADS, SYNCED, RESERVE, COMMIT, WRITER, COLLECTOR, IMPORTER, LEAVES, MAPS,
+        NODE, CURSOR,
+    ];
     // The digits that each has at least.
     let numbered =
         [("log-", 10), ("snapshot-", 10), ("segment-", 8), ("index-", 10), ("counts-", 10)];
@@ -29,6 +32,35 @@ pub fn is_archive_file(name: &str) -> bool {
         name.strip_prefix(kind).is_some_and(|text| is_number(text, least))
     };
     whole.contains(&name) || EPOCHS.contains(&name) || numbered.iter().any(is_numbered)
+}
+
+/// Bytes of the file that tells how far a directory is filled.
+const CURSOR_BYTES: u64 = 36;
+
+/// True for the directory of a node of an archive, by the node's label, and for one that is being filled to become
+/// one and has nothing else in it.
+///
+/// # Errors
+/// Those of looking at it: it may be one.
+pub fn is_node(files: &dyn Files) -> Result<bool> {
+    match NodeLabel::read(files) {
+        Ok(_) => return Ok(true),
+        Err(Absent::Gone(why)) => return Err(Error::new(Kind::Io, why)),
+        Err(_) => {}
+    }
+    let cursor = match files.open(CURSOR) {
+        Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    let is_own = files.names()?.iter().all(|name| is_archive_file(name));
+    Ok(is_own && cursor.bytes()? <= CURSOR_BYTES)
+}
+
+/// True unless a directory certainly has no file that tells of a node, whole or not.
+#[must_use]
+pub fn may_be_node(files: &dyn Files) -> bool {
+    let is_away = |name| files.open(name).is_err_and(|error| error.kind() == Kind::NotFound);
+    ![NODE, CURSOR].into_iter().all(is_away)
 }
 
 /// True when a directory has nothing but what a creation leaves that was killed before it wrote the label:

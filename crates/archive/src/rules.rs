@@ -138,6 +138,10 @@ pub enum Rule {
     /// A change is made in one copy more than the code has parity. Otherwise no node may have the
     /// change when as many are lost as may be.
     QuorumOfCopies,
+    /// Who writes to a node has its lock there, also where no copy of the log is. Otherwise a process whose
+    /// connections to most of the copies ended writes on to other nodes, beside the next one. No seed has
+    /// connections; a test of the simulator's files finds it.
+    EveryNodeLocked,
     /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
     /// maps blocks that a power cut lost.
     ChunksBeforeMapping,

@@ -472,6 +472,293 @@ fn what_lies_elsewhere_or_is_served_is_refused_in_a_sentence() {
 }
 
 #[test]
+fn nodes_of_an_archive_lie_on_other_hosts() {
+    let desk = desk();
+    let far = |name: &str| address(&desk, name);
+    fs::write(desk.path("image"), noise(3, 3_000_000)).unwrap();
+    fs::write(desk.path("later"), noise(4, 300_000)).unwrap();
+    let nodes = format!("n0,{},n2,{},n4", far("n1"), far("n3"));
+    desk.fails(
+        "create archive b --nodes bucket:n0,n1,n2 --code 3,2",
+        1,
+        &["a node is a directory"],
+    );
+    let made = desk.ok(&format!("create archive a --nodes {nodes} --code 5,3"));
+    assert!(made.contains("on 5 nodes of which 2 may be lost"), "{made}");
+    assert!(desk.path("n1/node").exists() && desk.path("n3/node").exists());
+    let same = |name: &str, kept: &str| {
+        desk.ok(&format!("get a {name} --output back"));
+        assert_eq!(fs::read(desk.path("back")).unwrap(), fs::read(desk.path(kept)).unwrap());
+        fs::remove_file(desk.path("back")).unwrap();
+    };
+    desk.ok("put a image image");
+    same("image", "image");
+    desk.ok("check a");
+    // A node on another host counts as any other: two may be lost, whichever.
+    fs::rename(desk.path("n1"), desk.path("gone")).unwrap();
+    fs::remove_dir_all(desk.path("n2")).unwrap();
+    same("image", "image");
+    desk.ok("rm a image");
+    // One that was away and missed changes, and a new one, are filled.
+    fs::rename(desk.path("gone"), desk.path("n1")).unwrap();
+    desk.ok(&format!("node replace a 1 {}", far("n1")));
+    desk.ok("put a again image --degraded");
+    desk.ok(&format!("node replace a 2 {}", far("new")));
+    desk.ok("put a later later");
+    desk.ok("node rebuild a");
+    desk.ok("check a");
+    desk.ok("scrub a");
+    fs::remove_dir_all(desk.path("n0")).unwrap();
+    fs::remove_dir_all(desk.path("n4")).unwrap();
+    same("again", "image");
+    same("later", "later");
+    // The list is anew from the addresses.
+    fs::remove_dir_all(desk.path("a")).unwrap();
+    let nodes = format!("n0,{},{},{},n4", far("n1"), far("new"), far("n3"));
+    desk.ok(&format!("node attach a --nodes {nodes}"));
+    same("again", "image");
+    // A node of an archive is none by itself.
+    let said = desk.run(&format!("put {} x image", far("n1")));
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+}
+
+#[test]
+fn a_node_whose_host_is_not_reached_is_absent_and_one_that_is_read_only_stops_changes() {
+    let desk = desk();
+    fs::write(desk.path("image"), noise(3, 400_000)).unwrap();
+    let nodes = format!("n0,{},n2", address(&desk, "n1"));
+    desk.ok(&format!("create archive a --nodes {nodes} --code 3,2"));
+    desk.ok("put a image image");
+    let down = desk.by_ssh("down", "echo no route >&2; exit 255");
+    down.ok("get a image --output back");
+    assert_eq!(fs::read(desk.path("back")).unwrap(), fs::read(desk.path("image")).unwrap());
+    let said = down.run("put a other ssh");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    let reads = desk.by_ssh("reads", "exec sh -c \"$last --right read\"");
+    reads.ok("get a image --output again");
+    reads.fails("put a other ssh", 1, &["ssh://vault/", "can't be changed"]);
+    // The put without it left it behind.
+    desk.ok(&format!("node replace a 1 {}", address(&desk, "n1")));
+    desk.ok("put a other ssh");
+    desk.ok("check a");
+}
+
+#[test]
+fn rule_02_only_a_list_that_its_user_wrote_for_its_place_leads_to_another_host() {
+    let desk = desk();
+    let nodes = format!("n0,{},n2", address(&desk, "n1"));
+    desk.ok(&format!("create archive mine --nodes {nodes} --code 3,2"));
+    // Whoever connects leaves a trace.
+    let traced = desk.by_ssh("traced", &format!("touch trace; {LOCAL}"));
+    let list = fs::read_to_string(desk.path("mine/nodes")).unwrap();
+    let bare: String = list.lines().take(3).map(|line| format!("{line}\n")).collect();
+    // The right path shows nothing: whoever has something unpacked knows where.
+    fs::rename(desk.path("mine"), desk.path("moved")).unwrap();
+    for (trap, text) in [("copied", list.clone()), ("bare", bare), ("mine", list.clone())] {
+        fs::create_dir(desk.path(trap)).unwrap();
+        fs::set_permissions(desk.path(trap), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(desk.path(trap).join("nodes"), text).unwrap();
+        for verb in ["ls T", "status T", "gc T", "put T x ssh", "check T"] {
+            traced.run(&verb.replace(" T", &format!(" {trap}")));
+            assert!(!desk.path("trace").exists(), "{trap} {verb}");
+        }
+    }
+    // The directory itself may be moved.
+    traced.ok("ls moved");
+    assert!(desk.path("trace").exists());
+    fs::remove_dir_all(desk.path("mine")).unwrap();
+    desk.ok(&format!("node attach mine --nodes {nodes}"));
+    desk.ok("ls mine");
+}
+
+#[test]
+fn a_healthy_node_on_another_host_is_never_filled() {
+    let desk = desk();
+    let far = |name: &str| address(&desk, name);
+    fs::write(desk.path("image"), noise(3, 400_000)).unwrap();
+    let nodes = format!("n0,{},n2,{}", far("n1"), far("n3"));
+    desk.ok(&format!("create archive a --nodes {nodes} --code 3,2"));
+    desk.fails(
+        "create archive b --nodes ssh://vault/x,n8,ssh://vault/x --code 3,2",
+        1,
+        &["ssh://vault/x"],
+    );
+    desk.ok("put a image image");
+    let whole = |desk: &Desk| {
+        desk.ok("check a");
+        desk.ok("get a image --output back");
+        assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("back")).unwrap());
+        fs::remove_file(desk.path("back")).unwrap();
+    };
+    // Another spelling of an address is another connection.
+    let spelled = far("n3").replace("ssh://vault/", "ssh://vault:22/");
+    for to in [far("n3"), spelled, far("n1")] {
+        desk.fails(&format!("node replace a 3 {to}"), 1, &["is there, and whole"]);
+    }
+    desk.fails(&format!("node replace a 0 {}", far("n3")), 1, &["is there, and whole"]);
+    whole(&desk);
+    // Node 2 is lost: the directories of the others are nothing to fill.
+    fs::rename(desk.path("n2"), desk.path("away")).unwrap();
+    for (to, number) in [(far("n3"), 3), (far("n1"), 1), (far("n0"), 0)] {
+        let why = format!("node {number}, which counts");
+        desk.fails(&format!("node replace a 2 {to}"), 1, &[&why]);
+    }
+    // Nor are strangers'.
+    desk.ok("create archive other");
+    desk.fails(&format!("node replace a 2 {}", far("other")), 1, &["not empty"]);
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/letter"), "dear all").unwrap();
+    desk.fails(&format!("node replace a 2 {}", far("home")), 1, &["not empty"]);
+    assert!(desk.path("home/letter").exists());
+    fs::rename(desk.path("away"), desk.path("n2")).unwrap();
+    whole(&desk);
+}
+
+/// A connection to this directory breaks when it has carried so many bytes.
+fn broken(directory: &str, bytes: u64) -> String {
+    format!(
+        "case \"$*\" in *{directory}*) stdbuf -o0 head -c {bytes} | sh -c \"$last\" ;; *) {LOCAL} ;; esac"
+    )
+}
+
+#[test]
+fn the_filling_of_a_far_node_that_is_cut_off_goes_on() {
+    let desk = desk();
+    fs::write(desk.path("image"), noise(3, 6_000_000)).unwrap();
+    let there = |name: &str| format!("ssh://attic{}", desk.path(name).display());
+    desk.ok(&format!("create archive a --nodes n0,{},n2 --code 3,2", address(&desk, "n1")));
+    desk.ok("put a image image");
+    for number in [1, 2] {
+        fs::remove_dir_all(desk.path(&format!("n{number}"))).unwrap();
+        let (to, mut cut) = (format!("new{number}"), 0);
+        let replace = format!("node replace a {number} {}", there(&to));
+        for bytes in (6..26).map(|n| 1u64 << n) {
+            let said = desk.by_ssh("breaks", &broken(&to, bytes)).run(&replace);
+            if said.status.success() {
+                break;
+            }
+            assert_eq!(said.status.code(), Some(1), "after {bytes} bytes: {said:?}");
+            cut += u32::from(desk.path(&to).join("rebuild").exists());
+        }
+        assert!(cut > 2, "{cut}");
+        desk.ok("check a");
+        // All units of the others and of this one are whole.
+        assert!(desk.ok("node rebuild a").contains(" 0 bad, 0 made anew"));
+        assert!(!desk.path(&to).join("rebuild").exists());
+    }
+    desk.ok("get a image --output back");
+    assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("back")).unwrap());
+}
+
+#[test]
+fn a_far_node_whose_host_fails_in_the_middle_costs_one_node_and_no_data() {
+    let desk = desk();
+    fs::write(desk.path("first"), noise(3, 2_000_000)).unwrap();
+    fs::write(desk.path("next"), noise(4, 2_000_000)).unwrap();
+    let there = format!("ssh://attic{}", desk.path("n1").display());
+    desk.ok(&format!("create archive a --nodes n0,{there},n2,n3 --code 3,2"));
+    desk.ok("put a first first");
+    let same = |desk: &Desk, name: &str, kept: &str| {
+        desk.ok(&format!("get a {name} --output back"));
+        assert_eq!(fs::read(desk.path(kept)).unwrap(), fs::read(desk.path("back")).unwrap());
+        fs::remove_file(desk.path("back")).unwrap();
+    };
+    let mut left_out = 0;
+    for (n, bytes) in (8..24).map(|n| 1u64 << n).enumerate() {
+        // The other end is killed when it got so much: its locks end with it, and nothing else of it is done.
+        let script = format!(
+            "case \"$*\" in *attic*) pid=$(mktemp); {{ stdbuf -o0 head -c {bytes}; kill -9 $(cat $pid); }} \
+             | sh -c \"echo \\$\\$ > $pid; exec $last\" ;; *) {LOCAL} ;; esac"
+        );
+        let breaks = desk.by_ssh("breaks", &script);
+        for verb in [&*format!("put a next{n} next"), "gc a --trash 0", "node rebuild a"] {
+            let said = breaks.run(verb);
+            let is_told = said.status.success() || said.status.code() == Some(1);
+            assert!(is_told && !said.err.contains("panicked"), "{verb}: {said:?}");
+            if said.status.success() && verb.starts_with("put") {
+                same(&desk, &format!("next{n}"), "next");
+            }
+            same(&desk, "first", "first");
+        }
+        // Whole again, by its own directory if it missed something.
+        let said = desk.run(&format!("node replace a 1 {there}"));
+        assert!(said.status.success() || said.err.contains("is there, and whole"), "{said:?}");
+        left_out += u32::from(said.status.success());
+        desk.ok("check a");
+    }
+    assert!(left_out > 3, "{left_out}");
+    assert!(desk.ok("node rebuild a").contains(" 0 bad, 0 made anew"));
+}
+
+#[test]
+fn an_archive_goes_on_without_a_host_as_far_as_its_code_allows_and_says_so() {
+    let desk = desk();
+    fs::write(desk.path("image"), noise(3, 400_000)).unwrap();
+    let there = format!("ssh://attic{}", desk.path("n1").display());
+    desk.ok(&format!("create archive a --nodes n0,{there},n2,n3 --code 3,2"));
+    desk.ok(&format!("create archive b --nodes m0,{},m2 --code 3,2", there.replace("n1", "m1")));
+    desk.ok("put a image image");
+    desk.ok("put b image image");
+    let down = desk.by_ssh(
+        "down",
+        &format!("case \"$*\" in *attic*) echo no route >&2; exit 255 ;; *) {LOCAL} ;; esac"),
+    );
+    // Three of four nodes are enough for a stripe of three.
+    down.ok("put a again image");
+    let said = down.run("put b again image");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.err.contains("--degraded") || said.err.contains("node replace"), "{said:?}");
+    for verb in ["status a", "put a third image"] {
+        let said = down.run(verb);
+        assert!(
+            said.status.success() && format!("{said:?}").contains("no route"),
+            "{verb}: {said:?}"
+        );
+    }
+    // Another archive's node behind the address is no node of this one.
+    let swapped =
+        desk.by_ssh("swapped", &format!("last=$(echo \"$last\" | sed s/n1/m1/); {LOCAL}"));
+    swapped.ok("get a image --output back");
+    assert!(swapped.ok("status a").contains("it is another node"));
+    desk.ok(&format!("node replace a 1 {there}"));
+    desk.ok("check a");
+}
+
+#[test]
+fn two_hosts_do_not_store_into_one_archive_at_once() {
+    let desk = desk();
+    fs::write(desk.path("image"), noise(3, 400_000)).unwrap();
+    let nodes = format!(
+        "{},{},{},{}",
+        address(&desk, "n0"),
+        address(&desk, "n1"),
+        address(&desk, "n2"),
+        address(&desk, "n3")
+    );
+    desk.ok(&format!("create archive a --nodes {nodes} --code 3,2"));
+    desk.ok(&format!("node attach b --nodes {nodes}"));
+    desk.ok("put a image image");
+    let mut command = desk.command("put a slow");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut first = command.spawn().unwrap();
+    first.stdin.as_mut().unwrap().write_all(&noise(5, 3_000_000)).unwrap();
+    let mut command = desk.command("put b last image");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let second = command.spawn().unwrap();
+    // Readers wait for neither.
+    desk.ok("get b image --output back");
+    fs::remove_file(desk.path("back")).unwrap();
+    // The locks of a killed process end with its connections, and then the second one stores.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let said = second.wait_with_output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    desk.ok("check a");
+    desk.ok("get a last --output back");
+    assert_eq!(fs::read(desk.path("image")).unwrap(), fs::read(desk.path("back")).unwrap());
+}
+
+#[test]
 fn a_silent_other_host_is_left_after_a_while() {
     let desk = desk();
     desk.ok("create archive a");

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
@@ -20,6 +20,9 @@ use crate::wire::{self, DATA_MAX, Greeting, Handle, Request};
 
 /// How often a side that has nothing to ask says that it is there.
 const ALIVE_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// How long an answer may take. A sync of what the memory of a large host holds takes many minutes on a slow disk.
+pub const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
 type Answer = Result<Body>;
 
@@ -37,12 +40,21 @@ impl std::ops::Deref for Body {
 /// The calls that have no answer yet.
 #[derive(Default)]
 struct Calls {
-    waiting: HashMap<u64, mpsc::Sender<Answer>>,
+    waiting: HashMap<u64, Waiting>,
     /// Why the connection ended.
     ended: Option<Error>,
 }
 
+/// A call that has no answer yet.
+struct Waiting {
+    tell: mpsc::Sender<Answer>,
+    /// `None` when the answer may take any time, as that for a lock that another process has.
+    since: Option<Instant>,
+}
+
 struct Connection {
+    /// What the far side is called in errors.
+    name: String,
     /// `None` when this side has ended the connection.
     output: Mutex<Option<Box<dyn Write + Send>>>,
     calls: Arc<Mutex<Calls>>,
@@ -66,15 +78,31 @@ pub struct RemoteFiles(Arc<Connection>);
 /// `NotFound` when nobody answers, `Unsupported` when something else does, why the far side refuses
 /// everything, and those of the streams.
 pub fn connect(
+    input: Box<dyn Read + Send>,
+    output: Box<dyn Write + Send>,
+    name: &str,
+    is_own: fn(&str) -> bool,
+) -> Result<(RemoteFiles, Greeting)> {
+    connect_for(input, output, name, is_own, (PATIENCE, Box::new(|| ())))
+}
+
+/// The same with the time that the answer to anything but a wait for a lock may take, and what ends the streams after
+/// that: the connection is over then.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_for(
     mut input: Box<dyn Read + Send>,
     output: Box<dyn Write + Send>,
     name: &str,
     is_own: fn(&str) -> bool,
+    (patience, give_up): (Duration, Box<dyn Fn() + Send>),
 ) -> Result<(RemoteFiles, Greeting)> {
     let greeting = Greeting::receive(&mut *input)?;
     let calls = Arc::new(Mutex::new(Calls::default()));
     let (quiet, ended) = mpsc::channel();
     let connection = Arc::new(Connection {
+        name: name.to_owned(),
         output: Mutex::new(Some(output)),
         calls: calls.clone(),
         next_call: AtomicU64::new(1),
@@ -86,13 +114,11 @@ pub fn connect(
     let name = name.to_owned();
     let take = move || {
         let end = take_answers(&mut *input, &calls, &name);
-        let mut calls = calls.lock();
-        calls.ended = Some(end);
-        calls.waiting.clear();
+        calls.lock().end(end);
     };
     std::thread::Builder::new().name("answers".into()).spawn(take).map_err(failed)?;
     let weak = Arc::downgrade(&connection);
-    let alive = move || say_alive(&weak, &ended);
+    let alive = move || say_alive(&weak, &ended, patience, &*give_up);
     std::thread::Builder::new().name("alive".into()).spawn(alive).map_err(failed)?;
     Ok((RemoteFiles(connection), greeting))
 }
@@ -121,14 +147,55 @@ fn take_answers(input: &mut dyn Read, calls: &Mutex<Calls>, name: &str) -> Error
             return ended(" by an answer that nobody waits for");
         };
         // Who gave up waiting needs none.
-        let _ = waiting.send(answer.map(|()| Body(frame)));
+        let _ = waiting.tell.send(answer.map(|()| Body(frame)));
     }
 }
 
-fn say_alive(connection: &Weak<Connection>, ended: &mpsc::Receiver<()>) {
-    while ended.recv_timeout(ALIVE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+/// Says that this side is there until the connection is over, and ends it when the far side does not answer: it may
+/// be there and never answer, and who has other nodes goes on without it.
+fn say_alive(
+    connection: &Weak<Connection>,
+    ended: &mpsc::Receiver<()>,
+    patience: Duration,
+    give_up: &dyn Fn(),
+) {
+    let pause = ALIVE_EVERY.min(patience);
+    while ended.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
         let Some(connection) = connection.upgrade() else { return };
-        connection.tell(&Request::Alive);
+        if connection.calls.lock().have_waited(patience) {
+            let (name, seconds) = (&connection.name, patience.as_secs());
+            let why = format!(
+                "{name} has not answered for {seconds} seconds: what had no answer may not have been done"
+            );
+            connection.calls.lock().end(Error::new(Kind::Io, why));
+            // The far side may take nothing either: a thread that sends waits until the stream ends.
+            give_up();
+            if let Some(mut output) = connection.output.try_lock() {
+                drop(output.take());
+            }
+            return;
+        }
+        // A thread that sends holds up this one, and says as much.
+        if let Some(mut output) = connection.output.try_lock()
+            && let Some(output) = output.as_mut()
+        {
+            // When that fails the connection is over, which ends it as well.
+            let _ = Request::Alive.send(&mut **output, 0, &[]);
+        }
+    }
+}
+
+impl Calls {
+    /// No call gets an answer any more. What is known first counts.
+    fn end(&mut self, why: Error) {
+        self.ended.get_or_insert(why);
+        self.waiting.clear();
+    }
+
+    /// True when a call has waited so long.
+    fn have_waited(&self, patience: Duration) -> bool {
+        let is_long = |since: Instant| since.elapsed() >= patience;
+        self.waiting.values().any(|waiting| waiting.since.is_some_and(is_long))
     }
 }
 
@@ -163,12 +230,14 @@ impl Connection {
             if let Some(error) = &calls.ended {
                 return Err(error.clone());
             }
-            calls.waiting.insert(id, send);
+            let may_last = matches!(request, Request::Lock { wait: true, .. });
+            let since = (!may_last).then(Instant::now);
+            calls.waiting.insert(id, Waiting { tell: send, since });
         }
         if let Err(error) = self.send(request, id, parts) {
             self.calls.lock().waiting.remove(&id);
             // The thread that takes answers soon knows more.
-            return Err(Error::from_io("the connection failed", error));
+            return Err(Error::from_io(format!("the connection to {} failed", self.name), error));
         }
         Ok(Coming { answer, calls: self.calls.clone() })
     }

@@ -20,7 +20,7 @@ mod rights;
 mod server;
 mod wire;
 
-pub use client::{RemoteFiles, connect};
+pub use client::{PATIENCE, RemoteFiles, connect, connect_for};
 pub use rights::{Right, Stay};
 pub use server::{Act, Offer, Pulse, answer};
 pub use wire::{Greeting, decoders, refuse};

@@ -14,7 +14,9 @@ use std::{
 
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
-use onefold_remote::{Act, Greeting, Offer, Pulse, RemoteFiles, Right, Stay, answer, connect};
+use onefold_remote::{
+    Act, Greeting, Offer, Pulse, RemoteFiles, Right, Stay, answer, connect, connect_for,
+};
 
 /// These files, of which none may be called "nodes".
 fn offer(files: Arc<dyn Files>) -> Offer {
@@ -465,4 +467,60 @@ fn rule_48_what_the_other_side_did_and_was_refused_is_heard() {
     assert_eq!(did, ["Created(\"log-1\")", "Wrote(5)", "Resized", "Removed(\"log-1\")", refused]);
     let did = heard(Right::Read, |files| assert!(files.remove("log-1").is_err()));
     assert_eq!(did, ["Refused(\"remove\", Some(\"log-1\"))"]);
+}
+
+#[test]
+fn a_far_side_that_never_answers_and_takes_nothing_is_left() {
+    let (near, far) = UnixStream::pair().unwrap();
+    // It greets, and that is all.
+    let (_dir, offered) = directory();
+    let (output, greeting) = (Box::new(far.try_clone().unwrap()), Greeting::of(Right::Manage));
+    answer(offer(offered), &greeting, &[][..], output, &Pulse::default()).unwrap();
+    let ends = near.try_clone().unwrap();
+    let give_up = Box::new(move || ends.shutdown(std::net::Shutdown::Both).unwrap());
+    let (input, output) = (Box::new(near.try_clone().unwrap()), Box::new(near));
+    let patience = (Duration::from_millis(100), give_up as Box<dyn Fn() + Send>);
+    let (files, _) = connect_for(input, output, "far", |_| true, patience).unwrap();
+    let calls: Vec<JoinHandle<Result<Vec<String>>>> = (0..4)
+        .map(|n| {
+            let files = files.clone();
+            // Some names are longer than what the stream holds.
+            let name = "x".repeat(if n < 2 { 1 } else { 1000 });
+            std::thread::spawn(move || {
+                (0..1000).try_for_each(|_| files.remove(&name))?;
+                files.names()
+            })
+        })
+        .collect();
+    for call in calls {
+        assert_eq!(call.join().unwrap().unwrap_err().kind(), Kind::Io);
+    }
+    let error = files.names().unwrap_err();
+    assert!(error.to_string().contains("far has not answered"), "{error}");
+    assert!(files.has_ended());
+    drop(far);
+}
+
+#[test]
+fn a_wait_for_a_lock_may_take_any_time() {
+    let (_dir, files) = directory();
+    files.create("lock").unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let offered: Arc<dyn Files> = files.clone();
+    let far = std::thread::spawn(move || {
+        let output = Box::new(far.try_clone().unwrap());
+        answer(offer(offered), &Greeting::of(Right::Manage), &far, output, &Pulse::default())
+    });
+    let output = Box::new(Closing(near.try_clone().unwrap()));
+    let patience = (Duration::from_millis(20), Box::new(|| ()) as Box<dyn Fn() + Send>);
+    let (remote, _) = connect_for(Box::new(near), output, "far", |_| true, patience).unwrap();
+    let held = files.lock("lock", Hold::Alone, false).unwrap();
+    let of_thread = remote.clone();
+    let wait = std::thread::spawn(move || of_thread.lock("lock", Hold::Alone, true).map(drop));
+    std::thread::sleep(Duration::from_millis(200));
+    drop(held);
+    wait.join().unwrap().unwrap();
+    assert!(!remote.has_ended());
+    drop(remote);
+    far.join().unwrap().unwrap();
 }

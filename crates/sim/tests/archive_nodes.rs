@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use onefold_archive::{Archive, Format, Nodes, Rule, Settings, Spread};
-use onefold_core::{Files, Kind, Result};
+use onefold_archive::{Archive, Format, Ingest, Nodes, Rule, Settings, Spread};
+use onefold_core::{Files, Hold, Kind, Result};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
 
 const OWN: &[u8] = b"the owner's list";
@@ -17,12 +17,19 @@ struct Desk {
 impl Desk {
     /// An archive on three nodes; an older one knows nothing of seals.
     fn new(older: bool, broken: Option<Rule>) -> Desk {
-        let nodes = (0..3).map(|n| VirtualFiles::new(Layout::default(), Rng::new(n))).collect();
+        Desk::of(3, older, broken)
+    }
+
+    fn of(count: u8, older: bool, broken: Option<Rule>) -> Desk {
+        let nodes = (0..u64::from(count))
+            .map(|n| VirtualFiles::new(Layout::default(), Rng::new(n)))
+            .collect();
         let desk = Desk { nodes, broken };
-        let ids = (0..3).map(|n| [n; 16]).collect();
+        let ids = (0..count).map(|n| [n; 16]).collect();
         let spread = Spread { n: 3, k: 2, ids, listed: !older };
         let format = Format { reserve_bytes: 0, ..Format::new([7; 16], [8; 32], [9; 16]) };
-        let made = Nodes::create(desk.files(3), &spread, format.id, format.secret).unwrap();
+        let made =
+            Nodes::create(desk.files(count.into()), &spread, format.id, format.secret).unwrap();
         Archive::create_on_nodes(&made, &format).unwrap();
         desk
     }
@@ -103,4 +110,24 @@ fn rule_02_a_crash_while_an_older_archive_learns_of_seals_leaves_it_open_to_its_
         assert!(desk.change(3, "b", OWN, Some(desk.seal())).unwrap(), "crash {crash}");
         assert_eq!(desk.change(3, "c", OWN, None).unwrap_err().kind(), Kind::Denied);
     }
+}
+
+#[test]
+fn who_stores_has_the_lock_of_each_node_that_it_writes_to() {
+    // Nodes 3 and 4 have no copy of the log. No seed has connections that end one by one.
+    let locked = |broken| {
+        let desk = Desk::of(5, false, broken);
+        let files = desk.files(5).into_iter().map(Some).collect();
+        let nodes = Nodes::open_with(files, false, &desk.settings()).unwrap();
+        let archive = Archive::open_on_nodes(Arc::new(nodes), true, desk.settings()).unwrap();
+        let archive = Arc::new(archive);
+        let held = Ingest::begin(&archive, false, false).unwrap();
+        let is_locked = |node: &VirtualFiles| node.lock("lock-writer", Hold::Alone, false).is_err();
+        let locked: Vec<bool> = desk.nodes.iter().map(is_locked).collect();
+        drop(held);
+        assert!(!desk.nodes.iter().any(is_locked));
+        locked
+    };
+    assert_eq!(locked(None), [true; 5]);
+    assert_eq!(locked(Some(Rule::EveryNodeLocked)), [true, true, true, false, false]);
 }

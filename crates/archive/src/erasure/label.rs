@@ -72,6 +72,9 @@ pub enum Absent {
     Foreign,
     /// The node missed changes.
     Outdated,
+    /// By the label of this node, which is on another host, more nodes would be lost than may be; by those of all
+    /// others that is not so.
+    Doubted,
 }
 
 impl std::fmt::Display for Absent {
@@ -81,6 +84,7 @@ impl std::fmt::Display for Absent {
             Absent::Unlabelled => f.write_str("it has no label of a node"),
             Absent::Foreign => f.write_str("it is another node"),
             Absent::Outdated => f.write_str("it missed changes"),
+            Absent::Doubted => f.write_str("its label contradicts those of the other nodes"),
         }
     }
 }
@@ -144,7 +148,9 @@ impl NodeLabel {
         let (settled, listed) = (r.u8()? == 1, r.u8()? == 1);
         r.take(2)?;
         let (epoch, members) = (r.counter()?, r.u64()?);
-        if usize::from(nodes) > NODES_MAX || number >= nodes || n > nodes || k == 0 || k > n {
+        // Each copy of the log has a node.
+        let is_spread = |copies: u32| usize::from(nodes) <= NODES_MAX && copies <= nodes.into();
+        if number >= nodes || n > nodes || k == 0 || k > n || !is_spread(2 * u32::from(n - k) + 1) {
             return Err(corrupt("the label of a node can't be true"));
         }
         let ids = (0..nodes).map(|_| r.array()).collect::<Result<_>>()?;
@@ -234,6 +240,41 @@ pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
     Some((view.clone(), here))
 }
 
+/// Labels of most nodes that are doubted at once.
+const DOUBTED_MAX: u32 = 2;
+
+/// Of the `suspects`, which are on other hosts, those whose labels can't be true together with the others: with them
+/// there is no current view, or one under which more than `parity` nodes are lost. Each host of a node knows the
+/// archive's secret, so it can write any label that it wants, and the damage must not be more than a lost node.
+///
+/// Where the labels without them make no such view either, nobody is doubted: then more is lost than may be, and
+/// it is not for a vote which of two states of the archive counts.
+pub(super) fn doubted(found: &[Option<NodeLabel>], suspects: u64, parity: usize) -> u64 {
+    let is_sound = |without: u64| {
+        let rest: Vec<Option<NodeLabel>> = found
+            .iter()
+            .enumerate()
+            .map(|(n, label)| label.clone().filter(|_| without >> n & 1 == 0))
+            .collect();
+        current(&rest).is_some_and(|(_, here)| here.count_ones() as usize + parity >= found.len())
+    };
+    let mut singles: Vec<usize> =
+        (0..found.len()).filter(|&n| suspects >> n & 1 == 1 && found[n].is_some()).collect();
+    if singles.is_empty() || is_sound(0) {
+        return 0;
+    }
+    // What nobody else has seen is doubted first.
+    let generation = |&n: &usize| found[n].as_ref().map(NodeLabel::generation);
+    singles.sort_by_key(|n| std::cmp::Reverse(generation(n)));
+    let singles: Vec<u64> = singles.into_iter().map(|n| 1 << n).collect();
+    let pairs = singles.iter().flat_map(|&one| {
+        singles.iter().map(move |&other| one | other).filter(move |both| *both != one)
+    });
+    let most = DOUBTED_MAX.min(parity as u32);
+    let mut sets = singles.iter().copied().chain(pairs).filter(|set| set.count_ones() <= most);
+    sets.find(|&set| is_sound(set)).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,13 +338,17 @@ mod tests {
     fn labels_are_read_as_they_were_written_and_damage_is_seen() {
         let label = label(3, 7, 0b10111, true);
         let bytes = label.encode();
-        assert_eq!(NodeLabel::decode(&bytes).unwrap(), Some(label));
+        assert_eq!(NodeLabel::decode(&bytes).unwrap(), Some(label.clone()));
         for at in [9, 50, 70, 4000, 4090] {
             let mut torn = bytes.clone();
             torn[at] ^= 1;
             assert!(NodeLabel::decode(&torn).is_err(), "byte {at}");
         }
         assert_eq!(NodeLabel::decode(&[0; PLACE_BYTES]).unwrap(), None);
+        for (n, k) in [(5, 2), (5, 0), (2, 3), (6, 5)] {
+            let error = NodeLabel::decode(&NodeLabel { n, k, ..label.clone() }.encode());
+            assert_eq!(error.unwrap_err().kind(), Kind::Corrupt, "the code {n},{k} on 5 nodes");
+        }
     }
 
     #[test]
@@ -321,6 +366,52 @@ mod tests {
         // The new label was settled, so 1 shows an old copy.
         let old = [Some(label(0, 5, 0b011, true)), Some(label(1, 4, 0b111, true)), None];
         assert_eq!(here(&old), Some((5, 0b001)));
+    }
+
+    #[test]
+    fn rule_02_no_label_of_another_host_makes_more_than_its_node_lost() {
+        let all = 0b11111;
+        let honest = || -> Vec<Option<NodeLabel>> {
+            (0..5).map(|n| Some(label(n, 5, all, true))).map(listed).collect()
+        };
+        fn listed(label: Option<NodeLabel>) -> Option<NodeLabel> {
+            label.map(|label| NodeLabel { view: View { listed: true, ..label.view }, ..label })
+        }
+        assert_eq!(doubted(&honest(), all, 1), 0);
+        let mut others = View { ids: vec![[9; 16]; 5], ..label(4, 5, all, true).view };
+        others.listed = true;
+        let forged = [
+            // Later, and all others missed it.
+            label(4, 6, 0b10000, true),
+            label(4, 6, 0b10001, true),
+            label(4, 6, 0b10111, true),
+            label(4, 7, all, true),
+            label(4, 1 << 60, all, true),
+            label(4, 6, 0b10001, false),
+            // Another one at the same time.
+            label(4, 5, 0b10001, true),
+            NodeLabel { view: others, ..label(4, 5, all, true) },
+        ];
+        for lie in forged {
+            let shown = format!("{lie:?}");
+            let mut found = honest();
+            found[4] = listed(Some(lie));
+            let is_harmless = here(&found).is_some_and(|(_, here)| here.count_ones() >= 4);
+            assert_eq!(doubted(&found, all, 1), if is_harmless { 0 } else { 1 << 4 }, "{shown}");
+            // One that is here is believed, and so is one where all others may lie.
+            assert_eq!(doubted(&found, 0b01111, 1) >> 4 & 1, 0, "{shown}");
+            // With two that may be lost, two hosts may lie, and one may be gone.
+            let mut found = honest();
+            found[4] = listed(Some(label(4, 6, 0b10000, true)));
+            found[1] = listed(Some(label(1, 7, 0b00010, true)));
+            assert_eq!(doubted(&found, all, 2), 0b10010);
+            found[1] = None;
+            assert_eq!(doubted(&found, all, 2), 0b10000);
+        }
+        // Nodes that missed changes are no lie.
+        let mut found = honest();
+        found[1] = listed(Some(label(1, 4, all, true)));
+        assert_eq!(doubted(&found, all, 1), 0);
     }
 
     #[test]

@@ -13,12 +13,14 @@
 //! ([`confirm`](Redundancy::confirm)). So every current copy has all that was
 //! acknowledged; what else a crash left in them may differ, and the first process that changes
 //! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
-//! labels of two processes meet there.
+//! labels of two processes meet there. Locks on other hosts end one by one, so that who writes to a node has its lock
+//! on that node too ([`fence`]).
 
 #[cfg(feature = "planted-bugs")]
 mod broken;
 mod code;
 mod copies;
+mod fence;
 mod index_directory;
 mod label;
 mod nodes;
@@ -29,6 +31,7 @@ mod stripe;
 
 pub(crate) use self::{
     copies::copy_all,
+    fence::lock_on,
     index_directory::WithIndex,
     label::{CURSOR, NODE},
     redundancy::{ONE_DIRECTORY, OneDirectory, Redundancy},

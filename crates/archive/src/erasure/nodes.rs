@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 
 use super::{
     code::Code,
-    copies,
+    copies, fence,
     label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
     redundancy::Redundancy,
-    shared::{FoundCopy, Leveling, Shared, State, bits, read_label, too_few},
+    shared::{FoundCopy, Leveling, Shared, State, bits, read_label},
     stripe,
 };
 use crate::{format::names::is_segment, settings::Settings};
@@ -102,7 +102,21 @@ impl Nodes {
     /// # Errors
     /// As there.
     pub fn open(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool) -> Result<Nodes> {
-        Nodes::open_with(directories, degraded, &Settings::default())
+        Nodes::open_far(directories, 0, degraded)
+    }
+
+    /// The same where some are on other hosts: `far` has a bit for each. Whoever has a node has the archive's secret
+    /// in its label, and may write any other one. A label from there by which more nodes would be lost than may be
+    /// is left out, with its node, where all others say that this is not so.
+    ///
+    /// # Errors
+    /// As [`open_with`](Self::open_with).
+    pub fn open_far(
+        directories: Vec<Option<Arc<dyn Files>>>,
+        far: u64,
+        degraded: bool,
+    ) -> Result<Nodes> {
+        open(directories, far, degraded, &Settings::default())
     }
 
     /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts
@@ -115,46 +129,7 @@ impl Nodes {
         degraded: bool,
         settings: &Settings,
     ) -> Result<Nodes> {
-        let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
-        // The archive of most of them.
-        let count = |label: &NodeLabel| {
-            labels.iter().flatten().filter(|other| other.archive == label.archive).count()
-        };
-        let Some(first) =
-            labels.iter().flatten().max_by_key(|label| (count(label), label.view.epoch)).cloned()
-        else {
-            return Err(Error::new(Kind::NotFound, "no archive"));
-        };
-        if directories.len() != first.view.ids.len() {
-            let why = format!(
-                "the archive has {} nodes, and {} directories were given",
-                first.view.ids.len(),
-                directories.len()
-            );
-            return Err(Error::new(Kind::InvalidInput, why));
-        }
-        let shared = Shared {
-            directories,
-            code: Code::new(usize::from(first.n), usize::from(first.k))?,
-            identity: first.identity(),
-            secret: first.secret,
-            degraded,
-            state: Mutex::new(State {
-                view: first.view,
-                here: 0,
-                missed: 0,
-                primary: 0,
-                leveling: Leveling::NotCompared,
-                copies: Vec::new(),
-                read_from: 0,
-                absent: Vec::new(),
-                listed: false,
-                sealed: false,
-            }),
-            settings: settings.clone(),
-        };
-        shared.look()?;
-        Ok(Nodes { shared: Arc::new(shared) })
+        open(directories, 0, degraded, settings)
     }
 
     /// The id of the archive that they hold.
@@ -186,10 +161,61 @@ impl Nodes {
     }
 }
 
-/// Locks on several nodes.
-struct Locks(#[expect(dead_code, reason = "held")] Vec<Box<dyn Lock>>);
-
-impl Lock for Locks {}
+/// Opens the nodes, of which those of `far` are on other hosts.
+fn open(
+    directories: Vec<Option<Arc<dyn Files>>>,
+    far: u64,
+    degraded: bool,
+    settings: &Settings,
+) -> Result<Nodes> {
+    let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
+    // The archive of most of them.
+    let is_alike = |one: &NodeLabel, other: &NodeLabel| {
+        let spread = |label: &NodeLabel| (label.n, label.k, label.view.ids.len());
+        one.archive == other.archive && one.secret == other.secret && spread(one) == spread(other)
+    };
+    let rank = |&(n, label): &(usize, &NodeLabel)| {
+        let count = labels.iter().flatten().filter(|other| is_alike(label, other)).count();
+        (count, far >> n & 1 == 0, label.view.epoch)
+    };
+    let known = labels.iter().enumerate().filter_map(|(n, label)| Some((n, label.as_ref().ok()?)));
+    let Some(first) = known.max_by_key(rank).map(|(_, label)| label.clone()) else {
+        return Err(Error::new(Kind::NotFound, "no archive"));
+    };
+    if directories.len() != first.view.ids.len() {
+        let why = format!(
+            "the archive has {} nodes, and {} directories were given",
+            first.view.ids.len(),
+            directories.len()
+        );
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    let shared = Shared {
+        directories,
+        far,
+        code: Code::new(usize::from(first.n), usize::from(first.k))?,
+        identity: first.identity(),
+        secret: first.secret,
+        degraded,
+        state: Mutex::new(State {
+            view: first.view,
+            here: 0,
+            missed: 0,
+            primary: 0,
+            leveling: Leveling::NotCompared,
+            copies: Vec::new(),
+            read_from: 0,
+            absent: Vec::new(),
+            fences: Vec::new(),
+            next_fence: 0,
+            listed: false,
+            sealed: false,
+        }),
+        settings: settings.clone(),
+    };
+    shared.look()?;
+    Ok(Nodes { shared: Arc::new(shared) })
+}
 
 impl Files for Nodes {
     fn names(&self) -> Result<Vec<String>> {
@@ -246,20 +272,7 @@ impl Files for Nodes {
     }
 
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        let mut locks = Vec::new();
-        // Always in this order, so that two processes never wait for each other.
-        for n in bits(self.shared.here() & self.shared.copies_mask()) {
-            match self.shared.directory(n)?.lock(name, hold, wait) {
-                Ok(lock) => locks.push(lock),
-                Err(error) if error.kind() == Kind::Busy => return Err(error),
-                Err(_) => self.shared.lose(n),
-            }
-        }
-        if locks.is_empty() || (hold == Hold::Alone && (locks.len() as u32) < self.shared.quorum())
-        {
-            return Err(too_few(locks.len() as u32, self.shared.quorum()));
-        }
-        Ok(Box::new(Locks(locks)))
+        fence::lock(&self.shared, name, hold, wait)
     }
 }
 

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::{
     code::Code,
+    fence::{self, Fence},
     label,
     label::{Absent, NODES_MAX, NodeLabel, View},
 };
@@ -15,6 +16,8 @@ use crate::{format::Identity, rules::Rule, settings::Settings};
 /// The state that all files of the nodes share.
 pub(crate) struct Shared {
     pub(super) directories: Vec<Option<Arc<dyn Files>>>,
+    /// A bit for each that is on another host: its label may be a lie.
+    pub(super) far: u64,
     pub(crate) code: Code,
     pub(crate) identity: Identity,
     pub(super) secret: [u8; 32],
@@ -41,6 +44,9 @@ pub(crate) struct State {
     /// The copy of which the tables are read, until the copies are level.
     pub(super) read_from: usize,
     pub(super) absent: Vec<(usize, Absent)>,
+    /// The locks that this process has on all nodes that it may write to.
+    pub(super) fences: Vec<Fence>,
+    pub(super) next_fence: u64,
     /// A label of the archive, current or not, says that its lists have seals.
     pub(super) listed: bool,
     /// The nodes were found by such a list.
@@ -95,15 +101,12 @@ impl Shared {
         self.code.parity() as u32 + u32::from(self.settings.keeps(Rule::QuorumOfCopies))
     }
 
-    /// Reads all labels, and finds out which nodes are current.
-    pub(super) fn look(&self) -> Result<()> {
-        let mut absent = Vec::new();
-        let mut found = Vec::new();
+    /// Reads the labels of all nodes; those that are none of a node of this archive are told.
+    fn labels(&self) -> (Vec<Option<NodeLabel>>, Vec<(usize, Absent)>) {
+        let (mut absent, mut found) = (Vec::new(), Vec::new());
         for (n, files) in self.directories.iter().enumerate() {
             let label = read_label(files.as_deref()).and_then(|label| {
-                let same = label.identity().key == self.identity.key
-                    && label.view.ids.len() == self.directories.len();
-                if same && usize::from(label.number) == n {
+                if self.is_of(&label) && usize::from(label.number) == n {
                     Ok(label)
                 } else {
                     Err(Absent::Foreign)
@@ -111,14 +114,48 @@ impl Shared {
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
+        for n in bits(label::doubted(&found, self.far, self.code.parity())) {
+            found[n] = None;
+            absent.push((n, Absent::Doubted));
+        }
+        (found, absent)
+    }
+
+    /// True when a label is one of this archive.
+    fn is_of(&self, label: &NodeLabel) -> bool {
+        label.identity().key == self.identity.key
+            && label.view.ids.len() == self.directories.len()
+            && (usize::from(label.n), usize::from(label.k))
+                == (self.code.columns(), self.code.data())
+    }
+
+    /// True when a directory with this label would count as a node, wherever it is. Labels that contradict each
+    /// other count as well: nobody knows which of them is true.
+    pub(crate) fn would_count(&self, label: &NodeLabel) -> bool {
+        let (mut found, number) = (self.labels().0, usize::from(label.number));
+        if !self.is_of(label) || number >= found.len() {
+            return false;
+        }
+        found[number] = Some(label.clone());
+        label::current(&found).is_none_or(|(_, here)| here >> number & 1 == 1)
+    }
+
+    /// Reads all labels, and finds out which nodes are current.
+    pub(super) fn look(&self) -> Result<()> {
+        #[cfg_attr(not(feature = "planted-bugs"), allow(unused_mut))]
+        let (mut found, mut absent) = self.labels();
         #[cfg(feature = "planted-bugs")]
         if !self.settings.keeps(Rule::NodeNeedsItsLabel) {
             super::broken::accept_unlabelled(&mut absent, &mut found);
         }
-        let Some((view, here)) = label::current(&found) else {
+        let Some((view, current)) = label::current(&found) else {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
         };
-        absent.extend(bits(view_mask(&found) & !here).map(|n| (n, Absent::Outdated)));
+        absent.extend(bits(view_mask(&found) & !current).map(|n| (n, Absent::Outdated)));
+        let here = fence::within(self, current, |n, error| {
+            let why = format!("this process has no lock there: {error}");
+            absent.push((n, Absent::Gone(why)));
+        });
         absent.sort_by_key(|(n, _)| *n);
         let mut state = self.state.lock();
         state.missed &= view.members;

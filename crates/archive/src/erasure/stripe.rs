@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 
 use super::{
     code::{Code, combine},
-    shared::{Shared, bits},
+    label::Absent,
+    shared::{Shared, bits, read_label},
 };
 use crate::{
     format::{
@@ -415,7 +416,11 @@ impl Segment {
     }
 
     /// Looks at all units of some rows. With `mends` bad ones are made anew where they belong, if
-    /// their node is there, and count as `repaired` then.
+    /// their node is there, and count as `repaired` then. With `only` that column is written to its file, bad where
+    /// it can't be made.
+    ///
+    /// # Errors
+    /// `Stopped` when `only` can't be made because a node does not answer any more, and those of writing.
     pub(crate) fn repair(
         &self,
         at: u64,
@@ -434,6 +439,7 @@ impl Segment {
             done.lost_rows += found.hopeless.len() as u64;
             done.units += (rows * all.len()) as u64;
             if let Some((column, file)) = only {
+                self.nodes_answer(&found.without)?;
                 let mut stored = Vec::with_capacity(rows * STORED_BYTES);
                 for (n, unit) in out[0].chunks(UNIT_BYTES).enumerate() {
                     stored.extend_from_slice(unit);
@@ -471,6 +477,20 @@ impl Segment {
             .keys()
             .try_for_each(|&column| self.shared.directory(self.node(column))?.sync_names())?;
         Ok(done)
+    }
+
+    /// Errors when one of these nodes, which lack what others are to be made from, does not answer at all: that
+    /// is no damage, and passes.
+    fn nodes_answer(&self, nodes: &[usize]) -> Result<()> {
+        for &n in nodes.iter().filter(|&&n| self.shared.here() >> n & 1 == 1) {
+            if let Err(Absent::Gone(why)) = read_label(Some(&**self.shared.directory(n)?)) {
+                let why = format!(
+                    "node {n} does not answer any more ({why}); do it again when it is there"
+                );
+                return Err(Error::new(Kind::Stopped, why));
+            }
+        }
+        Ok(())
     }
 
     /// Looks at the headers of columns on nodes that are there, and with `mends` makes those anew
@@ -576,7 +596,8 @@ impl File for Segment {
                     .max(file.bytes()?.saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64);
             }
         }
-        Ok(most * self.row_bytes())
+        // Another host may tell any length.
+        Ok(most.saturating_mul(self.row_bytes()))
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, Files, Hold, Kind, Result};
+use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
 
 use crate::{
-    erasure::{CURSOR, NODE, NodeLabel, Nodes, Repaired, Segment, View, copy_all},
+    erasure::{Absent, CURSOR, NODE, NodeLabel, Nodes, Repaired, Segment, View, copy_all, lock_on},
     format::{
         bytes::{Reader, Writer},
         names::{COLLECTOR, IMPORTER, WRITER, segment_name},
@@ -106,18 +106,16 @@ pub fn replace(
             format!("there is no node {number}: the archive has {}, from 0 on", nodes.count()),
         ));
     }
-    if shared.here() >> number & 1 == 1 {
-        return Err(Error::new(
-            Kind::InvalidInput,
-            format!("node {number} is there, and whole: only a node that is absent is replaced"),
-        ));
-    }
+    refuse_healthy(nodes, number)?;
+    // Before anything is written: a directory that somebody named by mistake stays as it is.
+    Target::look(nodes, &**files)?;
     let _locks = [WRITER, COLLECTOR, IMPORTER]
         .into_iter()
         .map(|name| archive.files.lock(name, Hold::Alone, true))
         .collect::<Result<Vec<_>>>()?;
     archive.refresh()?;
-    let cursor = begin(nodes, replacement)?;
+    refuse_healthy(nodes, number)?;
+    let (_lock, cursor) = begin(nodes, &**files)?;
     let epoch = shared.state.lock().view.epoch;
     let (places, mut done) = (places(archive)?, Rebuilt { nodes: 1, ..Rebuilt::default() });
     let (total, mut filled) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
@@ -173,42 +171,80 @@ pub fn replace(
     Ok(done)
 }
 
-/// Clears a directory unless it was being filled already; gives the last segment that is filled.
+/// Errors when node `number` is there.
+fn refuse_healthy(nodes: &Nodes, number: usize) -> Result<()> {
+    if nodes.shared().here() >> number & 1 == 0 {
+        return Ok(());
+    }
+    let why = format!("node {number} is there, and whole: only a node that is absent is replaced");
+    Err(Error::new(Kind::InvalidInput, why))
+}
+
+/// What is in a directory that is to be filled.
+struct Target {
+    /// The label of a node of this archive.
+    label: Option<NodeLabel>,
+    cursor: Option<Cursor>,
+    /// All names but that of the lock of who fills it.
+    names: Vec<String>,
+}
+
+impl Target {
+    /// Looks at it, and changes nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it counts as a node, `Exists` when something else is in it, and those of the system.
+    fn look(nodes: &Nodes, files: &dyn Files) -> Result<Target> {
+        let shared = nodes.shared();
+        let names: Vec<String> = files.names()?.into_iter().filter(|name| name != WRITER).collect();
+        let label = match NodeLabel::read(files) {
+            Ok(label) if label.identity().key == shared.identity.key => Some(label),
+            // It may be a node, and whole.
+            Err(Absent::Gone(why)) => return Err(Error::new(Kind::Io, why)),
+            _ => None,
+        };
+        if let Some(label) = label.as_ref().filter(|label| shared.would_count(label)) {
+            let why = format!("this directory is node {}, which counts", label.number);
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        let cursor = Cursor::read(nodes, files)?;
+        if label.is_none() && cursor.is_none() && !names.is_empty() {
+            return Err(Error::new(
+                Kind::Exists,
+                "the directory is not empty, and no node of this archive",
+            ));
+        }
+        Ok(Target { label, cursor, names })
+    }
+}
+
+/// Clears a directory unless it was being filled already; gives its lock, and the last segment that is filled.
 ///
 /// The cursor is written before anything else, and names the epoch of the current view: under
 /// another view the directory may lack shards.
-fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
-    let (shared, files) = (nodes.shared(), &replacement.files);
-    let view = shared.state.lock().view.clone();
-    let label =
-        NodeLabel::read(&**files).ok().filter(|label| label.identity().key == shared.identity.key);
-    if let Some(label) = &label {
-        let number = usize::from(label.number);
-        if shared.here() >> number & 1 == 1 && view.ids.get(number) == label.view.ids.get(number) {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("this directory is node {number}, which counts"),
-            ));
-        }
+fn begin(nodes: &Nodes, files: &dyn Files) -> Result<(Box<dyn Lock>, u32)> {
+    let epoch = nodes.shared().state.lock().view.epoch;
+    let target = Target::look(nodes, files)?;
+    if target.label.is_none() && target.cursor.is_none() {
+        Cursor { segment: 0, epoch }.write(nodes, files)?;
     }
-    let cursor = Cursor::read(nodes, &**files)?;
+    // The locks of the archive may end with their connections, and that to the directory live on: whoever has
+    // them next would fill it as well.
+    let lock = lock_on(files, WRITER, Hold::Alone, false).map_err(|error| match error.kind() {
+        Kind::Busy => error.context("another process fills this directory"),
+        _ => error,
+    })?;
+    let Target { label, cursor, names } = Target::look(nodes, files)?;
     if let Some(cursor) = &cursor
-        && cursor.epoch == view.epoch
+        && cursor.epoch == epoch
         && label.is_none()
     {
         // The process that wrote the cursor may have been killed before it was durable, and later
         // writes must not outlive it.
-        Cursor::make_durable(&**files)?;
-        return Ok(cursor.segment);
+        Cursor::make_durable(files)?;
+        return Ok((lock, cursor.segment));
     }
-    let names = files.names()?;
-    if label.is_none() && cursor.is_none() && !names.is_empty() {
-        return Err(Error::new(
-            Kind::Exists,
-            "the directory is not empty, and no node of this archive",
-        ));
-    }
-    Cursor { segment: 0, epoch: view.epoch }.write(nodes, &**files)?;
+    Cursor { segment: 0, epoch }.write(nodes, files)?;
     // The label goes first: a half cleared directory is no node.
     let (first, rest): (Vec<&String>, Vec<&String>) =
         names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
@@ -216,7 +252,7 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         names.into_iter().try_for_each(|name| files.remove(name))?;
         files.sync_names()?;
     }
-    Ok(0)
+    Ok((lock, 0))
 }
 
 /// How far the filling of a directory is.

@@ -14,7 +14,8 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use onefold_archive::{
-    Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_unfinished,
+    Additions, TURNS, find_label, is_archive_file, is_commit_lock, is_epoch_lock, is_node,
+    is_unfinished, may_be_node,
 };
 use onefold_backend::{Directory, Making, room::room};
 use onefold_core::{Error, Files, Kind, Result};
@@ -202,7 +203,9 @@ impl NewDirectory {
                 Err(_) => return,
             };
         }
-        if !find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound) {
+        let is_new = find_label(&files).is_err_and(|error| error.kind() == Kind::NotFound);
+        // A node that is being filled is filled on by the next connection.
+        if !is_new || may_be_node(&files) {
             return;
         }
         let own =
@@ -245,6 +248,18 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
         let (files, making) = Directory::create_over(store, word(), is_unfinished)?;
         return Ok((offer(files, Right::Manage), Greeting::of(Right::Manage), making));
     }
+    let files = Directory::open_as(store, false, word());
+    if files.map_or(Ok(false), |files| is_node(&files))? {
+        let (files, right, bar) = match options.right {
+            RightName::Read => (Directory::open_as(store, false, word())?, Right::Read, None),
+            RightName::Manage => all_rights(store)?,
+            RightName::Put => {
+                let why = "this is a node of an archive: whoever stores on it can take away";
+                return Err(Error::new(Kind::Unsupported, why));
+            }
+        };
+        return Ok((offer(files, right), Greeting { bar, ..Greeting::of(right) }, None));
+    }
     let Found::Archive(archive) = Found::at(store)? else {
         let why = format!("{} is no archive: only they are used from other hosts", store.display());
         return Err(Error::new(Kind::Unsupported, why));
@@ -262,16 +277,20 @@ fn offered(options: &Options, audited: &Audited) -> Result<(Offer, Greeting, Opt
             }
             (files, Right::Put, None)
         }
-        RightName::Manage => match Directory::open_as(store, true, word()) {
-            Ok(files) => (files, Right::Manage, None),
-            // Somebody else's, or on a file system that takes no writes.
-            Err(error) => {
-                let files = Directory::open_as(store, false, word())?;
-                (files, Right::Read, Some(error.to_string()))
-            }
-        },
+        RightName::Manage => all_rights(store)?,
     };
     Ok((offer(files, right), Greeting { right, bar, server }, None))
+}
+
+/// A directory with all rights to it that this user has, and why these are not all.
+fn all_rights(store: &Path) -> Result<(Directory, Right, Option<String>)> {
+    Ok(match Directory::open_as(store, true, word()) {
+        Ok(files) => (files, Right::Manage, None),
+        // Somebody else's, or on a file system that takes no writes.
+        Err(error) => {
+            (Directory::open_as(store, false, word())?, Right::Read, Some(error.to_string()))
+        }
+    })
 }
 
 /// The locks that a reader needs.

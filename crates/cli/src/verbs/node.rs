@@ -9,13 +9,12 @@ use clap::{Args, Subcommand};
 use onefold_archive::{
     Archive, Nodes, Rebuilt, Replacement, Settings, repair_units, replace_nodes,
 };
-use onefold_backend::{Directory, random::random_bytes};
-use onefold_core::Files;
+use onefold_backend::random::random_bytes;
 use serde::Serialize;
 use serde_json::json;
 
 use super::archive_at;
-use onefold::parts::{archive_dir::ArchiveDir, operator::word};
+use onefold::parts::archive_dir::{ArchiveDir, node_to_fill};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -41,7 +40,8 @@ enum Verb {
     Attach {
         /// The directory, new or empty
         store: PathBuf,
-        /// The directories of all nodes, node 0 first; any name stands for a lost one
+        /// The directories of all nodes, or their addresses on other hosts, node 0 first; any name stands for
+        /// a lost one
         #[arg(long, value_delimiter = ',', num_args = 1.., required = true, value_name = "DIRS")]
         nodes: Vec<PathBuf>,
         #[command(flatten)]
@@ -64,7 +64,8 @@ enum Verb {
         store: PathBuf,
         /// The number of the node that is absent
         number: usize,
-        /// An empty directory, or the node's own directory, which missed changes
+        /// An empty directory, or the node's own directory, which missed changes; on another host:
+        /// ssh://user@host/directory
         directory: PathBuf,
         #[command(flatten)]
         answer: Answer,
@@ -118,12 +119,8 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
     let bar = Progress::of("rebuilding", "containers");
     for (number, to) in replace {
         let (archive, nodes) = several(&directory)?;
-        let files: Arc<dyn Files> = match Directory::create_as(to, word()) {
-            Ok(files) => Arc::new(files),
-            // The engine looks what is in it.
-            Err(_) => Arc::new(Directory::open_as(to, true, word())?),
-        };
-        let replacement = Replacement { number: *number, files, id: random_bytes()? };
+        let replacement =
+            Replacement { number: *number, files: node_to_fill(to)?, id: random_bytes()? };
         let done =
             replace_nodes(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;
         directory.move_node(&nodes, *number, to)?;

@@ -29,12 +29,14 @@ use super::{
     address::is_away,
     away::Away,
     control::{Client, places},
+    far,
     index_place::IndexPlace,
     keeper::{self, Keeper},
     kept_objects, keys,
-    node_list::{NODES, NodeList},
+    node_list::{NODES, NodeList, whole},
     operator::{warn, word},
     sealed_before,
+    standing::{Standing, Unreached},
 };
 
 /// The label of an archive on one node.
@@ -85,7 +87,8 @@ pub struct ArchiveDir {
 /// everything is.
 fn suited(directory: &ArchiveDir, settings: Settings) -> Settings {
     let settings = with_keys(&directory.path, settings);
-    if !directory.is_far() {
+    let leads_away = directory.nodes.as_ref().is_some_and(NodeList::leads_away);
+    if !directory.is_far() && !leads_away {
         return settings;
     }
     let given = if settings.memory == u64::MAX { READER_BYTES } else { settings.memory };
@@ -146,7 +149,7 @@ impl ArchiveDir {
             let files = Directory::open(node, false).ok()?;
             files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
         };
-        let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
+        let nodes = self.nodes.iter().flat_map(NodeList::here).filter_map(exposed);
         let index = self.index_place().filter(|_| self.is_ours);
         let index = index.map(|place| place.path().to_owned());
         let index = index.as_ref().and_then(exposed);
@@ -455,7 +458,7 @@ impl ArchiveDir {
         if self.is_far() {
             return Vec::new();
         }
-        let nodes = self.nodes.iter().flat_map(|list| &list.paths);
+        let nodes = self.nodes.iter().flat_map(NodeList::here);
         let index = self.index_place().filter(|_| self.is_ours).map(|place| place.path());
         let paths = std::iter::once(&*self.path).chain(nodes.map(PathBuf::as_path)).chain(index);
         let there = paths.filter_map(|at| fs::metadata(at).ok());
@@ -485,12 +488,26 @@ impl ArchiveDir {
         // A disk that is not mounted may show a directory of somebody else's: that node is absent.
         // When all are, the first reason is the one to tell.
         let (mut directories, mut refused) = (Vec::new(), None);
-        for path in &list.paths {
+        let mut far_ones = 0;
+        for (n, path) in list.paths.iter().enumerate() {
+            if far::is_address(path) {
+                far_ones |= 1 << n;
+                directories.push(Some(
+                    match self.far_node(list, path, (writes, degraded), stands)? {
+                        Ok(files) => files,
+                        Err(error) => {
+                            refused.get_or_insert(error.clone());
+                            Arc::new(Unreached(error))
+                        }
+                    },
+                ));
+                continue;
+            }
             directories.push(match list.open(path, writes) {
                 Ok(files) => Some(watched(files, stands)),
                 Err(error) if error.kind() == Kind::NotFound => None,
                 // Left out, the node would count as one that missed the coming writes.
-                Err(error) if error.kind() == Kind::Unsupported => return Err(error),
+                Err(error) if error.kind() == Kind::Unsupported && writes => return Err(error),
                 Err(error) => {
                     refused.get_or_insert(error);
                     None
@@ -503,14 +520,51 @@ impl ArchiveDir {
                 format!("none of the nodes of {} is there", self.path.display()),
             )
         };
-        let nodes = Nodes::open(directories, degraded).map_err(|error| match error.kind() {
-            Kind::NotFound => refused.unwrap_or_else(none),
-            _ => name_archive(&self.path, error),
-        })?;
+        let nodes =
+            Nodes::open_far(directories, far_ones, degraded).map_err(|error| {
+                match error.kind() {
+                    Kind::NotFound => refused.unwrap_or_else(none),
+                    _ => name_archive(&self.path, error),
+                }
+            })?;
         if writes {
             list.may_change(&nodes, &self.path)?;
         }
         Ok(Some(Arc::new(nodes)))
+    }
+
+    /// The directory of a node on another host, written only while its owner stands, or why it is lost.
+    ///
+    /// # Errors
+    /// `Unsupported` where the other host lets it be read only, and it is to be changed. Lost, the node would miss
+    /// the change, and somebody may have mounted its disk so for a moment. With `degraded` it is lost: no host
+    /// has a say in whether the others go on.
+    fn far_node(
+        &self,
+        list: &NodeList,
+        path: &Path,
+        (writes, degraded): (bool, bool),
+        stands: Option<&Stands>,
+    ) -> Result<Result<Arc<dyn Files>>> {
+        let far = match list.reach(&self.path, path) {
+            Ok(far) => far,
+            Err(error) => return Ok(Err(error)),
+        };
+        let files: Arc<dyn Files> = Arc::new(far.files().clone());
+        if !writes || far.greeting().right == Right::Manage {
+            return Ok(Ok(match stands {
+                Some(stands) => Arc::new(Standing { files, stands: stands.clone() }),
+                None => files,
+            }));
+        }
+        let bar = far.greeting().bar.as_deref();
+        let bar = bar.unwrap_or("the other host lets this user change nothing there");
+        let why = format!("{} can't be changed: {bar}", path.display());
+        if degraded {
+            return Ok(Err(Error::new(Kind::Denied, why)));
+        }
+        let way_out = "`onefold node replace` puts another directory in its place, and put --degraded goes on without it";
+        Err(Error::new(Kind::Unsupported, format!("{why}; {way_out}")))
     }
 
     /// Opens it for changes.
@@ -665,8 +719,8 @@ fn holders(archive: &ArchiveDir, names: &[&str]) -> Vec<(u32, String)> {
     if archive.is_far() {
         return Vec::new();
     }
-    let nodes = archive.nodes.as_ref().map(|list| list.paths.as_slice());
-    let directories = nodes.unwrap_or(std::slice::from_ref(&archive.path));
+    let nodes = archive.nodes.as_ref().map(|list| list.here().collect::<Vec<_>>());
+    let directories = nodes.unwrap_or_else(|| vec![&archive.path]);
     let locks = names.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
     lock::holders(&locks.collect::<Vec<_>>())
 }
@@ -685,6 +739,38 @@ pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
     let (files, making) = Directory::create_over(path, word(), is_unfinished)?;
     files.exposed().iter().for_each(|sentence| warn(sentence));
     Ok((Arc::new(files), making))
+}
+
+/// Makes the directory of a node, here or on another host, or takes an empty one.
+///
+/// # Errors
+/// `Exists` when something is in it, those of reaching another host, and those of the system.
+pub fn make_node(path: &Path) -> Result<Arc<dyn Files>> {
+    let path = whole(path)?;
+    match Away::make(&path)? {
+        Some(files) => Ok(files),
+        None => Ok(Arc::new(Directory::create_as(&path, word())?)),
+    }
+}
+
+/// Opens the directory of a node to fill it anew: an empty one, a new one, that of a node that missed changes, or one
+/// whose filling was cut off. The engine looks what is in it.
+///
+/// # Errors
+/// Those of reaching it, and `Denied` when it can't be changed.
+pub fn node_to_fill(path: &Path) -> Result<Arc<dyn Files>> {
+    let path = whole(path)?;
+    if !far::is_address(&path) {
+        return make_node(&path)
+            .or_else(|_| Ok(Arc::new(Directory::open_as(&path, true, word())?) as Arc<dyn Files>));
+    }
+    // What is there already is taken as it is. Only where nothing is the other host makes something.
+    let far = match far::reach(&path) {
+        Err(error) if error.kind() == Kind::NotFound => far::make(&path)?,
+        reached => reached?,
+    };
+    may_change(&path, &Away::Host(far.clone()))?;
+    Ok(Arc::new(far.files().clone()))
 }
 
 /// Errors when the other host lets us only read.

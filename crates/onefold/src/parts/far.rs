@@ -15,14 +15,14 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::process::CommandExt,
     path::Path,
-    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
-    sync::Arc,
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
 use onefold_archive::is_archive_file;
 use onefold_core::{Error, Kind, Result};
-use onefold_remote::{Greeting, RemoteFiles, connect};
+use onefold_remote::{Greeting, PATIENCE, RemoteFiles, connect_for};
 use parking_lot::Mutex;
 
 use super::operator::warn;
@@ -37,7 +37,7 @@ const HOME: &str = "/~/";
 const PROGRAM: &str = "ONEFOLD_SSH";
 
 /// Arguments of the program, but for the address and the command.
-const OPTIONS: [&str; 11] = [
+const OPTIONS: [&str; 13] = [
     "-T",
     "-a",
     "-x",
@@ -45,6 +45,8 @@ const OPTIONS: [&str; 11] = [
     "BatchMode=yes",
     "-o",
     "LogLevel=ERROR",
+    "-o",
+    "ConnectTimeout=30",
     "-o",
     "ServerAliveInterval=60",
     "-o",
@@ -66,6 +68,9 @@ const LINES_MAX: usize = 50;
 
 /// How long the other end has to do what was asked when a connection ends.
 const END_WAIT: Duration = Duration::from_secs(30);
+
+/// How long the other end has for its first word, with the time that connecting takes.
+const GREETING_WAIT: Duration = Duration::from_secs(180);
 
 /// The exit status of a shell that does not find a command.
 const NO_COMMAND: i32 = 127;
@@ -212,7 +217,7 @@ pub(super) struct Far {
     address: Address,
     files: RemoteFiles,
     greeting: Greeting,
-    child: Mutex<Child>,
+    child: Arc<Mutex<Child>>,
 }
 
 impl Far {
@@ -241,15 +246,20 @@ impl Far {
         let listen = move || hear(errors, &of_thread, &host);
         let thread =
             std::thread::Builder::new().name("ssh".into()).spawn(listen).map_err(failed)?;
-        match connect(Box::new(output), Box::new(input), &address.to_string(), is_archive_file) {
+        let child = Arc::new(Mutex::new(child));
+        let of_watch = child.clone();
+        // Its streams end with it.
+        let give_up = Box::new(move || drop(of_watch.lock().kill()));
+        match greeted((output, input), &address, GREETING_WAIT, give_up) {
             Ok((files, greeting)) => {
                 let lines = std::mem::take(&mut *heard.lock()).lines;
                 heard.lock().is_shown = true;
                 lines.iter().for_each(|line| warn(line));
-                Ok(Far { address, files, greeting, child: Mutex::new(child) })
+                Ok(Far { address, files, greeting, child })
             }
             Err(error) => {
-                let status = ended(&mut child, Duration::from_secs(5));
+                // It may have said nothing, and be there.
+                let status = ended(&mut child.lock(), Duration::from_secs(5));
                 if error.kind() != Kind::NotFound || error.to_string() != "nobody answers" {
                     return Err(named(&address, error));
                 }
@@ -266,6 +276,29 @@ impl Far {
         self.files.hang_up();
         ended(&mut self.child.lock(), END_WAIT);
     }
+}
+
+/// Waits for the greeting of the other end. The program still runs when that did not come.
+fn greeted(
+    (output, input): (ChildStdout, ChildStdin),
+    address: &Address,
+    wait: Duration,
+    give_up: Box<dyn Fn() + Send>,
+) -> Result<(RemoteFiles, Greeting)> {
+    let (tell, told) = mpsc::channel();
+    let shown = address.to_string();
+    let take = move || {
+        let (output, input) = (Box::new(output), Box::new(input));
+        let greeted = connect_for(output, input, &shown, is_archive_file, (PATIENCE, give_up));
+        // Who gave up ends the program, and the stream with it.
+        let _ = tell.send(greeted);
+    };
+    let failed = |e| Error::from_io("can't wait for the other host", e);
+    std::thread::Builder::new().name("greeting".into()).spawn(take).map_err(failed)?;
+    told.recv_timeout(wait).unwrap_or_else(|_| {
+        let why = format!("{address} said nothing for {} seconds", wait.as_secs());
+        Err(Error::new(Kind::Io, why))
+    })
 }
 
 /// The error with the address in front, unless it has it.
@@ -350,6 +383,14 @@ fn hear(errors: ChildStderr, heard: &Mutex<Heard>, host: &str) {
 
 static CONNECTIONS: Mutex<Option<HashMap<Address, Arc<Far>>>> = Mutex::new(None);
 
+/// Errors unless it is an address.
+///
+/// # Errors
+/// `InvalidInput`, with what is wrong.
+pub(super) fn check(path: &Path) -> Result<()> {
+    Address::of(path).map(drop)
+}
+
 /// The connection to the archive at an address; one that this process has is used again.
 ///
 /// # Errors
@@ -370,8 +411,14 @@ fn reach_or_make(path: &Path, new: bool) -> Result<Arc<Far>> {
     let address = Address::of(path)?;
     let mut connections = CONNECTIONS.lock();
     let all = connections.get_or_insert_default();
-    if let Some(far) = all.get(&address).filter(|far| !new && !far.files.has_ended()) {
-        return Ok(far.clone());
+    // One that lives carries locks, and what has them goes on.
+    match all.get(&address).filter(|far| !far.files.has_ended()) {
+        Some(_) if new => {
+            let why = format!("{address} is not empty: this process uses what is there");
+            return Err(Error::new(Kind::Exists, why));
+        }
+        Some(far) => return Ok(far.clone()),
+        None => {}
     }
     if let Some(before) = all.remove(&address) {
         before.end();
@@ -399,6 +446,20 @@ mod tests {
     fn arguments(text: &str, new: bool) -> Vec<String> {
         let command = address(text).program(new);
         command.get_args().skip(OPTIONS.len()).map(|word| word.to_string_lossy().into()).collect()
+    }
+
+    #[test]
+    fn a_host_that_says_nothing_is_not_waited_for_without_end() {
+        let mut silent = Command::new("cat");
+        silent.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = silent.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let wait = Duration::from_millis(1);
+        let error = greeted((output, input), &address("ssh://vault/srv"), wait, Box::new(|| ()));
+        let error = error.err().unwrap();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(error.to_string().contains("ssh://vault/srv said nothing"), "{error}");
+        ended(&mut child, Duration::ZERO);
     }
 
     #[test]

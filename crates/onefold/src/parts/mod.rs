@@ -20,6 +20,7 @@ pub mod keys;
 mod node_list;
 pub mod operator;
 pub mod sealed_before;
+mod standing;
 pub mod store_file;
 pub mod user_directory;
 pub mod witness;

@@ -4,22 +4,29 @@
 //! Anybody can write a list that names directories of somebody else's, and have it copied. So a
 //! list ends with a line that has its seal, made with the archive's secret, and the directory in
 //! which it lies: the number of the directory's inode and its path. One of both must be true where
-//! the list is found; so a directory may be moved, or made again under its old path.
+//! the list is found; so a directory may be moved, or made again under its old path. Before anybody
+//! connects to another host for it, the inode must be true.
 
 use std::{
     ffi::OsString,
     fs,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use onefold_archive::Nodes;
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
 
-use super::operator::{warn, word};
+use super::{
+    address::is_bucket,
+    far::{self, Far},
+    operator::{warn, word},
+};
 
-/// Names the directories of an archive's nodes, a line each, the first that of node 0.
+/// Names the directories of an archive's nodes, or their addresses on other hosts, a line each, the first that of
+/// node 0.
 pub(super) const NODES: &str = "nodes";
 
 /// Most nodes of an archive.
@@ -41,6 +48,8 @@ pub(super) struct NodeList {
     /// To whom the list belongs; directories of others are no nodes of it.
     owner: u32,
     seal: Option<Seal>,
+    /// This process makes it, from what the user named.
+    is_new: bool,
 }
 
 /// The line behind the paths.
@@ -59,7 +68,7 @@ impl NodeList {
     /// `InvalidInput` for paths that a list can't hold.
     pub(super) fn new(paths: &[PathBuf], own: &Directory) -> Result<NodeList> {
         let paths = paths.iter().map(|path| whole(path)).collect::<Result<_>>()?;
-        Ok(NodeList { paths, owner: own.owner()?, seal: None })
+        Ok(NodeList { paths, owner: own.owner()?, seal: None, is_new: true })
     }
 
     /// The list in a directory, if there is one.
@@ -77,7 +86,7 @@ impl NodeList {
                 format!("the list names {} nodes, and an archive has {NODES_MAX}", paths.len());
             return Err(Error::new(Kind::InvalidInput, why));
         }
-        Ok(Some(NodeList { paths, owner, seal }))
+        Ok(Some(NodeList { paths, owner, seal, is_new: false }))
     }
 
     /// Writes it to the directory at `path` with a seal of the archive; durable on return.
@@ -153,7 +162,41 @@ impl NodeList {
         text
     }
 
-    /// Opens the directory of a node.
+    /// Reaches the directory of a node on another host. Only a list of the user's own leads there, which was written
+    /// for the directory at `own` and in it: else whoever wrote it would choose with whom this process speaks, and
+    /// with which keys. A path alone does not show that: whoever has a list unpacked somewhere knows the path before.
+    ///
+    /// # Errors
+    /// `Denied` for a list of somebody else's, and those of reaching it.
+    pub(super) fn reach(&self, own: &Path, path: &Path) -> Result<Arc<Far>> {
+        let shown = path.display();
+        let users = [Some(rustix::process::geteuid().as_raw()), word().owner];
+        let is_for_here = match &self.seal {
+            Some(seal) => has_inode(&seal.place, own)?,
+            None => self.is_new,
+        };
+        if !users.contains(&Some(self.owner)) || !is_for_here {
+            let why = format!(
+                "{shown} is on another host, and the list that names it as a node was not written by this user \
+                 for {} itself: nobody connects there for it; `onefold node attach` makes a directory of the archive",
+                own.display()
+            );
+            return Err(Error::new(Kind::Denied, why));
+        }
+        far::reach(path)
+    }
+
+    /// True when a node is on another host.
+    pub(super) fn leads_away(&self) -> bool {
+        self.paths.iter().any(|path| far::is_address(path))
+    }
+
+    /// The directories of nodes that are on this host.
+    pub(super) fn here(&self) -> impl Iterator<Item = &PathBuf> {
+        self.paths.iter().filter(|path| !far::is_address(path))
+    }
+
+    /// Opens the directory of a node on this host.
     pub(super) fn open(&self, path: &Path, writes: bool) -> Result<Directory> {
         let files = Directory::open_as(path, writes, word())?;
         let owner = files.owner()?;
@@ -222,8 +265,18 @@ impl Seal {
     }
 }
 
-/// A path as a list has it.
+/// A path as a list has it, or the address of a directory on another host.
 pub(super) fn whole(path: &Path) -> Result<PathBuf> {
+    if far::is_address(path) {
+        return far::check(path).map(|()| path.to_owned());
+    }
+    if is_bucket(path) {
+        let why = format!(
+            "{} is a bucket; a node is a directory, here or on another host",
+            path.display()
+        );
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
     match whole.to_str() {
         Some(text) if !text.contains('\n') => Ok(whole),
@@ -248,13 +301,18 @@ fn resolved(path: &Path) -> Result<Vec<u8>> {
     Ok(if bytes.contains(&b'\n') { Vec::new() } else { bytes })
 }
 
+/// True when the directory at `path` has the inode of `place`.
+fn has_inode(place: &[u8], path: &Path) -> Result<bool> {
+    let inode = place.iter().position(|&byte| byte == b' ').map(|at| &place[..at]);
+    let own = Directory::open(path, false)?;
+    Ok(inode == Some(own.inode()?.to_string().as_bytes()))
+}
+
 /// True when the directory at `path` has the inode or the path of `place`.
 pub(super) fn is_here(place: &[u8], path: &Path) -> Result<bool> {
     let Some(at) = place.iter().position(|&byte| byte == b' ') else { return Ok(false) };
-    let (inode, was) = (&place[..at], &place[at + 1..]);
-    let own = Directory::open(path, false)?;
-    let same_inode = inode == own.inode()?.to_string().as_bytes();
-    Ok(same_inode || (!was.is_empty() && was == resolved(path)?))
+    let was = &place[at + 1..];
+    Ok(has_inode(place, path)? || (!was.is_empty() && was == resolved(path)?))
 }
 
 #[cfg(test)]

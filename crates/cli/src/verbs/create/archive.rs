@@ -20,10 +20,8 @@ use super::{
 use crate::verbs::archive_at;
 use onefold::parts::{
     address::{is_away, is_bucket},
-    archive_dir::{ArchiveDir, make_directory, name_archive},
-    foreign, index_move, keys,
-    operator::word,
-    sealed_before,
+    archive_dir::{ArchiveDir, make_directory, make_node, name_archive},
+    foreign, index_move, keys, sealed_before,
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
 
@@ -73,7 +71,7 @@ pub(super) struct Options {
     like: Option<PathBuf>,
 
     /// Nodes: new or empty directories, each on a disk of its own, so that a lost disk costs one
-    /// node
+    /// node; on another host: ssh://user@host/directory
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "DIRS", requires = "code")]
     nodes: Vec<PathBuf>,
 
@@ -281,10 +279,7 @@ fn create_on(
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     let spread = Spread { n, k, ids, listed: true };
     spread.check().map_err(|error| name_archive(archive, error))?;
-    let directories = nodes
-        .iter()
-        .map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>))
-        .collect::<Result<Vec<_>>>()?;
+    let directories = nodes.iter().map(|node| make_node(node)).collect::<Result<Vec<_>>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes, (&format.id, &format.secret))?;
     Nodes::create(directories.clone(), &spread, format.id, format.secret)
