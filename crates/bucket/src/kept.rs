@@ -5,9 +5,9 @@
 //! is not kept: which frames there are only the store says. Nor are packs with keys, which must be nowhere when they
 //! were replaced.
 
-use onefold_core::hex_digits;
+use std::sync::Arc;
 
-use crate::{rules::Rule, settings::Settings};
+use onefold_core::hex_digits;
 
 /// Most bytes that are kept together: those of a table.
 const KEPT_MAX: u64 = 64 << 20;
@@ -48,18 +48,19 @@ impl Part {
     }
 
     /// Its bytes, if they are kept on this host.
-    pub(crate) fn load(&self, settings: &Settings) -> Option<Vec<u8>> {
-        let mut bytes = settings.keep.as_ref().filter(|_| self.may_be())?.load(&self.name())?;
+    ///
+    /// Simulations leave the hash out.
+    pub(crate) fn load(&self, keep: Option<&Arc<dyn Keep>>, hashed: bool) -> Option<Vec<u8>> {
+        let mut bytes = keep.filter(|_| self.may_be())?.load(&self.name())?;
         let content = bytes.split_off(bytes.len().min(HASH));
         let is_it = content.len() as u64 == self.bytes
-            && (self.hash(&content) == <[u8; HASH]>::try_from(bytes).ok()?
-                || !settings.keeps(Rule::KeptHashed));
+            && (self.hash(&content) == <[u8; HASH]>::try_from(bytes).ok()? || !hashed);
         is_it.then_some(content)
     }
 
     /// Keeps its bytes.
-    pub(crate) fn store(&self, settings: &Settings, content: &[u8]) {
-        if let Some(keep) = settings.keep.as_ref().filter(|_| self.may_be()) {
+    pub(crate) fn store(&self, keep: Option<&Arc<dyn Keep>>, content: &[u8]) {
+        if let Some(keep) = keep.filter(|_| self.may_be()) {
             keep.store(&self.name(), &[self.hash(content).as_bytes(), content].concat());
         }
     }

@@ -116,7 +116,7 @@ impl Cache {
         for block in bytes.chunks(self.block as usize) {
             self.blocks.insert((place.name.clone(), at), block.into());
             if let Some(part) = self.part(place, at).filter(|_| place.keeps.keeps(is_short)) {
-                part.store(&log.settings, block);
+                part.store(log.settings.keep.as_ref(), block);
             }
             at += block.len() as u64;
         }
@@ -133,7 +133,7 @@ impl Cache {
     fn kept(&self, log: &Log, place: &Place, block: u64) -> Option<Arc<[u8]>> {
         let from = place.within.0 + block * self.block;
         let part = self.part(place, from).filter(|_| place.keeps != Keeps::Nothing)?;
-        let bytes: Arc<[u8]> = part.load(&log.settings)?.into();
+        let bytes: Arc<[u8]> = log.settings.kept(&part)?.into();
         self.blocks.insert((place.name.clone(), from), bytes.clone());
         Some(bytes)
     }

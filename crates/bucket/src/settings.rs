@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::kept::Keep;
-#[cfg(feature = "planted-bugs")]
-use crate::rules::Rule;
+use crate::{
+    kept::{Keep, Part},
+    rules::Rule,
+};
 
 /// A place in a log that somebody saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// The bytes of a part of an object, if this host has them.
+    pub(crate) fn kept(&self, part: &Part) -> Option<Vec<u8>> {
+        part.load(self.keep.as_ref(), self.keeps(Rule::KeptHashed))
+    }
+
     /// True when the steps keep this rule.
     #[cfg(feature = "planted-bugs")]
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
@@ -112,7 +118,7 @@ impl Settings {
     /// True: a product keeps all rules.
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self, reason = "simulations have a rule to leave out")]
-    pub(crate) const fn keeps(&self, _: crate::rules::Rule) -> bool {
+    pub(crate) const fn keeps(&self, _: Rule) -> bool {
         true
     }
 }

@@ -102,7 +102,7 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
         return Err(Error::new(Kind::Memory, why));
     }
     let part = kept::Part { of: table.sum, from: 0, bytes: table.bytes };
-    let mut kept = part.load(&log.settings);
+    let mut kept = log.settings.kept(&part);
     for _ in 0..3 {
         let was_kept = kept.is_some();
         let bytes = match kept.take() {
@@ -117,7 +117,7 @@ fn from_table(log: &Log, table_frame: u64, last: &Frame) -> Result<State> {
         match State::decode(&bytes) {
             Ok(state) if state.at == table_frame - 1 => {
                 if !was_kept {
-                    part.store(&log.settings, &bytes);
+                    part.store(log.settings.keep.as_ref(), &bytes);
                 }
                 return Ok(state);
             }

@@ -13,15 +13,17 @@
 use std::sync::Arc;
 
 use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
+use parking_lot::Mutex;
 
-use super::shared::{Shared, bits, too_few};
-use crate::{
-    format::names::{COLLECTOR, COMMIT, IMPORTER, WRITER},
-    rules::Rule,
-};
+/// The fences of a process.
+#[derive(Default)]
+pub(super) struct Fences {
+    all: Vec<Fence>,
+    next: u64,
+}
 
 /// The locks of a process on all nodes that it may write to.
-pub(super) struct Fence {
+struct Fence {
     id: u64,
     name: String,
     locks: Vec<(usize, Box<dyn Lock>)>,
@@ -33,71 +35,20 @@ impl Fence {
     }
 }
 
-/// Locks on several nodes that no node joins.
-struct Locks(#[expect(dead_code, reason = "held")] Vec<(usize, Box<dyn Lock>)>);
-
-impl Lock for Locks {}
-
-/// Holds a fence.
-struct Fenced {
-    shared: Arc<Shared>,
-    id: u64,
-}
-
-impl Lock for Fenced {}
-
-impl Drop for Fenced {
-    fn drop(&mut self) {
-        let is_own = |fence: &mut Fence| fence.id == self.id;
-        let ended: Vec<Fence> = self.shared.state.lock().fences.extract_if(.., is_own).collect();
-        // Others need the state while another host is told.
-        drop(ended);
+impl Fences {
+    /// One more, with the locks that it has so far; gives its number.
+    pub(super) fn begin(&mut self, name: &str, locks: Vec<(usize, Box<dyn Lock>)>) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.all.push(Fence { id, name: name.to_owned(), locks });
+        id
     }
-}
 
-/// True for the locks under which segments change.
-fn is_fence(name: &str) -> bool {
-    [WRITER, COLLECTOR, IMPORTER].contains(&name)
-}
-
-/// Locks `name` on the nodes that are there. A node that refuses is left out.
-///
-/// # Errors
-/// `Busy` when another process has it on any node, `Stopped` when too few copies give it.
-pub(super) fn lock(
-    shared: &Arc<Shared>,
-    name: &str,
-    hold: Hold,
-    wait: bool,
-) -> Result<Box<dyn Lock>> {
-    let (copies, mut locks) = (shared.copies_mask(), Vec::new());
-    // What the commit lock guards is copies. Labels of other nodes follow from those.
-    let is_everywhere = name != COMMIT && shared.settings.keeps(Rule::EveryNodeLocked);
-    let wanted = if is_everywhere { u64::MAX } else { copies };
-    // Always in this order, so that two processes never wait for each other.
-    for n in bits(shared.here() & wanted) {
-        let is_copy = copies >> n & 1 == 1;
-        match lock_on(&**shared.directory(n)?, name, hold, wait) {
-            Ok(lock) => locks.push((n, lock)),
-            Err(error) if error.kind() == Kind::Busy => return Err(error),
-            Err(error) if !is_copy && error.kind() == Kind::NoSpace => return Err(error),
-            // Who may only read can't make the file.
-            Err(_) if !is_copy && hold == Hold::Shared => {}
-            Err(_) => shared.lose(n),
-        }
+    /// Ends one; gives its locks, which end when they are dropped.
+    pub(super) fn end(&mut self, id: u64) -> Vec<(usize, Box<dyn Lock>)> {
+        let ended = self.all.extract_if(.., |fence| fence.id == id);
+        ended.flat_map(|fence| fence.locks).collect()
     }
-    let locked = locks.iter().filter(|(n, _)| copies >> n & 1 == 1).count() as u32;
-    if locked == 0 || (hold == Hold::Alone && locked < shared.quorum()) {
-        return Err(too_few(locked, shared.quorum()));
-    }
-    if !is_everywhere || hold != Hold::Alone || !is_fence(name) {
-        return Ok(Box::new(Locks(locks)));
-    }
-    let state = &mut *shared.state.lock();
-    let id = state.next_fence;
-    state.next_fence += 1;
-    state.fences.push(Fence { id, name: name.to_owned(), locks });
-    Ok(Box::new(Fenced { shared: shared.clone(), id }))
 }
 
 /// Locks `name` on one node. Nodes without copies get the file when somebody needs it.
@@ -120,23 +71,26 @@ pub(crate) fn lock_on(
 
 /// Of the nodes `here` those that are within all fences of this process; tells why others are not. Nodes that were
 /// not there when a fence was made are locked now.
-pub(super) fn within(shared: &Shared, here: u64, mut tell: impl FnMut(usize, Error)) -> u64 {
+pub(super) fn within(
+    fences: &Mutex<Fences>,
+    directories: &[Option<Arc<dyn Files>>],
+    here: u64,
+    mut tell: impl FnMut(usize, Error),
+) -> u64 {
     let outside: Vec<(u64, String, u64)> = {
-        let state = shared.state.lock();
         let outside = |fence: &Fence| (fence.id, fence.name.clone(), here & !fence.nodes());
-        state.fences.iter().map(outside).filter(|(_, _, nodes)| *nodes != 0).collect()
+        fences.lock().all.iter().map(outside).filter(|(_, _, nodes)| *nodes != 0).collect()
     };
     let mut within = here;
     for (id, name, nodes) in outside {
-        for n in bits(nodes & within) {
-            let lock =
-                shared.directory(n).and_then(|files| lock_on(&**files, &name, Hold::Alone, false));
-            match lock {
+        for (n, directory) in directories.iter().enumerate() {
+            let Some(files) = directory.as_ref().filter(|_| nodes & within & 1 << n != 0) else {
+                continue;
+            };
+            match lock_on(&**files, &name, Hold::Alone, false) {
                 Ok(lock) => {
-                    let state = &mut *shared.state.lock();
-                    let fence = state.fences.iter_mut().find(|fence| fence.id == id);
                     // Who had the fence may have ended it meanwhile.
-                    if let Some(fence) = fence {
+                    if let Some(fence) = fences.lock().all.iter_mut().find(|fence| fence.id == id) {
                         fence.locks.push((n, lock));
                     }
                 }

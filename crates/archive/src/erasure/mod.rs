@@ -23,6 +23,7 @@ mod copies;
 mod fence;
 mod index_directory;
 mod label;
+mod locking;
 mod nodes;
 mod redundancy;
 mod seal;

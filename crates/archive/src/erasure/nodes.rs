@@ -7,8 +7,10 @@ use parking_lot::Mutex;
 
 use super::{
     code::Code,
-    copies, fence,
+    copies,
+    fence::Fences,
     label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
+    locking,
     redundancy::Redundancy,
     shared::{FoundCopy, Leveling, Shared, State, bits, read_label},
     stripe,
@@ -197,6 +199,7 @@ fn open(
         identity: first.identity(),
         secret: first.secret,
         degraded,
+        fences: Mutex::new(Fences::default()),
         state: Mutex::new(State {
             view: first.view,
             here: 0,
@@ -206,8 +209,6 @@ fn open(
             copies: Vec::new(),
             read_from: 0,
             absent: Vec::new(),
-            fences: Vec::new(),
-            next_fence: 0,
             listed: false,
             sealed: false,
         }),
@@ -272,7 +273,7 @@ impl Files for Nodes {
     }
 
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        fence::lock(&self.shared, name, hold, wait)
+        locking::lock(&self.shared, name, hold, wait)
     }
 }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::{
     code::Code,
-    fence::{self, Fence},
+    fence::{self, Fences},
     label,
     label::{Absent, NODES_MAX, NodeLabel, View},
 };
@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     /// Puts go on with `k + 1` columns.
     pub(super) degraded: bool,
     pub(crate) state: Mutex<State>,
+    /// The locks that this process has on all nodes that it may write to.
+    pub(super) fences: Mutex<Fences>,
     /// Its rules; nothing else of it is used.
     pub(super) settings: Settings,
 }
@@ -44,9 +46,6 @@ pub(crate) struct State {
     /// The copy of which the tables are read, until the copies are level.
     pub(super) read_from: usize,
     pub(super) absent: Vec<(usize, Absent)>,
-    /// The locks that this process has on all nodes that it may write to.
-    pub(super) fences: Vec<Fence>,
-    pub(super) next_fence: u64,
     /// A label of the archive, current or not, says that its lists have seals.
     pub(super) listed: bool,
     /// The nodes were found by such a list.
@@ -152,7 +151,7 @@ impl Shared {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
         };
         absent.extend(bits(view_mask(&found) & !current).map(|n| (n, Absent::Outdated)));
-        let here = fence::within(self, current, |n, error| {
+        let here = fence::within(&self.fences, &self.directories, current, |n, error| {
             let why = format!("this process has no lock there: {error}");
             absent.push((n, Absent::Gone(why)));
         });
