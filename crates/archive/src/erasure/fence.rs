@@ -14,24 +14,11 @@ use std::sync::Arc;
 
 use onefold_core::{Error, Files, Hold, Kind, Lock, Result};
 
-use super::shared::{Shared, bits, too_few};
+use super::shared::{Fence, Shared, bits, too_few};
 use crate::{
     format::names::{COLLECTOR, COMMIT, IMPORTER, WRITER},
     rules::Rule,
 };
-
-/// The locks of a process on all nodes that it may write to.
-pub(super) struct Fence {
-    id: u64,
-    name: String,
-    locks: Vec<(usize, Box<dyn Lock>)>,
-}
-
-impl Fence {
-    fn nodes(&self) -> u64 {
-        self.locks.iter().fold(0, |mask, (n, _)| mask | 1 << n)
-    }
-}
 
 /// Locks on several nodes that no node joins.
 struct Locks(#[expect(dead_code, reason = "held")] Vec<(usize, Box<dyn Lock>)>);
@@ -118,9 +105,17 @@ pub(crate) fn lock_on(
     files.lock(name, hold, wait)
 }
 
+/// Reads all labels, and finds out which nodes are current and within all fences of this process.
+///
+/// # Errors
+/// As [`Shared::look`].
+pub(super) fn look(shared: &Shared) -> Result<()> {
+    shared.look(&|here, tell| within(shared, here, tell))
+}
+
 /// Of the nodes `here` those that are within all fences of this process; tells why others are not. Nodes that were
 /// not there when a fence was made are locked now.
-pub(super) fn within(shared: &Shared, here: u64, mut tell: impl FnMut(usize, Error)) -> u64 {
+fn within(shared: &Shared, here: u64, tell: &mut dyn FnMut(usize, Error)) -> u64 {
     let outside: Vec<(u64, String, u64)> = {
         let state = shared.state.lock();
         let outside = |fence: &Fence| (fence.id, fence.name.clone(), here & !fence.nodes());

@@ -213,7 +213,7 @@ fn open(
         }),
         settings: settings.clone(),
     };
-    shared.look()?;
+    fence::look(&shared)?;
     Ok(Nodes { shared: Arc::new(shared) })
 }
 
@@ -298,7 +298,7 @@ impl Redundancy for Nodes {
     }
 
     fn begin(&self, alone: bool) -> Result<()> {
-        self.shared.look()?;
+        fence::look(&self.shared)?;
         if self.shared.state.lock().leveling == Leveling::NotCompared {
             copies::compare(&self.shared)?;
             self.shared.state.lock().leveling = Leveling::Compared;

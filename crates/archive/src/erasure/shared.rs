@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, Files, Kind, Lock, Result};
 use parking_lot::Mutex;
 
 use super::{
     code::Code,
-    fence::{self, Fence},
     label,
     label::{Absent, NODES_MAX, NodeLabel, View},
 };
@@ -53,9 +52,25 @@ pub(crate) struct State {
     pub(super) sealed: bool,
 }
 
+/// The locks of a process on all nodes that it may write to.
+pub(super) struct Fence {
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) locks: Vec<(usize, Box<dyn Lock>)>,
+}
+
+impl Fence {
+    pub(super) fn nodes(&self) -> u64 {
+        self.locks.iter().fold(0, |mask, (n, _)| mask | 1 << n)
+    }
+}
+
 /// How far a copy is: the label's generation, and the last change of its log; with the label's
 /// bytes, and the length of the log and its last checksum, which all frames before went into.
 pub(super) type Reached = ((u64, u64), (Vec<u8>, u64, u64));
+
+/// Keeps some of the nodes that are given, and tells why it keeps others not.
+pub(super) type Within<'a> = &'a dyn Fn(u64, &mut dyn FnMut(usize, Error)) -> u64;
 
 /// A copy as a crash may have left it.
 #[derive(Clone)]
@@ -140,8 +155,12 @@ impl Shared {
         label::current(&found).is_none_or(|(_, here)| here >> number & 1 == 1)
     }
 
-    /// Reads all labels, and finds out which nodes are current.
-    pub(super) fn look(&self) -> Result<()> {
+    /// Reads all labels, and finds out which nodes are current; of those, `within` keeps the ones that may count, and
+    /// tells why others don't.
+    ///
+    /// # Errors
+    /// `Corrupt` when the labels contradict each other, and when no copy of the log is there.
+    pub(super) fn look(&self, within: Within<'_>) -> Result<()> {
         #[cfg_attr(not(feature = "planted-bugs"), allow(unused_mut))]
         let (mut found, mut absent) = self.labels();
         #[cfg(feature = "planted-bugs")]
@@ -152,7 +171,7 @@ impl Shared {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
         };
         absent.extend(bits(view_mask(&found) & !current).map(|n| (n, Absent::Outdated)));
-        let here = fence::within(self, current, |n, error| {
+        let here = within(current, &mut |n, error| {
             let why = format!("this process has no lock there: {error}");
             absent.push((n, Absent::Gone(why)));
         });

@@ -493,7 +493,7 @@ impl ArchiveDir {
             if far::is_address(path) {
                 far_ones |= 1 << n;
                 directories.push(Some(
-                    match self.far_node(list, path, (writes, degraded), stands)? {
+                    match far_node(list, (&self.path, path), (writes, degraded), stands)? {
                         Ok(files) => files,
                         Err(error) => {
                             refused.get_or_insert(error.clone());
@@ -531,40 +531,6 @@ impl ArchiveDir {
             list.may_change(&nodes, &self.path)?;
         }
         Ok(Some(Arc::new(nodes)))
-    }
-
-    /// The directory of a node on another host, written only while its owner stands, or why it is lost.
-    ///
-    /// # Errors
-    /// `Unsupported` where the other host lets it be read only, and it is to be changed. Lost, the node would miss
-    /// the change, and somebody may have mounted its disk so for a moment. With `degraded` it is lost: no host
-    /// has a say in whether the others go on.
-    fn far_node(
-        &self,
-        list: &NodeList,
-        path: &Path,
-        (writes, degraded): (bool, bool),
-        stands: Option<&Stands>,
-    ) -> Result<Result<Arc<dyn Files>>> {
-        let far = match list.reach(&self.path, path) {
-            Ok(far) => far,
-            Err(error) => return Ok(Err(error)),
-        };
-        let files: Arc<dyn Files> = Arc::new(far.files().clone());
-        if !writes || far.greeting().right == Right::Manage {
-            return Ok(Ok(match stands {
-                Some(stands) => Arc::new(Standing { files, stands: stands.clone() }),
-                None => files,
-            }));
-        }
-        let bar = far.greeting().bar.as_deref();
-        let bar = bar.unwrap_or("the other host lets this user change nothing there");
-        let why = format!("{} can't be changed: {bar}", path.display());
-        if degraded {
-            return Ok(Err(Error::new(Kind::Denied, why)));
-        }
-        let way_out = "`onefold node replace` puts another directory in its place, and put --degraded goes on without it";
-        Err(Error::new(Kind::Unsupported, format!("{why}; {way_out}")))
     }
 
     /// Opens it for changes.
@@ -725,6 +691,39 @@ pub fn make_directory(path: &Path) -> Result<(Arc<dyn Files>, Option<Making>)> {
     let (files, making) = Directory::create_over(path, word(), is_unfinished)?;
     files.exposed().iter().for_each(|sentence| warn(sentence));
     Ok((Arc::new(files), making))
+}
+
+/// The directory of a node on another host, written only while its owner stands, or why it is lost.
+///
+/// # Errors
+/// `Unsupported` where the other host lets it be read only, and it is to be changed. Lost, the node would miss
+/// the change, and somebody may have mounted its disk so for a moment. With `degraded` it is lost: no host
+/// has a say in whether the others go on.
+fn far_node(
+    list: &NodeList,
+    (own, path): (&Path, &Path),
+    (writes, degraded): (bool, bool),
+    stands: Option<&Stands>,
+) -> Result<Result<Arc<dyn Files>>> {
+    let far = match list.reach(own, path) {
+        Ok(far) => far,
+        Err(error) => return Ok(Err(error)),
+    };
+    let files: Arc<dyn Files> = Arc::new(far.files().clone());
+    if !writes || far.greeting().right == Right::Manage {
+        return Ok(Ok(match stands {
+            Some(stands) => Arc::new(Standing { files, stands: stands.clone() }),
+            None => files,
+        }));
+    }
+    let bar = far.greeting().bar.as_deref();
+    let bar = bar.unwrap_or("the other host lets this user change nothing there");
+    let why = format!("{} can't be changed: {bar}", path.display());
+    if degraded {
+        return Ok(Err(Error::new(Kind::Denied, why)));
+    }
+    let way_out = "`onefold node replace` puts another directory in its place, and put --degraded goes on without it";
+    Err(Error::new(Kind::Unsupported, format!("{why}; {way_out}")))
 }
 
 /// Makes the directory of a node, here or on another host, or takes an empty one.
