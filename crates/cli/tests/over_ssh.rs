@@ -556,7 +556,8 @@ fn rule_02_only_a_list_that_its_user_wrote_for_its_place_leads_to_another_host()
     fs::rename(desk.path("mine"), desk.path("moved")).unwrap();
     for (trap, text) in [("copied", list.clone()), ("bare", bare), ("mine", list.clone())] {
         fs::create_dir(desk.path(trap)).unwrap();
-        fs::set_permissions(desk.path(trap), fs::Permissions::from_mode(0o700)).unwrap();
+        let directory = fs::File::open(desk.path(trap)).unwrap();
+        directory.set_permissions(fs::Permissions::from_mode(0o700)).unwrap();
         fs::write(desk.path(trap).join("nodes"), text).unwrap();
         for verb in ["ls T", "status T", "gc T", "put T x ssh", "check T"] {
             traced.run(&verb.replace(" T", &format!(" {trap}")));
