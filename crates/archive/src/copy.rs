@@ -75,10 +75,18 @@ fn series(of: &Snapshot) -> (&str, &str) {
 }
 
 /// Whether the snapshot here is a copy of the one there, and not another one of its id: the fingerprint of a root
-/// stands for all content, whoever made the copy.
+/// stands for all content, whoever made the copy, and what the list of snapshots says besides must be the same.
 fn is_copy(from: &Archive, here: &Snapshot, there: &Snapshot) -> bool {
-    let told = |of: &Snapshot| (of.began, of.ended, of.entries, of.bytes);
-    series(here) == series(there) && told(here) == told(there) && is_of_root(from, here, there)
+    let as_there = Snapshot {
+        domain: there.domain,
+        origin: there.origin,
+        root: there.root,
+        stats: there.stats,
+        added: there.added,
+        forgotten: there.forgotten,
+        ..here.clone()
+    };
+    as_there == *there && is_of_root(from, here, there)
 }
 
 fn is_of_root(from: &Archive, here: &Snapshot, there: &Snapshot) -> bool {

@@ -7,23 +7,35 @@ mod support;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, BackupRequest, Collection, Completeness, Compression, Content, CopyChoice,
-    CopyFailure, CopyPlan, CopyRequest, CopySink, Event, FileMap, Format, Gauge, IndexEntry,
-    Ingest, Key, Known, Origin, Parents, Part, Settings, Snapshot, SnapshotId, Stat, StoredChunk,
-    Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, Verify, backup,
-    backup_on, check, copy_snapshot, forget, may_copy, plan_copy,
+    Archive, BackupRequest, Chunk, Collection, Completeness, Compression, ContainerId,
+    ContainerKind, Content, CopyChoice, CopyFailure, CopyPlan, CopyRequest, CopySink, Event,
+    FileMap, Format, Gauge, IndexEntry, Ingest, Key, Known, Metadata, Origin, Parents, Part,
+    Settings, Snapshot, SnapshotId, Stat, StoredChunk, Top, TreeEntry, TreeFeeder, TreeNode,
+    TreeNodeRef, TreeReader, TreeWhat, Verify, backup, backup_on, check, copy_snapshot, forget,
+    may_copy, plan_copy,
 };
-use onefold_core::{Error, Fingerprint, Kind};
+use onefold_core::{Error, Files, Fingerprint, Kind};
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
 use support::{entry, names, noise, options, restored, store};
 
 /// An archive of its own: numbers make ids and secrets.
 fn archive(id: u8, secret: u8) -> Arc<Archive> {
-    let files = Arc::new(VirtualFiles::new(Layout::default(), Rng::new(id.into())));
+    archive_in(&files(id), id, secret)
+}
+
+fn files(id: u8) -> VirtualFiles {
+    VirtualFiles::new(Layout::default(), Rng::new(id.into()))
+}
+
+fn archive_in(files: &VirtualFiles, id: u8, secret: u8) -> Arc<Archive> {
     let mut format = Format::new([id; 16], [secret; 32], [id; 16]);
     (format.reserve_bytes, format.compression, format.trees) = (0, Compression::None, true);
-    Archive::create(&*files, &format).unwrap();
-    Arc::new(Archive::open(files, true, Settings::default()).unwrap())
+    Archive::create(files, &format).unwrap();
+    open(files)
+}
+
+fn open(files: &VirtualFiles) -> Arc<Archive> {
+    Arc::new(Archive::open(Arc::new(files.clone()), true, Settings::default()).unwrap())
 }
 
 fn plan(from: &Arc<Archive>, to: &Arc<Archive>, choice: &CopyChoice) -> CopyPlan {
@@ -312,6 +324,66 @@ fn rule_50_a_chunk_that_is_of_another_length_here_is_read() {
     assert!(is_well(&to));
 }
 
+/// Writes the metadata of containers of content anew: `change` gets all chunks of each.
+fn forge_metadata(files: &VirtualFiles, archive: &Archive, change: &dyn Fn(&mut Vec<Chunk>)) {
+    let identity = archive.label().identity();
+    let mut forged = 0;
+    for name in files.names().unwrap().into_iter().filter(|name| name.starts_with("segment")) {
+        let file = files.open(&name).unwrap();
+        let mut bytes = vec![0; file.bytes().unwrap() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        let begins = |&at: &usize| bytes[at..].starts_with(b"ONEFCONT");
+        for at in (0..bytes.len()).step_by(4096).filter(begins) {
+            let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            let (id, end) = (number(at + 24).into(), at + number(at + 48) as usize);
+            let mut read = Metadata::decode(&identity, ContainerId(id), &bytes[at..end]).unwrap();
+            if read.kind == ContainerKind::Data {
+                change(&mut read.chunks);
+                file.write_at(at as u64, &read.encode(&identity).unwrap()).unwrap();
+                forged += 1;
+            }
+        }
+    }
+    assert!(forged > 0, "there is content");
+}
+
+#[test]
+fn rule_50_lengths_that_the_other_archive_forged_are_not_taken_over() {
+    let content = noise(1, 100_000);
+    // Chunks of a group tile it as before, and a run is as long as before.
+    let moves_a_border = |chunks: &mut Vec<Chunk>| {
+        assert!(chunks.len() > 2 && chunks[0].group == chunks[1].group);
+        chunks[0].bytes -= 5;
+        chunks[1].at -= 5;
+        chunks[1].bytes += 5;
+    };
+    let swaps_the_prints = |chunks: &mut Vec<Chunk>| {
+        assert_ne!(chunks[0].bytes, chunks[1].bytes);
+        (chunks[0].fingerprint, chunks[1].fingerprint) =
+            (chunks[1].fingerprint, chunks[0].fingerprint);
+    };
+    let changes: [&dyn Fn(&mut Vec<Chunk>); 2] = [&moves_a_border, &swaps_the_prints];
+    for (change, has_all) in changes.into_iter().flat_map(|it| [(it, true), (it, false)]) {
+        let (files, to) = (files(1), archive(2, 1));
+        let from = archive_in(&files, 1, 1);
+        store(&from, "set", 1, &content).unwrap();
+        forge_metadata(&files, &from, change);
+        drop(from);
+        let from = open(&files);
+        // Of what is here, the lengths are known.
+        let bytes = if has_all { &content[..] } else { &content[..50_000] };
+        store(&to, "mine", 40, bytes).unwrap();
+        let failure = copy(&from, &to, 1, false).unwrap_err();
+        assert!(failure.at_source, "{}", failure.error);
+        assert_eq!(failure.error.kind(), Kind::Corrupt, "{}", failure.error);
+        store(&from, "set", 2, b"honest").unwrap();
+        assert_eq!(copy(&from, &to, 2, false).unwrap(), 6);
+        assert_eq!(names(&to), [40, 2]);
+        assert_eq!(restored(&to, 40).unwrap(), bytes);
+        assert!(is_well(&to));
+    }
+}
+
 #[test]
 fn a_date_in_the_future_keeps_nothing_out() {
     let (from, to) = (archive(1, 1), archive(2, 2));
@@ -434,6 +506,50 @@ fn rule_50_who_copies_other_content_under_the_same_id_first_gives_later_copies_n
         assert_eq!(restored(&to, 2).unwrap(), good, "secret {secret}, killed: {is_killed}");
         assert!(is_well(&to));
     }
+}
+
+#[test]
+fn rule_50_a_fingerprint_of_another_archive_is_claimed_by_whoever_has_what_it_is_of() {
+    for secret in [1, 3] {
+        let (from, other, to) = (archive(1, 1), archive(3, secret), archive(2, 2));
+        store(&from, "set", 1, &noise(1, 50_000)).unwrap();
+        store(&other, "set", 1, &noise(2, 50_000)).unwrap();
+        let root = TreeNodeRef {
+            fingerprint: snapshot(&from, 1).root.fingerprint,
+            ..snapshot(&other, 1).root
+        };
+        let lie = Snapshot { root, ..snapshot(&other, 1) };
+        let ingest = Ingest::begin(&to, false, false).unwrap();
+        let copied = copy_snapshot(&other, &lie, (&ingest, None), &Gauge::default(), || true);
+        assert!(copied.unwrap_err().at_source);
+        drop(ingest);
+        assert_eq!(to.refresh().unwrap().snapshots.values().count(), 0);
+        assert_eq!(copy_all(&from, &to), [1]);
+        assert_eq!(restored(&to, 1).unwrap(), noise(1, 50_000));
+    }
+}
+
+#[test]
+fn rule_50_a_copy_whose_words_differ_is_another_one() {
+    let (from, to) = (archive(1, 1), archive(2, 2));
+    backup_files(&from, 1, &[("a", noise(1, 10_000))]);
+    let there = snapshot(&from, 1);
+    let lies = [
+        Snapshot { tags: vec!["keep".into()], ..there.clone() },
+        Snapshot { paths: vec![b"/etc".to_vec()], ..there.clone() },
+        Snapshot { machine: [8; 16], ..there.clone() },
+        Snapshot { completeness: Completeness::Shrunk, ..there.clone() },
+    ];
+    for lie in lies {
+        let to = archive(2, 2);
+        let ingest = Ingest::begin(&to, false, false).unwrap();
+        copy_snapshot(&from, &lie, (&ingest, None), &Gauge::default(), || false).unwrap();
+        drop(ingest);
+        let planned = plan(&from, &to, &CopyChoice::default());
+        assert_eq!((planned.present, planned.others), (0, vec![there.id]), "{lie:?}");
+    }
+    copy(&from, &to, 1, false).unwrap();
+    assert_eq!(plan(&from, &to, &CopyChoice::default()).present, 1);
 }
 
 /// A node stored as the content of a file: where it lies makes no difference to readers.

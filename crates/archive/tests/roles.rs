@@ -9,12 +9,12 @@ mod with_roles;
 use std::{fs, sync::Arc};
 
 use onefold_archive::{
-    Archive, BackupRequest, Collection, Event, FileMap, Format, Gauge, KeySource, Known, Role,
-    Settings, SnapshotId, Stat, TreeWhat, add_put_key, backup, check, forget, read_key,
-    remove_put_key,
+    Archive, BackupRequest, Collection, Completeness, CopiedFrom, Event, FileMap, Format, Gauge,
+    KeySource, Known, Origin, Role, Settings, SnapshotId, Stat, TreeWhat, add_put_key, backup,
+    check, forget, read_key, remove_put_key,
 };
 use onefold_backend::Directory;
-use onefold_core::{Kind, Result};
+use onefold_core::{Fingerprint, Kind, Result};
 use support::{By, entry, names, noise, options, put, request_by, restored, store};
 use with_roles::{Desk, Has};
 
@@ -288,4 +288,34 @@ fn rule_45_two_processes_of_two_put_keys_take_turns() {
     desk.collect();
     let report = check(&desk.manage(), true, &mut |_, _, _| {}).unwrap();
     assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+/// Stores a snapshot that says that it is a copy.
+fn store_copy(archive: &Arc<Archive>, number: u8) {
+    let copied = CopiedFrom {
+        root: Fingerprint([number; 16]),
+        ended: 1_000 + u64::from(number),
+        completeness: Completeness::Whole,
+        left_out: 0,
+    };
+    let request = BackupRequest { copied: Some(copied), ..request_by(archive, "web1", number) };
+    let made = backup(archive, &request, true, &Gauge::default(), |feeder| {
+        support::feed_file(feeder, b"content")?;
+        feeder.event(Event::End(0))
+    });
+    made.unwrap();
+}
+
+#[test]
+fn rule_50_no_snapshot_of_a_put_key_counts_as_a_copy() {
+    let desk = Desk::new();
+    let (web, reader) = (desk.grant("web1", &["web1"]), desk.reader());
+    store_copy(&desk.by(&web), 1);
+    store_copy(&desk.manage(), 2);
+    for archive in [desk.manage(), desk.by(&reader)] {
+        let tables = archive.refresh().unwrap();
+        let origin = |number| tables.snapshots.get(SnapshotId([number; 16])).unwrap().origin;
+        assert_eq!(origin(1), Origin::Read(None));
+        assert_eq!(origin(2), Origin::Copied(Fingerprint([2; 16])));
+    }
 }

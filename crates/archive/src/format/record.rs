@@ -3,7 +3,7 @@
 use onefold_core::{Error, Result};
 
 use super::{
-    backup::{Snapshot, SnapshotId},
+    backup::{Origin, Snapshot, SnapshotId},
     bytes::{Reader, Writer, corrupt},
     care::CareNote,
     class::{COLUMNS_MAX, Class},
@@ -722,7 +722,13 @@ impl Record {
                 return Err(beyond());
             }
             drawn.more(size_of::<Record>() as u64)?;
-            let record = Record::decode(&mut r)?;
+            let mut record = Record::decode(&mut r)?;
+            // A put key copies nothing: later copies would take files over from what it says it copied.
+            if let Record::SnapshotMade { snapshot, .. } = &mut record
+                && let Origin::Copied(_) = snapshot.origin
+            {
+                snapshot.origin = Origin::Read(None);
+            }
             containers += record.lists();
             if containers > PUT_CONTAINERS_MAX {
                 return Err(beyond());
