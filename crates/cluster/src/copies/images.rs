@@ -8,7 +8,7 @@ use std::io::Read;
 use onefold_core::{Error, Kind, Result};
 use onefold_stream::{Content, Frame, Next, StreamReader};
 
-use super::{Busy, Copies, Filling, Renewal, while_kept};
+use super::{Copies, Filling, Renewal, while_kept};
 use crate::{
     format::{
         BLOCK,
@@ -44,7 +44,7 @@ impl Copies<'_> {
         }
         let most = if about.blocks == 0 { VOLUME_MAX } else { bytes_of(about.blocks)? };
         let record = names.begin_sized(name, What::Volume, most)?;
-        let _busy = Busy::of(self.0, record.named.id);
+        let _filled = self.0.leaving().fill(record.named.id);
         let filled = self.fill(name, &record, &mut reader, look);
         match filled {
             Ok(named) => {

@@ -37,9 +37,9 @@ use crate::{
 const WAITING_BYTES: usize = 16 << 20;
 
 /// A snapshot that is being received, or of which the sender went away.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveState {
-    /// The snapshot as it will be called, like `vm1@monday`.
+    /// The snapshot as it will be called, like `vm1@monday`. Where that is damaged `@` and a number.
     pub name: String,
     /// Its size.
     pub bytes: u64,
@@ -49,8 +49,10 @@ pub struct ReceiveState {
     pub heard_ms: u64,
     /// Somebody sends it right now.
     pub at_work: bool,
-    /// By which the sender goes on.
+    /// By which the sender goes on. Of one that is damaged nothing.
     pub token: onefold_stream::Token,
+    /// What is damaged of it: nobody goes on with it, and it can only be given up.
+    pub damage: Option<String>,
 }
 
 /// The copies of a store.
@@ -67,60 +69,82 @@ impl<'s> Copies<'s> {
         self.0.kernel()
     }
 
-    /// The receives that are under way or were cut off.
+    /// The receives that are under way or were cut off, and behind them those that are damaged.
     ///
     /// # Errors
     /// The store's.
     pub fn receives(&self) -> Result<Vec<ReceiveState>> {
         let all = received::receives(self.kernel())?;
-        let told = all.into_iter().map(|receive| {
+        let whole = all.whole.iter().map(|receive| {
             let (coming, progress) = (&receive.coming, &receive.progress);
+            let name = coming.full_name();
             Ok(ReceiveState {
-                name: coming.full_name(),
                 bytes: coming.blocks * 4096,
                 received_bytes: progress.cursor * 4096,
                 heard_ms: progress.heard_ms,
-                at_work: received::is_at_work(self.kernel(), &receive)?,
+                at_work: received::is_at_work(self.kernel(), &name, receive.id())?,
                 token: onefold_stream::Token {
                     guid: coming.guid,
                     base: coming.base,
                     cursor: progress.cursor,
                 },
+                name,
+                damage: None,
             })
         });
-        told.collect()
+        let damaged = all.damaged.iter().map(|damaged| {
+            let name = damaged.full_name();
+            Ok(ReceiveState {
+                bytes: damaged.bytes(),
+                at_work: received::is_at_work(self.kernel(), &name, damaged.id())?,
+                damage: Some(damaged.why.to_string()),
+                name,
+                ..ReceiveState::default()
+            })
+        });
+        whole.chain(damaged).collect()
     }
 
     /// Gives up what is being received for a volume. Workers free what it holds.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while somebody sends it; the store's.
+    /// `NotFound`; `Busy` while somebody sends it, or while a change of this session that failed may still come to
+    /// it; the store's.
     pub fn abort_receive(&self, volume: &str) -> Result<()> {
         let mut all = received::receives(self.kernel())?;
-        all.retain(|receive| receive.coming.volume == volume);
-        if all.is_empty() {
+        all.whole.retain(|receive| receive.coming.volume == volume);
+        all.damaged.retain(|one| one.coming.as_ref().is_some_and(|one| one.volume == volume));
+        if all.whole.is_empty() && all.damaged.is_empty() {
             let what =
                 format!("nothing is being received for a volume '{}'", volume.escape_debug());
             return Err(Error::new(Kind::NotFound, what));
         }
-        all.iter().try_for_each(|receive| received::give_up(self.0, receive))
+        all.whole.iter().try_for_each(|receive| received::give_up(self.0, receive))?;
+        all.damaged.iter().try_for_each(|damaged| received::give_up_damaged(self.0, damaged))
     }
 
-    /// Gives up all receives for which nothing has come for so many days, and that nobody sends right now; gives the
-    /// names of their snapshots.
+    /// Gives up all receives for which nothing has come for so many days, and that nobody sends right now; those that
+    /// are damaged in any case, as nobody can go on with them. Gives the names of their snapshots.
     ///
     /// # Errors
     /// The store's.
     pub fn expire_receives(&self, days: u32) -> Result<Vec<String>> {
         let most_ms = u128::from(days) * 24 * 3600 * 1000;
         let now = self.kernel().store().time().as_millis();
+        let mut all = received::receives(self.kernel())?;
+        all.whole.retain(|receive| {
+            now.saturating_sub(u128::from(receive.progress.heard_ms)) >= most_ms
+        });
+        let whole = all.whole.iter().map(|receive| {
+            (receive.coming.full_name(), received::give_up(self.0, receive))
+        });
+        let damaged = all.damaged.iter().map(|damaged| {
+            (damaged.full_name(), received::give_up_damaged(self.0, damaged))
+        });
         let mut gone = Vec::new();
-        for receive in received::receives(self.kernel())? {
-            if now.saturating_sub(u128::from(receive.progress.heard_ms)) < most_ms {
-                continue;
-            }
-            match received::give_up(self.0, &receive) {
-                Ok(()) => gone.push(receive.coming.full_name()),
+        for (name, given_up) in whole.chain(damaged) {
+            match given_up {
+                Ok(()) => gone.push(name),
                 Err(busy) if busy.kind() == Kind::Busy => {}
                 Err(error) => return Err(error),
             }
@@ -179,22 +203,6 @@ impl<'v> Filling<'v> {
             self.wait_for_one()?;
         }
         Ok(())
-    }
-}
-
-/// A number that this session fills, as long as this lives.
-struct Busy<'s>(&'s Session, u64);
-
-impl<'s> Busy<'s> {
-    /// Nothing when this session fills it already.
-    fn of(session: &'s Session, id: u64) -> Option<Busy<'s>> {
-        session.leaving().filling().lock().insert(id).then_some(Busy(session, id))
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.leaving().filling().lock().remove(&self.1);
     }
 }
 

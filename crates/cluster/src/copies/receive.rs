@@ -10,7 +10,7 @@ use onefold_stream::{
     Begin, Content, Cursor, Form, Frame, MAGIC_BYTES, Next, StreamReader, Totals, read_up_to,
 };
 
-use super::{Busy, Copies, Filling, Renewal, while_kept};
+use super::{Copies, Filling, Renewal, while_kept};
 use crate::{
     format::BLOCK,
     layers::received::{self, Coming, Receive},
@@ -83,7 +83,7 @@ impl Copies<'_> {
         let coming = coming(&about, into.unwrap_or(&about.volume));
         let mut receive = received::begin(self.0, &coming, about.start, rollback)?;
         let busy = || Error::new(Kind::Busy, "somebody sends this snapshot here already");
-        let _busy = Busy::of(self.0, receive.id()).ok_or_else(busy)?;
+        let _filled = self.0.leaving().fill(receive.id()).ok_or_else(busy)?;
         let volume = received::attach(self.0, &receive)?;
         let done = while_kept(self.kernel(), None, &volume, || {
             self.take(&volume, &mut receive, &mut reader, look)?;
