@@ -8,7 +8,7 @@ use std::io::Read;
 use onefold_core::{Error, Kind, Result};
 use onefold_stream::{Content, Frame, Next, StreamReader};
 
-use super::{Copies, Filling, Renewal, while_kept};
+use super::{Copies, Filling};
 use crate::{
     format::{
         BLOCK,
@@ -16,7 +16,7 @@ use crate::{
     },
     names::{Given, Names, Record},
     replies::failed,
-    volume::{Mode, Purpose, Volume, attach_for, leave_filled},
+    volume::{Mode, Purpose, Renewal, Volume, attach_for, leave_filled, while_kept},
 };
 
 impl Copies<'_> {

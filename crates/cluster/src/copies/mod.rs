@@ -15,10 +15,9 @@ mod receive;
 mod send;
 mod walk;
 
-use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use onefold_core::{Error, Kind, Result, Ticket};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use self::{
     receive::{Ending, Received},
@@ -27,8 +26,6 @@ pub use self::{
 use crate::{
     kernel::Kernel,
     layers::{received, snapshots::Snapshots},
-    names::Names,
-    replies::failed,
     session::Session,
     volume::Volume,
 };
@@ -169,16 +166,22 @@ impl<'s> Copies<'s> {
     }
 }
 
-/// Writes to a volume that is filled, some of which wait for their answers.
+/// Ranges that are to become zeroes, at most, before they do: each time all writes before are waited for.
+const ZEROES: usize = 256;
+
+/// Writes to a volume that is filled, some of which wait for their answers. No two of them, between two times that all is
+/// settled, are of one place.
 struct Filling<'v> {
     volume: &'v Volume,
     waiting: VecDeque<(Ticket, usize)>,
     bytes: usize,
+    /// What is to become zeroes.
+    zeroes: Vec<Range<u64>>,
 }
 
 impl<'v> Filling<'v> {
     fn new(volume: &'v Volume) -> Filling<'v> {
-        Filling { volume, waiting: VecDeque::new(), bytes: 0 }
+        Filling { volume, waiting: VecDeque::new(), bytes: 0, zeroes: Vec::new() }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
@@ -189,6 +192,24 @@ impl<'v> Filling<'v> {
         self.waiting.push_back((ticket, data.len()));
         self.bytes += data.len();
         Ok(())
+    }
+
+    /// Makes a range zeroes, with others together: a trim waits for all writes before it.
+    fn zero(&mut self, range: Range<u64>) -> Result<()> {
+        match self.zeroes.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.zeroes.push(range),
+        }
+        if self.zeroes.len() < ZEROES { Ok(()) } else { self.settle() }
+    }
+
+    /// Reads what a range holds by now.
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let end = offset + into.len() as u64;
+        if self.zeroes.iter().any(|range| range.start < end && offset < range.end) {
+            self.settle()?;
+        }
+        self.volume.read_at(offset, into)
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
@@ -202,89 +223,11 @@ impl<'v> Filling<'v> {
         while !self.waiting.is_empty() {
             self.wait_for_one()?;
         }
+        // One that fails is tried again, and counts until then.
+        while let Some(range) = self.zeroes.last() {
+            self.volume.discard(range.start, range.end - range.start)?;
+            self.zeroes.pop();
+        }
         Ok(())
     }
-}
-
-/// The lease of what is filled is renewed so many times while it lasts.
-const RENEWALS: u32 = 4;
-
-/// Keeps the locks of what is filled.
-struct Renewal<'k> {
-    kernel: &'k Kernel,
-    /// The number of what has a record of this session.
-    filled: Option<u64>,
-    last: Duration,
-}
-
-impl<'k> Renewal<'k> {
-    fn of(kernel: &'k Kernel, filled: Option<u64>) -> Renewal<'k> {
-        Renewal { kernel, filled, last: kernel.store().monotonic() }
-    }
-
-    /// Asks for more time when some of it is over.
-    ///
-    /// # Errors
-    /// `Busy` or `Stopped` when another session has it.
-    fn when_due(&mut self, volume: &Volume) -> Result<()> {
-        let (settings, now) = (self.kernel.settings(), self.kernel.store().monotonic());
-        let lease = settings.volume_lease.min(settings.lease);
-        if now.saturating_sub(self.last) * RENEWALS < lease {
-            return Ok(());
-        }
-        self.last = now;
-        self.renew(volume)
-    }
-
-    /// Asks for more time.
-    ///
-    /// # Errors
-    /// As [`when_due`](Self::when_due).
-    fn renew(&self, volume: &Volume) -> Result<()> {
-        if let Some(id) = self.filled {
-            let kept = Names::of(self.kernel).keep_filling(id);
-            kept.map_err(|why| failed("what is being filled", why))?;
-        }
-        volume.renew()
-    }
-}
-
-/// Ends the thread that keeps locks, also when the work panics.
-struct Kept<'k>(&'k Mutex<bool>, &'k Condvar);
-
-impl Drop for Kept<'_> {
-    fn drop(&mut self) {
-        *self.0.lock() = true;
-        self.1.notify_all();
-    }
-}
-
-/// Does some work, and keeps the locks of what is filled meanwhile, also while it waits for its stream: who
-/// finds one that ended shuts this whole session out. The work hears of a lost lock when it goes on.
-fn while_kept<T>(
-    kernel: &Kernel,
-    filled: Option<u64>,
-    volume: &Volume,
-    work: impl FnOnce() -> T,
-) -> T {
-    let settings = kernel.settings();
-    if !settings.renews_aside {
-        return work();
-    }
-    let every = settings.volume_lease.min(settings.lease) / RENEWALS;
-    let (is_over, over) = (Mutex::new(false), Condvar::new());
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let renewal = Renewal::of(kernel, filled);
-            let mut ended = is_over.lock();
-            while !*ended {
-                over.wait_for(&mut ended, every);
-                if !*ended {
-                    let _ = MutexGuard::unlocked(&mut ended, || renewal.renew(volume));
-                }
-            }
-        });
-        let _kept = Kept(&is_over, &over);
-        work()
-    })
 }

@@ -41,7 +41,9 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Purpose, Volume, attach_for, header, is_replica, parse_owner},
+    volume::{
+        Mode, Purpose, Volume, attach_for, header, is_replica, parse_owner, while_kept,
+    },
 };
 
 /// The purpose of the key by which snapshots of a store get numbers that no other ones have.
@@ -508,7 +510,8 @@ pub(crate) fn finish(
     match Names::of(kernel).find_finished(&coming.volume)? {
         Some(named) if named.what == What::Volume => {
             let old = attach_for(session, &coming.volume, &named, (Mode::Own, Purpose::Exchange))?;
-            let done = snapshots.make_ready(&old).and_then(|()| {
+            let done = while_kept(kernel, None, &old, || {
+                snapshots.make_ready(&old)?;
                 snapshots.step(&old, &coming.volume, Old::Goes, |named, table| {
                     exchange(session, volume.id(), receive, Some((named, table)), rollback)
                 })
