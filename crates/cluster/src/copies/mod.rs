@@ -129,15 +129,16 @@ impl<'s> Copies<'s> {
         let most_ms = u128::from(days) * 24 * 3600 * 1000;
         let now = self.kernel().store().time().as_millis();
         let mut all = received::receives(self.kernel())?;
-        all.whole.retain(|receive| {
-            now.saturating_sub(u128::from(receive.progress.heard_ms)) >= most_ms
-        });
-        let whole = all.whole.iter().map(|receive| {
-            (receive.coming.full_name(), received::give_up(self.0, receive))
-        });
-        let damaged = all.damaged.iter().map(|damaged| {
-            (damaged.full_name(), received::give_up_damaged(self.0, damaged))
-        });
+        all.whole
+            .retain(|receive| now.saturating_sub(u128::from(receive.progress.heard_ms)) >= most_ms);
+        let whole = all
+            .whole
+            .iter()
+            .map(|receive| (receive.coming.full_name(), received::give_up(self.0, receive)));
+        let damaged = all
+            .damaged
+            .iter()
+            .map(|damaged| (damaged.full_name(), received::give_up_damaged(self.0, damaged)));
         let mut gone = Vec::new();
         for (name, given_up) in whole.chain(damaged) {
             match given_up {

@@ -41,9 +41,7 @@ use crate::{
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{
-        Mode, Purpose, Volume, attach_for, header, is_replica, parse_owner, while_kept,
-    },
+    volume::{Mode, Purpose, Volume, attach_for, header, is_replica, parse_owner, while_kept},
 };
 
 /// The purpose of the key by which snapshots of a store get numbers that no other ones have.
@@ -626,11 +624,8 @@ fn abandon(session: &Session, shard: &ObjectName, record: &Record) -> Result<(),
     let done = locked.and_then(|()| {
         // Another one may have been faster; where all is gone, the locks made the header anew.
         let gone = !names.abandon(shard, record)? && names.recorded_in(shard, id)?.is_none();
-        let remove = || Write {
-            object: header.clone(),
-            guards: Vec::new(),
-            changes: vec![Change::Remove],
-        };
+        let remove =
+            || Write { object: header.clone(), guards: Vec::new(), changes: vec![Change::Remove] };
         if gone { kernel.until_answered(&remove()).map(drop) } else { Ok(()) }
     });
     // Otherwise both end with their leases.
