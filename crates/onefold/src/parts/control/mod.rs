@@ -516,6 +516,9 @@ pub struct ReceiveLine {
     /// True when somebody sends it right now.
     #[serde(default)]
     pub at_work: bool,
+    /// What is damaged of it: it can only be given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
 }
 
 impl ReceiveLine {
@@ -544,6 +547,7 @@ impl From<ReceiveState> for ReceiveLine {
             token: receive.token.to_string(),
             heard_ms: receive.heard_ms,
             at_work: receive.at_work,
+            damage: None,
         }
     }
 }
@@ -557,6 +561,7 @@ impl From<onefold_cluster::ReceiveState> for ReceiveLine {
             token: receive.token.to_string(),
             heard_ms: receive.heard_ms,
             at_work: receive.at_work,
+            damage: receive.damage,
         }
     }
 }
