@@ -692,7 +692,9 @@ fn overtaken(store: &MemoryObjects, name: &str) -> (Arc<Session>, Meanwhile) {
     let acts = meanwhile.clone();
     let session = faulty(store, name, move |op| {
         let act = op.object.name.starts_with("n.").then(|| acts.lock().unwrap().take()).flatten();
-        act.map(|act| act());
+        if let Some(act) = act {
+            act();
+        }
         None
     });
     (session, meanwhile)
