@@ -1,7 +1,9 @@
 //! Long work in portions: at a rate, for a time, and with a file that says how far it is.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -9,6 +11,7 @@ use std::{
 use clap::Args;
 use onefold_backend::new_file;
 use onefold_core::{Error, Kind};
+use rustix::fs::OFlags;
 
 use onefold_console::{failure::Failure, size::Size};
 
@@ -75,15 +78,22 @@ impl Pace {
     }
 }
 
-/// What the file holds; nothing when it is not there.
+/// What the file holds; nothing when it is not there. Where others can change its directory, they put something
+/// without an end in its place between two looks: so it is opened once.
 pub(crate) fn read(file: &Path) -> Result<Option<Vec<u8>>, Failure> {
     let failed = |e| Error::from_io(format_args!("{} can't be read", file.display()), e);
-    match fs::metadata(file) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failed(e).into()),
-        Ok(found) if !found.is_file() || found.len() > FILE_MAX => Err(is_none(file)),
-        Ok(_) => Ok(Some(fs::read(file).map_err(failed)?)),
+    // A pipe would have the process wait for its other end.
+    let calm = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let opened = match fs::OpenOptions::new().read(true).custom_flags(calm).open(file) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    if !opened.metadata().map_err(failed)?.is_file() {
+        return Err(is_none(file));
     }
+    let mut content = Vec::new();
+    opened.take(FILE_MAX + 1).read_to_end(&mut content).map_err(failed)?;
+    if content.len() as u64 > FILE_MAX { Err(is_none(file)) } else { Ok(Some(content)) }
 }
 
 /// Puts another content in the file's place; durable on return.
@@ -108,4 +118,28 @@ pub(crate) fn is_none(file: &Path) -> Failure {
         file.display()
     );
     Error::new(Kind::InvalidInput, why).into()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+    use super::*;
+
+    #[test]
+    fn rule_07_what_is_no_file_or_has_no_end_is_no_cursor() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("cursor");
+        assert!(read(&at).unwrap().is_none());
+        fs::write(&at, "{}").unwrap();
+        assert_eq!(read(&at).unwrap().unwrap(), b"{}");
+        fs::File::create(&at).unwrap().set_len(FILE_MAX + 1).unwrap();
+        assert!(read(&at).is_err());
+        fs::remove_file(&at).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &at).unwrap();
+        assert!(read(&at).is_err());
+        fs::remove_file(&at).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &at, rustix::fs::Mode::RUSR).unwrap();
+        assert!(read(&at).is_err(), "nobody writes to it");
+    }
 }
