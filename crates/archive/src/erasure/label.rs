@@ -469,9 +469,6 @@ mod tests {
         assert_eq!(judged(found.clone(), all, 1), Some((6, 0b10111)));
         assert_eq!(judged(found.clone(), all, 2), Some((5, all)));
         assert_eq!(judged(found.clone(), 1 << 4, 2), Some((6, 0b10111)));
-        // It was settled, and nothing that is settled is taken back.
-        found[2] = same(2, 6, 0b10111, true);
-        assert_eq!(judged(found, all, 1), Some((6, 0b10111)));
     }
 
     #[test]
