@@ -219,7 +219,7 @@ impl CopyRequest {
             ..BackupRequest::default()
         };
         let number = request.domain_in(&here).map_err(CopyFailure::at_target)?;
-        let before = before(from, &there, &here, snapshot).cloned();
+        let before = before((from, &there), (&here, number), snapshot).cloned();
         let by_id = to.keeps(Rule::CheckpointsOfTheirCopy);
         let is_own = |one: &&Snapshot| {
             let is_of = is_of(one.id, snapshot.id) && is_of_root(from, one, snapshot);
@@ -295,18 +295,19 @@ pub fn copy_snapshot(
 }
 
 /// The newest snapshot of the same set and host that comes before this one where it is from, and that both
-/// archives have.
+/// archives have. Here it is in the domain into which is copied: keys of another one may be lost later.
 fn before<'a>(
-    from: &Archive,
-    there: &'a Tables,
-    here: &Tables,
+    (from, there): (&Archive, &'a Tables),
+    (here, domain): (&Tables, u32),
     snapshot: &Snapshot,
 ) -> Option<&'a Snapshot> {
     let earlier = there.snapshots.values().take_while(|one| one.id != snapshot.id);
     let of_series =
         |one: &&Snapshot| series(one) == series(snapshot) && one.domain == snapshot.domain;
-    let is_here =
-        |one: &&Snapshot| here.snapshots.get(one.id).is_ok_and(|here| is_copy(from, here, one));
+    let is_here = |one: &&Snapshot| {
+        let copied = here.snapshots.get(one.id);
+        copied.is_ok_and(|copy| copy.domain == domain && is_copy(from, copy, one))
+    };
     earlier.filter(is_no_checkpoint).filter(of_series).filter(is_here).last()
 }
 

@@ -34,6 +34,8 @@ struct Ends {
     is_mute: AtomicBool,
     /// The other end says that each file is as long as a number can be.
     is_long: AtomicBool,
+    /// What the other end answers to each change, if not that it was done.
+    refuses: Mutex<Option<Kind>>,
     locks: Mutex<(u64, HashMap<u64, Box<dyn Lock>>)>,
 }
 
@@ -50,6 +52,14 @@ impl Line {
         }
     }
 
+    /// The directory, for a change.
+    fn changed(&self) -> Result<&Directory> {
+        match *self.0.refuses.lock() {
+            Some(kind) => Err(Error::new(kind, "the other end refuses")),
+            None => self.there(),
+        }
+    }
+
     fn wrap(&self, file: Arc<dyn File>) -> Arc<dyn File> {
         Arc::new(LineFile(self.clone(), file))
     }
@@ -60,7 +70,7 @@ impl Files for Line {
         self.there()?.names()
     }
     fn create(&self, name: &str) -> Result<Arc<dyn File>> {
-        self.there()?.create(name).map(|file| self.wrap(file))
+        self.changed()?.create(name).map(|file| self.wrap(file))
     }
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
         if name == "node" && self.0.is_mute.load(Relaxed) {
@@ -69,7 +79,7 @@ impl Files for Line {
         self.there()?.open(name).map(|file| self.wrap(file))
     }
     fn remove(&self, name: &str) -> Result<()> {
-        self.there()?.remove(name)
+        self.changed()?.remove(name)
     }
     fn sync_names(&self) -> Result<()> {
         self.there()?.sync_names()
@@ -99,6 +109,10 @@ impl LineFile {
     fn there(&self) -> Result<&dyn File> {
         self.0.there().map(|_| &*self.1)
     }
+
+    fn changed(&self) -> Result<&dyn File> {
+        self.0.changed().map(|_| &*self.1)
+    }
 }
 
 impl File for LineFile {
@@ -110,19 +124,19 @@ impl File for LineFile {
         self.there()?.read_at(at, into)
     }
     fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
-        self.there()?.write_at(at, data)
+        self.changed()?.write_at(at, data)
     }
     fn sync(&self) -> Result<()> {
         self.there()?.sync()
     }
     fn set_bytes(&self, bytes: u64) -> Result<()> {
-        self.there()?.set_bytes(bytes)
+        self.changed()?.set_bytes(bytes)
     }
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
-        self.there()?.reserve(at, bytes)
+        self.changed()?.reserve(at, bytes)
     }
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
-        self.there()?.punch(at, bytes)
+        self.changed()?.punch(at, bytes)
     }
 }
 
@@ -158,7 +172,8 @@ impl Hosts {
     fn line(&self, name: &str) -> Line {
         let files = Directory::open(&self.0.path().join(name), true).unwrap();
         let [is_cut, is_mute, is_long] = Default::default();
-        Line(Arc::new(Ends { files, is_cut, is_mute, is_long, locks: Mutex::default() }))
+        let (refuses, locks) = Default::default();
+        Line(Arc::new(Ends { files, is_cut, is_mute, is_long, refuses, locks }))
     }
 
     fn lines(&self) -> Vec<Line> {
@@ -166,9 +181,13 @@ impl Hosts {
     }
 
     fn process_on(lines: Vec<Line>, degraded: bool) -> Result<Process> {
+        Hosts::process_far(lines, 0b11111, degraded)
+    }
+
+    /// One for which the nodes of `far` are on other hosts.
+    fn process_far(lines: Vec<Line>, far: u64, degraded: bool) -> Result<Process> {
         let there = |line: &Line| Some(Arc::new(line.clone()) as Arc<dyn Files>);
-        let nodes =
-            Arc::new(Nodes::open_far(lines.iter().map(there).collect(), 0b11111, degraded)?);
+        let nodes = Arc::new(Nodes::open_far(lines.iter().map(there).collect(), far, degraded)?);
         let settings = Settings { container_bytes: 64 << 10, ..Settings::default() };
         let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, settings)?);
         Ok(Process { lines, nodes, archive })
@@ -395,4 +414,164 @@ fn rule_02_no_length_that_a_host_tells_stops_the_others() {
         let done = onefold_archive::check(&process.archive, true, &mut |_, _, _| {}).unwrap();
         assert!(done.is_well());
     }
+}
+
+/// Copies a directory with its files.
+fn copy_directory(from: &std::path::Path, to: &std::path::Path) {
+    let _ = std::fs::remove_dir_all(to);
+    Directory::create(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn rule_02_a_log_that_one_host_forges_is_not_written_over_those_of_others() {
+    // With all nodes on other hosts, and with that one alone.
+    for (far, forged) in [(0b11111, 2), (0b11111, 0), (0b00100, 2), (0b00001, 0), (0b11110, 1)] {
+        let hosts = Hosts::new();
+        let bytes = noise(1, 300_000);
+        support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+        let path = |node: usize| hosts.0.path().join(format!("n{node}"));
+        let old = |node: usize| hosts.0.path().join(format!("old{node}"));
+        (0..NODES).for_each(|node| copy_directory(&path(node), &old(node)));
+        // No forgery is better than changes that were made: the other nodes forget them.
+        for n in 0..3 {
+            support::put(&hosts.process().archive, &format!("forged-{n}"), &noise(7, 9_000))
+                .unwrap();
+        }
+        for node in (0..NODES).filter(|node| *node != forged) {
+            copy_directory(&old(node), &path(node));
+        }
+        let process = Hosts::process_far(hosts.lines(), far, true).unwrap();
+        let absent = process.nodes.absent();
+        assert!(
+            absent.iter().any(|(node, why)| *node == forged && *why == Absent::Ahead),
+            "node {forged}, far {far:b}: {absent:?}"
+        );
+        assert_eq!(support::get(&process.archive, "stream").unwrap(), bytes);
+        assert!(support::get(&process.archive, "forged-0").is_err());
+        support::put(&process.archive, "more", &noise(3, 300_000)).unwrap();
+        drop(process);
+        let process = Hosts::process_far(hosts.lines(), far, true).unwrap();
+        let absent: Vec<usize> = process.nodes.absent().iter().map(|(node, _)| *node).collect();
+        assert_eq!(absent, [forged], "it is left out, and nothing was written there");
+        assert_eq!(support::get(&process.archive, "more").unwrap(), noise(3, 300_000));
+        assert!(support::get(&process.archive, "forged-0").is_err());
+    }
+}
+
+#[test]
+fn rule_02_what_one_host_refuses_stops_the_others_for_no_longer_than_they_want() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 300_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    for node in [1, 4] {
+        for refused in [Kind::NoSpace, Kind::Exists, Kind::Io, Kind::Denied] {
+            let lines = hosts.lines();
+            *lines[node].0.refuses.lock() = Some(refused);
+            let process = Hosts::process_on(lines, false).unwrap();
+            let name = format!("{node}-{refused:?}");
+            let put = support::put(
+                &process.archive,
+                &name,
+                &noise(10 * node as u64 + refused as u64, 1_500_000),
+            )
+            .map(drop);
+            if refused == Kind::NoSpace {
+                let error = put.unwrap_err().to_string();
+                assert!(error.contains(&format!("node {node}, on another host")), "{error}");
+                assert!(error.contains("--degraded"), "{error}");
+            }
+            drop(process);
+            let lines = hosts.lines();
+            *lines[node].0.refuses.lock() = Some(refused);
+            let process = Hosts::process_on(lines, true).unwrap();
+            // A segment that was begun on it ends the put, and the next one makes others.
+            let again = |_| support::put(&process.archive, &name, &noise(3, 400_000));
+            support::put(&process.archive, &name, &noise(3, 400_000)).or_else(again).unwrap();
+            drop(process);
+            let process = hosts.process();
+            assert_eq!(support::get(&process.archive, &name).unwrap(), noise(3, 400_000));
+            let absent: Vec<usize> = process.nodes.absent().iter().map(|(node, _)| *node).collect();
+            assert_eq!(absent, [node], "{refused:?}");
+            // The host has another disk.
+            let path = hosts.0.path().join(format!("n{node}"));
+            std::fs::remove_dir_all(&path).unwrap();
+            Directory::create(&path).unwrap();
+            let files = Arc::new(hosts.line(&format!("n{node}")));
+            let replacement = Replacement { number: node, files, id: [refused as u8 + 77; 16] };
+            replace(&process.archive, &process.nodes, &replacement, &mut |_, _| {}).unwrap();
+        }
+    }
+}
+
+#[test]
+fn rule_02_a_column_that_one_host_forges_moves_those_of_others_nowhere() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 900_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    for node in 0..NODES {
+        let path = hosts.0.path().join(format!("n{node}"));
+        // A header that is whole, and was written for other places: that of another node's column, with its number.
+        let segments = |node: usize| {
+            let path = hosts.0.path().join(format!("n{node}"));
+            let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+            let names = names.map(|name| name.into_string().unwrap());
+            names.filter(|name| name.starts_with("segment-")).collect::<Vec<_>>()
+        };
+        let mut before = Vec::new();
+        for name in segments(node) {
+            let stored = std::fs::read(path.join(&name)).unwrap();
+            let mut header = stored[..4096].to_vec();
+            // Columns by turns: the nodes behind byte 32 of a header.
+            header[32..35].rotate_left(1);
+            let label = NodeLabel::decode(&std::fs::read(path.join("node")).unwrap()[..4096])
+                .unwrap()
+                .or_else(|| {
+                    NodeLabel::decode(&std::fs::read(path.join("node")).unwrap()[4096..]).unwrap()
+                })
+                .unwrap();
+            let sum = label.identity().checksum(&header[..4088]);
+            header[4088..].copy_from_slice(&sum.to_le_bytes());
+            std::fs::write(path.join(&name), [&header, &stored[4096..]].concat()).unwrap();
+            before.push((name, stored));
+        }
+        let process = hosts.process();
+        assert_eq!(support::get(&process.archive, "stream").unwrap(), bytes, "node {node}");
+        let done =
+            onefold_archive::repair_units(&process.archive, &process.nodes, true, &mut |_, _| {});
+        let done = done.unwrap();
+        assert_eq!((done.units.lost_rows, done.lost_containers), (0, 0), "{done:?}");
+        for (name, stored) in before {
+            assert_eq!(std::fs::read(path.join(name)).unwrap(), stored, "node {node}");
+        }
+    }
+}
+
+#[test]
+fn a_lock_of_another_host_is_waited_for() {
+    let hosts = Hosts::new();
+    let process = hosts.process();
+    let other = hosts.process();
+    let held =
+        process.archive.refresh().map(|_| process.lines[1].lock("lock-commit", Hold::Alone, false));
+    let held = held.unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| support::put(&other.archive, "stream", &noise(1, 30_000)));
+        // It asks more than once before it is given.
+        while !waits.is_finished() && waits_long_enough() {}
+        drop(held);
+        waits.join().unwrap().unwrap();
+    });
+    assert_eq!(other.nodes.absent(), []);
+}
+
+/// True twenty times, some milliseconds each.
+fn waits_long_enough() -> bool {
+    use std::sync::atomic::AtomicU32;
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    TIMES.fetch_add(1, Relaxed) < 20
 }

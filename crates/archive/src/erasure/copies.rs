@@ -1,6 +1,10 @@
 //! A file with a copy on each of the first `2f + 1` nodes: log, tables, index.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use onefold_core::{Error, File, Files, Kind, Result};
 use parking_lot::Mutex;
@@ -12,6 +16,7 @@ use super::{
 };
 use crate::{
     format::{
+        frame::Frame,
         label::find_label,
         log_reader::{Behind, LogReader},
         names::{LABEL, RESERVE, is_index, is_segment, log_name},
@@ -35,12 +40,19 @@ const EXPANDED_MAX: u64 = 16;
 pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
     let mut copies = BTreeMap::new();
     for n in shared.writable_copies()? {
-        match shared.directory(n)?.create(name) {
-            Ok(file) => drop(copies.insert(n, file)),
-            Err(error) if matches!(error.kind(), Kind::Exists | Kind::NoSpace) => {
-                return Err(error);
+        let files = shared.directory(n)?;
+        let is_far = shared.is_far(n);
+        let made = match files.create(name) {
+            // A crash may have left it there alone, and what another host says is there keeps no name.
+            Err(error) if error.kind() == Kind::Exists && is_far => {
+                files.remove(name).and_then(|()| files.create(name))
             }
-            Err(_) => shared.lose(n),
+            made => made,
+        };
+        match made {
+            Ok(file) => drop(copies.insert(n, file)),
+            Err(error) if error.kind() == Kind::Exists && !is_far => return Err(error),
+            Err(error) => drop(shared.failed(n, error)?),
         }
     }
     shared.writable_copies()?;
@@ -87,11 +99,7 @@ impl Copies {
         for n in self.shared.writable_copies()? {
             match self.copy(n).and_then(|file| does(&*file)) {
                 Ok(()) => done += 1,
-                Err(error) if error.kind() == Kind::NoSpace => return Err(error),
-                Err(error) => {
-                    self.shared.lose(n);
-                    last = Some(error);
-                }
+                Err(error) => last = Some(self.shared.failed(n, error)?),
             }
         }
         if done < self.shared.quorum() {
@@ -146,25 +154,69 @@ impl File for Copies {
     }
 }
 
-/// Finds out how far each copy is after a crash, and reads the farthest from now on. The commit
-/// lock is held.
+/// Finds out how far each copy is after a crash, and reads the farthest that is believed from now
+/// on. The commit lock is held.
+///
+/// A copy on another host may be forged. It is believed alone where no copy without damage is on this host; otherwise
+/// only when more copies have its last change than hosts may lie. A change is acknowledged when every copy that
+/// counts has it, so the copy that is read instead lacks none that was.
 pub(super) fn compare(shared: &Shared) -> Result<()> {
-    let mut copies = Vec::new();
+    let mut found = Vec::new();
     for node in bits(shared.here() & shared.copies_mask()) {
         let files = shared.directory(node)?;
+        let mut changes = HashMap::new();
+        let mut keep = |frame: &Frame<'_>| {
+            // Who may not lie is not compared change by change.
+            if shared.far != 0 {
+                changes.insert(frame.sequence, frame.checksum);
+            }
+        };
         // Copies with a damaged label are behind all others.
-        let (reached, is_damaged) = how_far(shared, &**files).unwrap_or_default();
-        copies.push(FoundCopy { node, reached, is_damaged });
+        let (reached, is_damaged) = how_far(shared, &**files, &mut keep).unwrap_or_default();
+        found.push((FoundCopy { node, reached, is_damaged }, changes));
     }
-    // A change is acknowledged when every copy that counts has it: of copies that reach equally
-    // far, one without damage lacks nothing.
-    copies.sort_by_key(|copy| (std::cmp::Reverse(copy.reached.0), copy.is_damaged));
+    let believed = believed(&found, shared.far, shared.code.parity());
+    let mut copies: Vec<FoundCopy> = found.into_iter().map(|(copy, _)| copy).collect();
+    // Of copies that reach equally far, one without damage lacks nothing.
+    copies.sort_by_key(|copy| {
+        let is_believed = believed >> copy.node & 1 == 1;
+        (!is_believed, Reverse(copy.reached.0), copy.is_damaged)
+    });
     let mut state = shared.state.lock();
-    if let Some(farthest) = copies.first() {
-        (state.primary, state.read_from) = (farthest.node, farthest.node);
+    if let Some(first) = copies.first() {
+        (state.primary, state.read_from) = (first.node, first.node);
+        let ahead = copies.iter().filter(|copy| is_ahead(copy, first));
+        state.ahead = ahead.fold(0, |mask, copy| mask | 1 << copy.node);
+        state.missed |= state.ahead;
     }
     state.copies = copies;
     Ok(())
+}
+
+/// The copies that are read first: those on this host, and those that have the support of others; all of them where
+/// none of these is without damage. The map has the checksum of each change that a copy's log has.
+fn believed(found: &[(FoundCopy, HashMap<u64, u64>)], far: u64, parity: usize) -> u64 {
+    let has = |other: &(FoundCopy, HashMap<u64, u64>), copy: &FoundCopy| {
+        let ((_, last), (label, _, checksum)) = &copy.reached;
+        other.0.reached.1.0 == *label && (*last == 0 || other.1.get(last) == Some(checksum))
+    };
+    let (mut all, mut some, mut is_whole) = (0, 0, false);
+    for (copy, _) in found {
+        let support = found.iter().filter(|other| has(other, copy)).count();
+        all |= 1 << copy.node;
+        if far >> copy.node & 1 == 0 || !copy.is_damaged && support > parity {
+            some |= 1 << copy.node;
+            is_whole |= !copy.is_damaged;
+        }
+    }
+    if is_whole { some } else { all }
+}
+
+/// True when a copy has more before another one than a crash leaves there: one change, or one new
+/// log. Nothing is written over it then, since the other one may be an old copy.
+fn is_ahead(copy: &FoundCopy, of: &FoundCopy) -> bool {
+    let ((log, last), (of_log, of_last)) = (copy.reached.0, of.reached.0);
+    log > of_log.saturating_add(1) || log == of_log && last > of_last.saturating_add(1)
 }
 
 /// Gives the copies what they lack of the one that is read. Its tables were read before, so damage
@@ -192,12 +244,10 @@ pub(super) fn level(shared: &Shared) -> Result<()> {
     }
     for copy in behind {
         match copy_all(source, &**shared.directory(copy.node)?) {
-            Err(Failed::Target(error)) if error.kind() == Kind::NoSpace => return Err(error),
-            Err(failed) => {
+            Err(Failed::Target(error)) => drop(shared.failed(copy.node, error)?),
+            Err(Failed::Source(error)) => {
                 shared.lose(copy.node);
-                if let Failed::Source(error) = failed {
-                    return Err(unreadable(best.node, &error));
-                }
+                return Err(unreadable(best.node, &error));
             }
             Ok(()) => {}
         }
@@ -208,7 +258,11 @@ pub(super) fn level(shared: &Shared) -> Result<()> {
 }
 
 /// How far a copy reaches, and whether later changes lie behind a damaged one.
-fn how_far(shared: &Shared, files: &dyn Files) -> Result<(Reached, bool)> {
+fn how_far(
+    shared: &Shared,
+    files: &dyn Files,
+    keep: &mut dyn FnMut(&Frame<'_>),
+) -> Result<(Reached, bool)> {
     let label = find_label(files)?;
     let log = files.open(&log_name(label.snapshot))?;
     let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
@@ -219,6 +273,7 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<(Reached, bool)> {
         }) {
             break;
         }
+        keep(&frame);
         chain = Some((frame.sequence, frame.checksum));
         let bytes = frame.bytes;
         end += bytes;

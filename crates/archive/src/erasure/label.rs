@@ -75,6 +75,9 @@ pub enum Absent {
     /// By the label of this node, which is on another host, more nodes would be lost than may be; by those of all
     /// others that is not so.
     Doubted,
+    /// Its copy of the log, on another host, has changes that no other copy has. Its host has forged them, or the
+    /// copies on this host are old ones.
+    Ahead,
 }
 
 impl std::fmt::Display for Absent {
@@ -85,6 +88,10 @@ impl std::fmt::Display for Absent {
             Absent::Foreign => f.write_str("it is another node"),
             Absent::Outdated => f.write_str("it missed changes"),
             Absent::Doubted => f.write_str("its label contradicts those of the other nodes"),
+            Absent::Ahead => f.write_str(
+                "its copy of the log has changes that no copy here has: its host is not to be trusted, or the copies \
+                 here are old ones",
+            ),
         }
     }
 }
@@ -238,6 +245,30 @@ pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
         }
     }
     Some((view.clone(), here))
+}
+
+/// Takes back the views that are nowhere settled and that only labels of the `suspects` show, unless more of them do
+/// than may lie: one host can propose to go on without another's node. Nothing was written under such a view, so what
+/// it leaves out counts as before.
+pub(super) fn take_back_proposals(found: &mut [Option<NodeLabel>], suspects: u64, parity: usize) {
+    let shown: Vec<Option<NodeLabel>> = found.to_vec();
+    for (n, slot) in found.iter_mut().enumerate() {
+        let Some(label) = slot.as_mut().filter(|label| suspects >> n & 1 == 1 && !label.settled)
+        else {
+            continue;
+        };
+        let alike = |other: &(usize, &NodeLabel)| other.1.view == label.view;
+        let known = || shown.iter().enumerate().filter_map(|(n, other)| Some((n, other.as_ref()?)));
+        let is_believed = known().filter(alike).any(|(n, _)| suspects >> n & 1 == 0)
+            || known().filter(alike).count() > parity;
+        let before = known().map(|(_, other)| other).filter(|other| {
+            other.view.epoch + 1 == label.view.epoch
+                && other.view.ids.get(n) == label.view.ids.get(n)
+        });
+        if !is_believed && let Some(before) = before.max_by_key(|other| other.settled) {
+            label.view = before.view.clone();
+        }
+    }
 }
 
 /// Labels of most nodes that are doubted at once.
@@ -412,6 +443,32 @@ mod tests {
         let mut found = honest();
         found[1] = listed(Some(label(1, 4, all, true)));
         assert_eq!(doubted(&found, all, 1), 0);
+    }
+
+    #[test]
+    fn rule_02_what_one_other_host_alone_proposes_leaves_nobody_out() {
+        let all = 0b11111;
+        let same = |number: u8, epoch: u64, members: u64, settled: bool| {
+            let mut label = label(number, epoch, members, settled);
+            label.view.listed = true;
+            Some(label)
+        };
+        let honest = || (0..5).map(|n| same(n, 5, all, true)).collect::<Vec<_>>();
+        let judged = |mut found: Vec<Option<NodeLabel>>, far: u64, parity: usize| {
+            take_back_proposals(&mut found, far, parity);
+            assert_eq!(doubted(&found, far, parity), 0);
+            here(&found)
+        };
+        let mut found = honest();
+        found[4] = same(4, 6, 0b10111, false);
+        assert_eq!(judged(found.clone(), 0, 1), Some((6, 0b10111)), "a node of this host");
+        assert_eq!(judged(found.clone(), all, 1), Some((5, all)));
+        assert_eq!(judged(found.clone(), 1 << 4, 1), Some((5, all)));
+        // Another one shows it as well: of two, one does not lie; where two may, a third one is needed.
+        found[2] = same(2, 6, 0b10111, false);
+        assert_eq!(judged(found.clone(), all, 1), Some((6, 0b10111)));
+        assert_eq!(judged(found.clone(), all, 2), Some((5, all)));
+        assert_eq!(judged(found.clone(), 1 << 4, 2), Some((6, 0b10111)));
     }
 
     #[test]

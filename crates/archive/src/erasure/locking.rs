@@ -1,6 +1,9 @@
 //! Locks taken on several nodes at once: [`fence`](super::fence) says on which, and why.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use onefold_core::{Hold, Kind, Lock, Result};
 
@@ -38,10 +41,18 @@ fn is_fence(name: &str) -> bool {
     [WRITER, COLLECTOR, IMPORTER].contains(&name)
 }
 
+/// How long a node on another host may refuse a lock that is waited for. Processes hold most of them for moments, and
+/// one that writes for longer is told.
+const REFUSED_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// How often such a node is asked, at first and at most.
+const ASKED_EVERY: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
 /// Locks `name` on the nodes that are there. A node that refuses is left out.
 ///
 /// # Errors
-/// `Busy` when another process has it on any node, `Stopped` when too few copies give it.
+/// `Busy` when another process has it on any node, or a node on another host has said so for half an hour; `Stopped`
+/// when too few copies give it; `NoSpace`.
 pub(super) fn lock(
     shared: &Arc<Shared>,
     name: &str,
@@ -55,13 +66,15 @@ pub(super) fn lock(
     // Always in this order, so that two processes never wait for each other.
     for n in bits(shared.here() & wanted) {
         let is_copy = copies >> n & 1 == 1;
-        match lock_on(&**shared.directory(n)?, name, hold, wait) {
+        match lock_node(shared, n, name, hold, wait) {
             Ok(lock) => locks.push((n, lock)),
+            // Nobody has this one for so long.
+            Err(error) if error.kind() == Kind::Busy && wait && !is_fence(name) => shared.lose(n),
             Err(error) if error.kind() == Kind::Busy => return Err(error),
-            Err(error) if !is_copy && error.kind() == Kind::NoSpace => return Err(error),
-            // Who may only read can't make the file.
+            // Who may only read can't make the file, nor can a full disk.
             Err(_) if !is_copy && hold == Hold::Shared => {}
-            Err(_) => shared.lose(n),
+            Err(error) if is_copy => drop((shared.lose(n), error)),
+            Err(error) => drop(shared.failed(n, error)?),
         }
     }
     let locked = locks.iter().filter(|(n, _)| copies >> n & 1 == 1).count() as u32;
@@ -71,6 +84,30 @@ pub(super) fn lock(
     if !is_everywhere || hold != Hold::Alone || !is_fence(name) {
         return Ok(Box::new(Locks(locks)));
     }
-    let id = shared.fences.lock().begin(name, locks);
+    let id = shared.fence(name, locks);
     Ok(Box::new(Fenced { shared: shared.clone(), id }))
+}
+
+/// Locks `name` on one node. One on another host is asked again and again instead of being waited for: its answer may
+/// never come.
+fn lock_node(
+    shared: &Shared,
+    n: usize,
+    name: &str,
+    hold: Hold,
+    wait: bool,
+) -> Result<Box<dyn Lock>> {
+    let files = &**shared.directory(n)?;
+    if !shared.is_far(n) {
+        return lock_on(files, name, hold, wait);
+    }
+    let (begun, (mut pause, most)) = (Instant::now(), ASKED_EVERY);
+    loop {
+        match lock_on(files, name, hold, false) {
+            Err(error) if error.kind() == Kind::Busy && wait && begun.elapsed() < REFUSED_MAX => {}
+            locked => return locked.map_err(|error| error.context(format!("node {n}"))),
+        }
+        std::thread::sleep(pause);
+        pause = most.min(pause * 2);
+    }
 }

@@ -200,10 +200,12 @@ fn open(
         secret: first.secret,
         degraded,
         fences: Mutex::new(Fences::default()),
+        looking: Mutex::default(),
         state: Mutex::new(State {
             view: first.view,
             here: 0,
             missed: 0,
+            ahead: 0,
             primary: 0,
             leveling: Leveling::NotCompared,
             copies: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, Files, Kind, Lock, Result};
 use parking_lot::Mutex;
 
 use super::{
@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     /// The locks that this process has on all nodes that it may write to.
     pub(super) fences: Mutex<Fences>,
+    /// Held while nodes that are here are put within the fences: a node counts only when that is done.
+    pub(super) looking: Mutex<()>,
     /// Its rules; nothing else of it is used.
     pub(super) settings: Settings,
 }
@@ -37,6 +39,8 @@ pub(crate) struct State {
     /// Of those, which failed or missed something since; and members that are absent and missed
     /// something.
     pub(super) missed: u64,
+    /// Nodes whose copy has more than one that is believed: [`Absent::Ahead`].
+    pub(super) ahead: u64,
     /// The copy that is read.
     pub(crate) primary: usize,
     /// How far this process has come in making the copies level.
@@ -113,6 +117,7 @@ impl Shared {
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
+        label::take_back_proposals(&mut found, self.far, self.code.parity());
         for n in bits(label::doubted(&found, self.far, self.code.parity())) {
             found[n] = None;
             absent.push((n, Absent::Doubted));
@@ -151,17 +156,34 @@ impl Shared {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
         };
         absent.extend(bits(view_mask(&found) & !current).map(|n| (n, Absent::Outdated)));
+        let _looking = self.looking.lock();
         let here = fence::within(&self.fences, &self.directories, current, |n, error| {
             let why = format!("this process has no lock there: {error}");
             absent.push((n, Absent::Gone(why)));
         });
-        absent.sort_by_key(|(n, _)| *n);
         let mut state = self.state.lock();
+        absent.extend(bits(state.ahead & here).map(|n| (n, Absent::Ahead)));
+        absent.sort_by_key(|(n, _)| *n);
         state.missed &= view.members;
         state.listed |= found.iter().flatten().any(|label| label.view.listed);
         (state.view, state.here, state.absent) = (view, here, absent);
         drop(state);
         self.primary().map(|_| ())
+    }
+
+    /// Registers the locks of a fence. A node that has come since they were taken is put within it, or does not count.
+    pub(super) fn fence(&self, name: &str, locks: Vec<(usize, Box<dyn Lock>)>) -> u64 {
+        let _looking = self.looking.lock();
+        let id = self.fences.lock().begin(name, locks);
+        let here = self.state.lock().here;
+        let within = fence::within(&self.fences, &self.directories, here, |_, _| ());
+        self.state.lock().here &= within;
+        id
+    }
+
+    /// True for a node on another host.
+    pub(super) fn is_far(&self, n: usize) -> bool {
+        self.far >> n & 1 == 1
     }
 
     /// The directory of a node that is there.
@@ -189,12 +211,13 @@ impl Shared {
         Ok(bits(here).collect())
     }
 
-    /// The copy that is read: the same one as long as it is there.
+    /// The copy that is read: the same one as long as it is there, then one on this host if any is.
     pub(super) fn primary(&self) -> Result<usize> {
         let mut state = self.state.lock();
         let copies = state.readable() & self.copies_mask();
         if copies >> state.primary & 1 == 0 {
-            state.primary = bits(copies).next().ok_or_else(|| {
+            let next = bits(copies & !self.far).chain(bits(copies)).next();
+            state.primary = next.ok_or_else(|| {
                 Error::new(Kind::Corrupt, "no node with the archive's log is there")
             })?;
         }
@@ -210,6 +233,24 @@ impl Shared {
             state.missed |= primary;
         }
         others != 0
+    }
+
+    /// What the failure of a change on a node leads to: the node is left out. A full disk stops the change, since
+    /// nothing is wrong with its node; one on another host does not with `--degraded`, since its host may lie.
+    ///
+    /// # Errors
+    /// The failure, when the change stops.
+    pub(super) fn failed(&self, n: usize, error: Error) -> Result<Error> {
+        match error.kind() {
+            Kind::NoSpace if !self.is_far(n) => Err(error),
+            Kind::NoSpace if !self.degraded => Err(error.context(format!(
+                "node {n}, on another host (`onefold put --degraded` goes on without it)"
+            ))),
+            _ => {
+                self.lose(n);
+                Ok(error)
+            }
+        }
     }
 
     /// A node failed: it is left out.

@@ -114,23 +114,39 @@ fn header(file: &dyn File) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Where the columns of a segment are, by the first header that can be read.
+/// Where the columns of a segment are: by the first header that a node of this host has, otherwise by that of more
+/// nodes than may lie, or of most of them.
 pub(super) fn layout(shared: &Shared, name: &str) -> Result<Layout> {
     let segment = number_of(name)?;
     let mut last = Error::new(Kind::NotFound, format!("{name} is not there"));
-    for n in bits(shared.here()) {
+    let mut shown: Vec<(Layout, usize)> = Vec::new();
+    let here = shared.here();
+    for n in bits(here & !shared.far).chain(bits(here & shared.far)) {
         let found = shared
             .directory(n)?
             .open(name)
             .and_then(|file| header(&*file))
             .and_then(|bytes| Layout::decode(shared, segment, None, &bytes));
         match found {
-            Ok(layout) => return Ok(layout),
+            Ok(layout) if !shared.is_far(n) => return Ok(layout),
+            // Whoever has a column is among the nodes.
+            Ok(layout) if layout.column_of(n).is_none() => {}
+            Ok(layout) => {
+                let at =
+                    shown.iter().position(|(other, _)| *other == layout).unwrap_or(shown.len());
+                if at == shown.len() {
+                    shown.push((layout, 0));
+                }
+                shown[at].1 += 1;
+                if shown[at].1 > shared.code.parity() {
+                    return Ok(shown.swap_remove(at).0);
+                }
+            }
             Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Corrupt) => {}
             Err(error) => last = error,
         }
     }
-    Err(last)
+    shown.into_iter().rev().max_by_key(|(_, count)| *count).map(|(layout, _)| layout).ok_or(last)
 }
 
 /// True when all nodes of the segment are there and have a column of it. A segment that a crash
@@ -254,6 +270,7 @@ impl Segment {
     /// 1` columns are enough.
     fn on_all(&self, does: impl Fn(&Segment, usize) -> Result<()>) -> Result<()> {
         let (mut done, mut last) = (0, None);
+        let is_careless = !self.shared.settings.keeps(Rule::EveryNodeHasItsShard);
         for column in 0..self.code().columns() {
             let node = self.node(column);
             let here = self.shared.here() >> node & 1 == 1;
@@ -263,10 +280,9 @@ impl Segment {
                 Err(Error::new(Kind::NotFound, format!("node {node} is absent")))
             } {
                 Ok(()) => done += 1,
-                Err(error) if error.kind() == Kind::NoSpace => return Err(error),
-                Err(_) if !self.shared.settings.keeps(Rule::EveryNodeHasItsShard) => done += 1,
+                Err(error) if error.kind() != Kind::NoSpace && is_careless => done += 1,
                 Err(error) => {
-                    self.shared.lose(node);
+                    let error = self.shared.failed(node, error)?;
                     last = Some(error.context(format!("node {node}")));
                 }
             }
@@ -459,24 +475,37 @@ impl Segment {
                         continue;
                     }
                     let unit = &out[column][(bad - row) as usize * UNIT_BYTES..][..UNIT_BYTES];
-                    let file = self.column(column, true)?;
-                    file.write_at(Self::place(bad), unit)?;
-                    file.write_at(
-                        Self::place(bad) + UNIT_BYTES as u64,
-                        &self.seal(column, bad, unit).to_le_bytes(),
-                    )?;
-                    touched.insert(column, file);
-                    done.repaired_units += 1;
+                    let mend = || {
+                        let file = self.column(column, true)?;
+                        file.write_at(Self::place(bad), unit)?;
+                        let seal = self.seal(column, bad, unit).to_le_bytes();
+                        file.write_at(Self::place(bad) + UNIT_BYTES as u64, &seal)?;
+                        Ok(file)
+                    };
+                    if let Some(file) = self.of_node(column, mend())? {
+                        touched.insert(column, file);
+                        done.repaired_units += 1;
+                    }
                 }
             }
             row += rows as u64;
         }
-        touched.values().try_for_each(|file| file.sync())?;
-        // A column that was not there was made.
-        touched
-            .keys()
-            .try_for_each(|&column| self.shared.directory(self.node(column))?.sync_names())?;
+        for (&column, file) in &touched {
+            // A column that was not there was made.
+            let names = || self.shared.directory(self.node(column))?.sync_names();
+            self.of_node(column, file.sync().and_then(|()| names()))?;
+        }
         Ok(done)
+    }
+
+    /// What was done on the node of a column; `None` when that is on another host and failed: it is left out, and the
+    /// others go on.
+    fn of_node<T>(&self, column: usize, done: Result<T>) -> Result<Option<T>> {
+        let node = self.node(column);
+        match done {
+            Err(error) if self.shared.is_far(node) => self.shared.failed(node, error).map(|_| None),
+            done => done.map(Some),
+        }
     }
 
     /// Errors when one of these nodes, which lack what others are to be made from, does not answer at all: that
@@ -513,9 +542,10 @@ impl Segment {
                 continue;
             }
             self.files.lock().remove(&column);
-            self.column(column, true)?.sync()?;
-            directory.sync_names()?;
-            done.repaired_units += 1;
+            let made = self.column(column, true).and_then(|file| file.sync());
+            if self.of_node(column, made.and_then(|()| directory.sync_names()))?.is_some() {
+                done.repaired_units += 1;
+            }
         }
         Ok(done)
     }
@@ -592,8 +622,11 @@ impl File for Segment {
             if self.shared.here() >> self.node(column) & 1 == 1
                 && let Ok(file) = self.column(column, false)
             {
-                most = most
-                    .max(file.bytes()?.saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64);
+                let bytes = match file.bytes() {
+                    Err(_) if self.shared.is_far(self.node(column)) => continue,
+                    told => told?,
+                };
+                most = most.max(bytes.saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64);
             }
         }
         // Another host may tell any length.
@@ -690,8 +723,11 @@ impl File for Segment {
             // Space of a node that is absent is given back when it is filled anew.
             if self.shared.here() >> self.node(column) & 1 == 1 {
                 match self.column(column, false).and_then(|file| file.punch(first, end - first)) {
-                    Err(error) if error.kind() != Kind::NotFound => return Err(error),
-                    _ => {}
+                    Err(error) if error.kind() == Kind::NotFound => {}
+                    Err(error) if self.shared.is_far(self.node(column)) => {
+                        drop(self.shared.failed(self.node(column), error)?);
+                    }
+                    punched => punched?,
                 }
             }
         }
