@@ -34,6 +34,24 @@ fn parse(status: &str) -> Option<Memory> {
     Some(Memory { resident_bytes: bytes("VmRSS:")?, peak_bytes: bytes("VmHWM:")? })
 }
 
+/// Descriptors that this process wants to be allowed, if whoever started it lets it: more than it has connections.
+const DESCRIPTORS: u64 = 65_536;
+
+/// Raises the number of descriptors that this process may have, as far as whoever started it lets it, and gives it.
+#[must_use]
+pub fn descriptors() -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let (current, maximum) = (now.current.unwrap_or(DESCRIPTORS), now.maximum);
+    let wanted = DESCRIPTORS.min(maximum.unwrap_or(DESCRIPTORS));
+    if current >= wanted
+        || setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_err()
+    {
+        return current;
+    }
+    wanted
+}
+
 /// Processor time of all threads of this process so far, in user and kernel.
 #[must_use]
 pub fn cpu_time() -> Duration {

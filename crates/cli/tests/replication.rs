@@ -261,3 +261,22 @@ fn copies_between_served_stores_can_be_given_up() {
     assert!(a.terminate().0.success() && b.terminate().0.success());
     desk.ok("check b");
 }
+
+#[test]
+fn a_stream_gets_no_name_that_keeps_an_import_out() {
+    let desk = Desk::new();
+    store_with_image(&desk, "a", &image(1));
+    desk.ok("create block b --size 128M --preallocate none");
+    desk.ok("volume rename a vm1 .vm2.part");
+    desk.ok("snapshot create a .vm2.part@s");
+    desk.ok("send a .vm2.part@s --output stream");
+    let receive = |arguments: &str| {
+        let mut command = desk.command(arguments);
+        command.stdin(fs::File::open(desk.path("stream")).unwrap()).output().unwrap()
+    };
+    let refused = receive("receive b");
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("what an import of 'vm2' makes"), "{said}");
+    desk.ok("import b vm2 image");
+    assert!(receive("receive b vm3").status.success());
+}

@@ -10,6 +10,16 @@ use crate::{
     format::{FIRST_DOMAIN, catalogue::VOLUME_BLOCKS_MAX},
 };
 
+/// The name of the volume that an import makes until it is whole.
+fn part_of(name: &str) -> String {
+    format!(".{name}.part")
+}
+
+/// The volume whose import makes one of this name.
+pub(super) fn imported_by(part: &str) -> Option<&str> {
+    part.strip_prefix('.')?.strip_suffix(".part").filter(|name| !name.is_empty())
+}
+
 impl Copies<'_> {
     /// Makes a volume of a stream of raw data; returns its size in bytes. It has its name when all
     /// its data is durable. Until then it is called `.NAME.part`, and goes again after an error; a
@@ -33,7 +43,7 @@ impl Copies<'_> {
             return Err(Error::new(Kind::InvalidInput, message));
         }
         self.complete_index()?;
-        let part = format!(".{name}.part");
+        let part = part_of(name);
         let new = NewVolume {
             no_dedup: about.no_dedup.clone(),
             domain: self.1.unwrap_or(FIRST_DOMAIN),

@@ -20,7 +20,7 @@ use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, Ticket, VolumeId}
 use onefold_stream::{Cursor, Form, MAGIC_BYTES, negotiation::Answering, read_up_to};
 
 use super::{
-    Copies, handles::Handle, offered::Offered, receives::volume_of, resumed, send::guid,
+    Copies, handles::Handle, images, offered::Offered, receives::volume_of, resumed, send::guid,
     snapshots::now_ms,
 };
 use crate::{
@@ -139,6 +139,12 @@ impl Copies<'_> {
         rollback: bool,
         about: &Begin,
     ) -> Result<(VolumeId, Handle)> {
+        if let Some(name) = images::imported_by(volume) {
+            let message = format!(
+                "'{volume}' is what an import of '{name}' makes: receive it under another name"
+            );
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
         let base = self.base_of(volume, about)?;
         let goes_on = self.receive_of(volume, about)?;
         for known in base.iter().chain(goes_on.iter().map(|(id, _)| id)) {

@@ -134,7 +134,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
     limit: Vec<Limit>,
 
-    /// Most connections at once; without it 256, or as many as --memory allows
+    /// Most connections at once; without it 256, or as many as --memory and the limit of descriptors allow
     #[arg(long, value_name = "NUMBER", value_parser = connections)]
     pub(crate) max_connections: Option<usize>,
 
@@ -416,8 +416,16 @@ impl Options {
         };
         let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
         let tls = self.tls.is_some();
-        let connections =
-            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes, tls));
+        let may_open = connections_of(onefold_backend::process::descriptors());
+        let connections = self
+            .max_connections
+            .unwrap_or_else(|| Limits::connections_for(buffer_bytes, tls).min(may_open));
+        if connections > may_open {
+            return Err(Failure::usage(format!(
+                "--max-connections {connections} needs a higher limit of descriptors (`ulimit -n`, LimitNOFILE=): this \
+                 one is enough for {may_open}"
+            )));
+        }
         let places = Limits::places_for(buffer_bytes, connections, tls);
         let limits = Limits { connections, places, buffer_bytes, tls, ..Limits::default() };
         let needed = limits.needed_bytes();
@@ -438,6 +446,15 @@ impl Options {
             ..limits
         })
     }
+}
+
+/// Descriptors for all that is no connection: the store's files, pages, commands, devices of virtual machines.
+const OTHER_DESCRIPTORS: u64 = 160;
+
+/// Connections for which so many descriptors are enough, at least two. Each may have two for a moment.
+fn connections_of(descriptors: u64) -> usize {
+    let left = descriptors.saturating_sub(OTHER_DESCRIPTORS);
+    usize::try_from((left / 2).max(2)).unwrap_or(usize::MAX)
 }
 
 /// Refuses addresses of a network that are neither guarded by TLS nor insisted on.
