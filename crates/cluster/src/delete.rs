@@ -4,7 +4,7 @@
 //! A session that could still write is fenced first. Deleting can resume after any step, because
 //! its record is removed last.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_core::{
     Error, Kind, Result,
@@ -59,11 +59,13 @@ pub(crate) struct Deletion<'s> {
     session: &'s Session,
     /// Objects that go say so, to those who look for them below a volume of their own.
     marks: bool,
+    /// No object is begun after this, by the clock of this host.
+    until: Option<Duration>,
 }
 
 impl<'s> Deletion<'s> {
     pub(crate) fn of(session: &'s Session) -> Deletion<'s> {
-        Deletion { session, marks: false }
+        Deletion { session, marks: false, until: None }
     }
 
     /// Removes a metadata object with its references; nothing when it is not there.
@@ -72,6 +74,16 @@ impl<'s> Deletion<'s> {
         // Each step that is applied leaves fewer keys.
         while self.session.kernel().carry_out(&mut erasure)? != Outcome::GivenUp {}
         Ok(())
+    }
+
+    fn is_late(&self) -> bool {
+        let now = || self.session.kernel().store().monotonic();
+        self.until.is_some_and(|until| now() >= until)
+    }
+
+    /// The same, unless the time is over: then `Busy`.
+    fn erase_in_time(&self, object: ObjectId) -> Result<(), Refusal> {
+        if self.is_late() { Err(Refusal::Busy) } else { self.erase(object) }
     }
 
     /// Advances each deletion by one step, also of volumes and objects whose session is gone, and
@@ -91,6 +103,9 @@ impl<'s> Deletion<'s> {
             // It waits for its sender, however long that is away.
             if record.is_received() {
                 continue;
+            }
+            if self.is_late() {
+                return Ok(any);
             }
             let kept = record.is_kept();
             let step = match kept {
@@ -169,18 +184,13 @@ impl<'s> Deletion<'s> {
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
         if still.is_some() {
-            let marks = self.fence_owner(id)?;
-            let erase = |object| self.erase(object);
-            if marks && Leaving::of(self.session, id, &erase).hand_down()? == Handed::Waits {
+            let erased = self.erase_all(id, record);
+            if self.is_late() || matches!(erased, Ok(Handed::Waits)) {
+                // Another one goes on.
                 Names::of(self.session.kernel()).unlock_filled(id);
-                return Ok(false);
+                return erased.map(|_| false);
             }
-            match record.named.what {
-                What::Put => self.erase_pieces(id, record.named.pieces)?,
-                What::Volume => {
-                    Deletion { marks, ..*self }.erase_objects(id, 0, record.named.bytes)?
-                }
-            }
+            erased?;
         }
         match self.session.kernel().until_answered(&Write {
             object: header,
@@ -192,6 +202,20 @@ impl<'s> Deletion<'s> {
         }
         Names::of(self.session.kernel()).forget(shard, id)?;
         Ok(true)
+    }
+
+    /// Erases all objects of a number, and hands down what others read of them; `Busy` when the time is over.
+    fn erase_all(&self, id: u64, record: &Record) -> Result<Handed, Refusal> {
+        let marks = self.fence_owner(id)?;
+        let erase = |object| self.erase_in_time(object);
+        if marks && Leaving::of(self.session, id, &erase).hand_down()? == Handed::Waits {
+            return Ok(Handed::Waits);
+        }
+        match record.named.what {
+            What::Put => self.erase_pieces(id, record.named.pieces)?,
+            What::Volume => Deletion { marks, ..*self }.erase_objects(id, 0, record.named.bytes)?,
+        }
+        Ok(Handed::Down)
     }
 
     /// Shuts out the last session that wrote to a volume; true when the volume is a layer, or has one.
@@ -230,7 +254,7 @@ impl<'s> Deletion<'s> {
             } else {
                 missing + 1
             };
-            self.erase(object)?;
+            self.erase_in_time(object)?;
             index += 1;
             if index.is_multiple_of(64) {
                 Names::of(self.session.kernel()).keep_filling(id)?;
@@ -285,7 +309,7 @@ impl<'s> Deletion<'s> {
     }
 
     fn erase_one(&self, id: u64, index: u64, bits: &mut Bits) -> Result<(), Refusal> {
-        self.erase(ObjectId { volume: id, index })?;
+        self.erase_in_time(ObjectId { volume: id, index })?;
         bits.change(self.session.kernel(), id, index, false)?;
         if index.is_multiple_of(64) {
             Names::of(self.session.kernel()).keep_filling(id)
@@ -359,6 +383,13 @@ impl Operation<Option<ChunkMap>> for Erasure<'_> {
     fn resolve(&self, _: &Option<ChunkMap>) -> Fate {
         Fate::Overtaken
     }
+}
+
+/// Frees what was deleted, for so long at most by the clock of this host: workers do the rest, and what fails.
+pub fn delete_for(session: &Session, most: Duration) {
+    let until = Some(session.kernel().store().monotonic().saturating_add(most));
+    let deletion = Deletion { until, ..Deletion::of(session) };
+    while !deletion.is_late() && matches!(deletion.step(), Ok(true)) {}
 }
 
 impl Session {

@@ -63,7 +63,7 @@ mod status;
 mod volume;
 
 pub use copies::{Copies, Ending, ReceiveState, Received, Sending};
-pub use delete::resize_volume_while;
+pub use delete::{delete_for, resize_volume_while};
 pub use estimate::{Chunks, Estimate, Estimated, Whole};
 pub use format::catalogue::{Cut, Format, Named, What};
 pub use gateway::{Found, Gateway, Standby, server_at_work};

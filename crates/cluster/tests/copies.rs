@@ -6,8 +6,8 @@ mod support;
 use std::{
     cell::Cell,
     sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering::Relaxed},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -18,7 +18,7 @@ use onefold_cluster::{
 };
 use onefold_core::{
     Block, Error, Exports, Kind, Result,
-    object::{Change, ObjectStore, Pool, PoolKind, Refusal, Write},
+    object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write},
 };
 use onefold_stream::{Begin, Content, Next, SendWhat, StreamReader, StreamWriter, Token};
 use onefold_testbed::MemoryObjects;
@@ -680,5 +680,264 @@ fn a_receive_whose_last_answer_is_lost_is_there_or_goes_on() {
         store.set_time(store.time() + Duration::from_secs(120));
         delete_all(&three);
         is_clean(&three);
+    }
+}
+
+/// What a session does while another one is about to change something.
+type Meanwhile = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// A session that lets another one act before it changes a record in the catalogue, once, when it is armed.
+fn overtaken(store: &MemoryObjects, name: &str) -> (Arc<Session>, Meanwhile) {
+    let meanwhile = Meanwhile::default();
+    let acts = meanwhile.clone();
+    let session = faulty(store, name, move |op| {
+        let act = op.object.name.starts_with("n.").then(|| acts.lock().unwrap().take()).flatten();
+        if let Some(act) = act {
+            act();
+        }
+        None
+    });
+    (session, meanwhile)
+}
+
+#[test]
+fn rule_12_who_gives_a_receive_up_has_nobody_shut_out_who_takes_it_at_that_moment() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let store = new_store(9);
+    let (other, meanwhile) = overtaken(&store, "other");
+    let server = open(&store, "server");
+    let stream = sent(&one, "v@a", None);
+    assert!(receive(&server, "w", &stream[..stream.len() / 2]).is_err());
+    let (takes, whole) = (server.clone(), stream.clone());
+    let act = move || {
+        // If it gets it, it has it from then on.
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let look = &mut |_| panic!("it goes on");
+            let taken = Copies::of(&takes).receive(Some("w"), false, &whole[..], look);
+            assert_eq!(taken.unwrap_err().kind(), Kind::Busy);
+        }));
+        // Whoever deletes things waits, too.
+        delete_all(&takes);
+    };
+    *meanwhile.lock().unwrap() = Some(Box::new(act));
+    Copies::of(&other).abort_receive("w").unwrap();
+    assert!(meanwhile.lock().unwrap().is_none());
+    delete_all(&other);
+    // None of them is shut out, and the next one finds nothing.
+    server.create_volume("x", BYTES).unwrap();
+    other.create_volume("y", BYTES).unwrap();
+    assert_eq!(Copies::of(&server).receives().unwrap(), []);
+    assert_eq!(receive(&server, "w", &stream).unwrap(), "w@a");
+    is_clean(&server);
+}
+
+/// The headers of volumes that have a key.
+fn headers_with(store: &MemoryObjects, key: &[u8]) -> Vec<ObjectName> {
+    let all = store.list(Pool::Metadata, None, 10_000).unwrap().names;
+    let headers = all.into_iter().filter(|name| name.starts_with("v."));
+    let has = |object: &ObjectName| {
+        let parts = vec![ReadPart::Keys(vec![key.to_vec()])];
+        let read = store.read(&[Read { object: object.clone(), parts }]).remove(0).unwrap();
+        !read.pairs(0).0.is_empty()
+    };
+    headers.map(ObjectName::metadata).filter(has).collect()
+}
+
+#[test]
+fn rule_09_a_damaged_receive_keeps_no_other_one_from_anything_and_is_given_up() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let stream = sent(&one, "v@a", None);
+    for key in [b"g", b"t"] {
+        let store = new_store(9);
+        let two = open(&store, "two");
+        assert!(receive(&two, "w", &stream[..stream.len() / 2]).is_err());
+        let set = Change::SetOmap(vec![(key.to_vec(), b"damaged".to_vec())]);
+        let object = headers_with(&store, key).remove(0);
+        let op = Write { object, guards: Vec::new(), changes: vec![set] };
+        store.session("disk").write(&[op]).remove(0).unwrap();
+        let copies = Copies::of(&two);
+        let state = copies.receives().unwrap().remove(0);
+        assert!(state.damage.is_some() && state.bytes == BYTES && !state.at_work, "{state:?}");
+        // Where the header still says for whom it was.
+        assert_eq!(state.name == "w@a", key == b"t", "{state:?}");
+        assert!(state.name.starts_with(['w', '@']));
+        // Another one is cut off, listed, and goes on.
+        assert!(receive(&two, "x", &stream[..stream.len() - 60]).is_err());
+        let states = copies.receives().unwrap();
+        assert_eq!((states.len(), states[0].name.as_str()), (2, "x@a"));
+        let mut rest = Vec::new();
+        Copies::of(&one).send(&what("v@a", None, Some(states[0].token)), &mut rest).unwrap();
+        assert_eq!(receive(&two, "x", &rest).unwrap(), "x@a");
+        match key {
+            b"t" => copies.abort_receive("w").unwrap(),
+            _ => assert_eq!(copies.abort_receive("w").unwrap_err().kind(), Kind::NotFound),
+        }
+        let gone = copies.expire_receives(1000).unwrap();
+        assert_eq!(gone.len(), usize::from(key == b"g"), "{gone:?}");
+        assert_eq!(copies.receives().unwrap(), []);
+        delete_all(&two);
+        assert_eq!(receive(&two, "w", &stream).unwrap(), "w@a");
+        is_clean(&two);
+    }
+}
+
+#[test]
+fn what_may_become_a_snapshot_by_an_operation_without_an_answer_is_taken_from_its_session_first() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let stream = sent(&one, "v@a", None);
+    let store = new_store(9);
+    let (late, silent) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
+    let (keeps, is_silent) = (late.clone(), silent.clone());
+    let two = faulty(&store, "two", move |op| {
+        if ends(op) {
+            *keeps.lock().unwrap() = Some(op.clone());
+            is_silent.store(true, Relaxed);
+        }
+        // Nor can it be given up then.
+        let unknown = is_silent.load(Relaxed) && op.object.name.starts_with("n.");
+        unknown.then_some(Fault { refusal: Refusal::Unknown, applied: false })
+    });
+    assert!(receive(&two, "w", &stream).is_err());
+    let op = late.lock().unwrap().take().unwrap();
+    silent.store(false, Relaxed);
+    // The same session neither goes on nor gives it up: nobody shuts it out for that.
+    assert_eq!(Copies::of(&two).abort_receive("w").unwrap_err().kind(), Kind::Busy);
+    assert_eq!(receive(&two, "w", &stream).unwrap_err().kind(), Kind::Busy);
+    store.set_time(store.time() + Duration::from_secs(120));
+    let three = open(&store, "three");
+    assert!(!Copies::of(&three).receives().unwrap().remove(0).at_work);
+    let arrives = Cell::new(Some(op));
+    let look = &mut |_| {
+        if let Some(op) = arrives.take() {
+            let late = store.session("two").write(&[op]).remove(0);
+            assert!(matches!(late, Err(Refusal::Fenced)), "{late:?}");
+        }
+        Ok(())
+    };
+    Copies::of(&three).receive(Some("w"), false, &stream[..], look).unwrap();
+    assert!(arrives.take().is_none());
+    assert_eq!(content(&three, "w"), content(&one, "v@a"));
+}
+
+#[test]
+fn rule_12_the_volume_that_gets_a_snapshot_is_kept_through_the_last_step() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let store = new_store(9);
+    let settings = Settings { lease: LEASE, volume_lease: LEASE, ..Settings::default() };
+    let leased = |store: Arc<dyn ObjectStore>| Session::open(store, settings.clone()).map(Arc::new);
+    let other = leased(Arc::new(store.session("other"))).unwrap();
+    receive(&other, "w", &sent(&one, "v@a", None)).unwrap();
+    Copies::of(&other).promote("w").unwrap();
+    let third = leased(Arc::new(store.session("third"))).unwrap();
+    let clock = store.session("clock");
+    let fault = move |op: &Write| {
+        if ends(op) {
+            for _ in 0..12 {
+                clock.set_time(clock.time() + LEASE / 8);
+                std::thread::sleep(LEASE / 4);
+            }
+            let taken = Volume::attach(&third, "w", Mode::Own);
+            assert_eq!(taken.err().map(|error| error.kind()), Some(Kind::Busy));
+        }
+        None
+    };
+    let server = Faulty { store: store.session("server"), fault };
+    let server = leased(Arc::new(server)).unwrap();
+    let changes = sent(&one, "v@b", Some("v@a"));
+    Copies::of(&server).receive(Some("w"), true, &changes[..], &mut |_| Ok(())).unwrap();
+    assert_eq!(content(&server, "w"), content(&one, "v@b"));
+}
+
+#[test]
+fn what_is_freed_before_an_answer_takes_a_bounded_time() {
+    let store = new_store(9);
+    let clock = store.session("clock");
+    clock.set_monotonic(Duration::ZERO);
+    let slow = faulty(&store, "slow", move |op| {
+        if op.object.name.starts_with("o.") {
+            clock.set_monotonic(clock.monotonic() + Duration::from_millis(300));
+        }
+        None
+    });
+    let other = open(&store, "other");
+    for name in ["a", "b"] {
+        other.create_volume(name, BYTES).unwrap();
+        write(&other, name, 0, 40, 1);
+        other.delete(name, What::Volume).unwrap();
+    }
+    let begun = store.monotonic();
+    slow.delete_for(Duration::from_secs(1));
+    let took = store.monotonic() - begun;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_ne!(left(&store), Vec::<String>::new());
+    // Another one goes on at once.
+    delete_all(&open(&store, "worker"));
+    assert_eq!(left(&store), Vec::<String>::new());
+}
+
+#[test]
+fn a_scrub_looks_for_lost_objects_of_a_receive_under_way() {
+    let (one, _) = two_snapshots(Cut::Static);
+    let store = new_store(9);
+    let two = open(&store, "two");
+    let stream = sent(&one, "v@a", None);
+    assert!(receive(&two, "w", &stream[..stream.len() - 60]).is_err());
+    is_clean(&two);
+    let names = left(&store).into_iter().filter(|name| name.starts_with("o."));
+    let object = ObjectName::metadata(names.min().unwrap());
+    let op = Write { object: object.clone(), guards: Vec::new(), changes: vec![Change::Remove] };
+    store.session("disk").write(&[op]).remove(0).unwrap();
+    let mut scrub = Scrub::new(two.clone(), false).unwrap();
+    while scrub.step().unwrap() {}
+    let damage = &scrub.report().damage;
+    assert_eq!(damage.len(), 1, "{damage:?}");
+    assert!(damage[0].contains("being received"), "{damage:?}");
+    // Who gives it up and sends it again has all.
+    Copies::of(&two).abort_receive("w").unwrap();
+    delete_all(&two);
+    assert_eq!(receive(&two, "w", &stream).unwrap(), "w@a");
+    is_clean(&two);
+}
+
+#[test]
+fn zeroes_between_data_do_not_make_each_write_wait() {
+    let store = new_store(9);
+    let (writes, counts) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, is_counted) = (writes.clone(), counts.clone());
+    let settings = Settings { cursor_blocks: 1 << 20, ..Settings::default() };
+    let fault = move |op: &Write| {
+        let data = op.changes.iter().any(|change| matches!(change, Change::Write(..)));
+        counted.fetch_add(u64::from(data && is_counted.load(Relaxed)), Relaxed);
+        None
+    };
+    let faulty = Faulty { store: store.session("two"), fault };
+    let two = Arc::new(Session::open(Arc::new(faulty), settings).unwrap());
+    let blocks = BYTES / BLOCK;
+    let begin = Begin {
+        guid: [5; 16],
+        volume: "v".into(),
+        snapshot: "s".into(),
+        blocks,
+        ..Begin::default()
+    };
+    let mut block = Block::zeroed_vec(1);
+    block[0].0.fill(1);
+    let stream = strange(&begin, |writer| {
+        for at in (0..blocks - 2).step_by(2) {
+            writer.data(at, &block).unwrap();
+            writer.empty(at + 1, 1, true).unwrap();
+        }
+        // What is zeroes by now, and was nothing before.
+        writer.repeat(blocks - 2, 1, 1).unwrap();
+    });
+    counts.store(true, Relaxed);
+    assert_eq!(receive(&two, "v", &stream).unwrap(), "v@s");
+    // One for each object, and the repeat.
+    let writes = writes.load(Relaxed);
+    assert!((8..=10).contains(&writes), "{writes}");
+    let content = content(&two, "v");
+    for (at, block) in content.chunks(BLOCK as usize).enumerate() {
+        let data = at % 2 == 0 && at + 2 < blocks as usize;
+        assert!(block.iter().all(|byte| *byte == u8::from(data)), "{at}");
     }
 }

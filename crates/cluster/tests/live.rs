@@ -690,3 +690,33 @@ fn a_servers_own_work_on_a_volume_is_no_use_of_a_client() {
     });
     assert_eq!(exports.open("v").err().unwrap().kind(), Kind::NotFound);
 }
+
+#[test]
+fn rule_12_a_snapshot_holds_long_trims_back_for_less_than_guests_wait() {
+    let store = new_store();
+    let (clock, slow) = (store.session("clock"), Arc::new(AtomicBool::new(false)));
+    let is_slow = slow.clone();
+    let faulty = Faulty {
+        store: store.session("server"),
+        fault: move |op: &Write| {
+            if is_slow.load(SeqCst) && op.object.name.starts_with("o.") {
+                clock.set_time(clock.time() + Duration::from_secs(1));
+            }
+            None
+        },
+    };
+    let session = session_over(Arc::new(faulty));
+    session.create_volume("v", 64 * OBJECT).unwrap();
+    let exports = ClusterExports::new(session.clone(), Mode::Own);
+    let volume = exports.open("v").unwrap();
+    for index in 0..60 {
+        let ticket = volume.write(index * OBJECT, &block(1)).unwrap();
+        volume.wait(ticket).unwrap();
+    }
+    volume.trim(0, 60 * OBJECT).unwrap();
+    slow.store(true, SeqCst);
+    let begun = store.time();
+    assert_eq!(exports.snapshot("v@a").unwrap_err().kind(), Kind::Busy);
+    let took = store.time() - begun;
+    assert!(took > Duration::from_secs(5) && took < Duration::from_secs(15), "{took:?}");
+}

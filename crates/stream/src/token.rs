@@ -6,7 +6,7 @@ use onefold_core::{Error, Kind, Result};
 
 /// The place where a stream goes on that was cut off. It chooses a place, never a snapshot: the
 /// sender still names that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Token {
     /// The snapshot.
     pub guid: [u8; 16],

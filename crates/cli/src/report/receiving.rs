@@ -17,8 +17,16 @@ fn quiet(receive: &ReceiveLine) -> Option<u64> {
     Some(now.as_secs().saturating_sub(receive.heard_ms / 1000))
 }
 
+/// What an operator does with what nobody goes on with.
+pub(crate) const GIVE_UP_DAMAGED: &str =
+    "`onefold receive STORE --expire 9999` gives up what is damaged";
+
 /// How far it is, how old, and what an operator can do.
 pub(crate) fn shown(receive: &ReceiveLine) -> String {
+    if let Some(damage) = &receive.damage {
+        let (name, damage) = (receive.name.escape_debug(), damage.escape_debug());
+        return format!("'{name}' is damaged ({damage}): {GIVE_UP_DAMAGED}");
+    }
     let so_far = format!(
         "'{}': {} of {}",
         receive.name.escape_debug(),

@@ -220,9 +220,12 @@ pub(super) fn import(
     imported
 }
 
-/// Frees what was given up or replaced; workers do what is left.
+/// How long a command waits until what it gave up or replaced is freed.
+const TIDIES: Duration = Duration::from_secs(2);
+
+/// Frees what was given up or replaced, before the answer; workers do what is left.
 pub(super) fn tidy(session: &Session) {
-    while matches!(session.delete_step(), Ok(true)) {}
+    onefold_cluster::delete_for(session, TIDIES);
 }
 
 /// Refuses a domain where there is only one.

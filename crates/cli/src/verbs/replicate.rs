@@ -13,6 +13,8 @@ use onefold_backend::{
 use onefold_core::{Error, Kind, Result};
 use onefold_stream::{SendWhat, negotiates};
 
+use crate::report::receiving::GIVE_UP_DAMAGED;
+
 use super::{
     copied::{Received, Sent, what},
     copies::{Given, Here, Place, tidy},
@@ -136,7 +138,8 @@ pub(crate) struct ReceiveOptions {
     #[arg(long, conflicts_with = "rollback", requires = "volume")]
     abort: bool,
 
-    /// Receives nothing, and gives up what was being received where nothing has come for so many days
+    /// Receives nothing, and gives up what was being received where nothing has come for so many days. A
+    /// cluster store also gives up receives that are damaged, as nobody can go on with them
     #[arg(long, value_name = "DAYS", conflicts_with_all = ["rollback", "abort", "token", "volume"])]
     expire: Option<u32>,
 
@@ -413,9 +416,25 @@ fn tokens(place: &Place, volume: Option<&str>, answer: Answer) -> Result<(), Fai
         let message = "nothing is being received";
         return Err(Failure::from(Error::new(Kind::NotFound, message)));
     } else if volume.is_some() {
-        receives.iter().for_each(|receive| output::line(&receive.token));
+        for receive in &receives {
+            match &receive.damage {
+                None => output::line(&receive.token),
+                Some(damage) => {
+                    let what = format!("{}; {GIVE_UP_DAMAGED}", damage.escape_debug());
+                    return Err(Failure::from(Error::new(Kind::Corrupt, what)));
+                }
+            }
+        }
     } else {
         for receive in receives {
+            if let Some(damage) = &receive.damage {
+                output::line(format_args!(
+                    "damaged    {}: {}; {GIVE_UP_DAMAGED}",
+                    receive.name.escape_debug(),
+                    damage.escape_debug()
+                ));
+                continue;
+            }
             output::line(format_args!(
                 "{:>9} of {:<9}  {}  {}",
                 Size(receive.received_bytes).to_string(),

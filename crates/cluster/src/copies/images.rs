@@ -8,7 +8,7 @@ use std::io::Read;
 use onefold_core::{Error, Kind, Result};
 use onefold_stream::{Content, Frame, Next, StreamReader};
 
-use super::{Busy, Copies, Filling, Renewal, while_kept};
+use super::{Copies, Filling};
 use crate::{
     format::{
         BLOCK,
@@ -16,7 +16,7 @@ use crate::{
     },
     names::{Given, Names, Record},
     replies::failed,
-    volume::{Mode, Purpose, Volume, attach_for, leave_filled},
+    volume::{Mode, Purpose, Renewal, Volume, attach_for, leave_filled, while_kept},
 };
 
 impl Copies<'_> {
@@ -44,7 +44,7 @@ impl Copies<'_> {
         }
         let most = if about.blocks == 0 { VOLUME_MAX } else { bytes_of(about.blocks)? };
         let record = names.begin_sized(name, What::Volume, most)?;
-        let _busy = Busy::of(self.0, record.named.id);
+        let _filled = self.0.leaving().fill(record.named.id);
         let filled = self.fill(name, &record, &mut reader, look);
         match filled {
             Ok(named) => {

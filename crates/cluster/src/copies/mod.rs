@@ -15,10 +15,9 @@ mod receive;
 mod send;
 mod walk;
 
-use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use onefold_core::{Error, Kind, Result, Ticket};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use self::{
     receive::{Ending, Received},
@@ -27,8 +26,6 @@ pub use self::{
 use crate::{
     kernel::Kernel,
     layers::{received, snapshots::Snapshots},
-    names::Names,
-    replies::failed,
     session::Session,
     volume::Volume,
 };
@@ -37,9 +34,9 @@ use crate::{
 const WAITING_BYTES: usize = 16 << 20;
 
 /// A snapshot that is being received, or of which the sender went away.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveState {
-    /// The snapshot as it will be called, like `vm1@monday`.
+    /// The snapshot as it will be called, like `vm1@monday`. Where that is damaged `@` and a number.
     pub name: String,
     /// Its size.
     pub bytes: u64,
@@ -49,8 +46,10 @@ pub struct ReceiveState {
     pub heard_ms: u64,
     /// Somebody sends it right now.
     pub at_work: bool,
-    /// By which the sender goes on.
+    /// By which the sender goes on. Of one that is damaged nothing.
     pub token: onefold_stream::Token,
+    /// What is damaged of it: nobody goes on with it, and it can only be given up.
+    pub damage: Option<String>,
 }
 
 /// The copies of a store.
@@ -67,60 +66,83 @@ impl<'s> Copies<'s> {
         self.0.kernel()
     }
 
-    /// The receives that are under way or were cut off.
+    /// The receives that are under way or were cut off, and behind them those that are damaged.
     ///
     /// # Errors
     /// The store's.
     pub fn receives(&self) -> Result<Vec<ReceiveState>> {
         let all = received::receives(self.kernel())?;
-        let told = all.into_iter().map(|receive| {
+        let whole = all.whole.iter().map(|receive| {
             let (coming, progress) = (&receive.coming, &receive.progress);
+            let name = coming.full_name();
             Ok(ReceiveState {
-                name: coming.full_name(),
                 bytes: coming.blocks * 4096,
                 received_bytes: progress.cursor * 4096,
                 heard_ms: progress.heard_ms,
-                at_work: received::is_at_work(self.kernel(), &receive)?,
+                at_work: received::is_at_work(self.kernel(), &name, receive.id())?,
                 token: onefold_stream::Token {
                     guid: coming.guid,
                     base: coming.base,
                     cursor: progress.cursor,
                 },
+                name,
+                damage: None,
             })
         });
-        told.collect()
+        let damaged = all.damaged.iter().map(|damaged| {
+            let name = damaged.full_name();
+            Ok(ReceiveState {
+                bytes: damaged.bytes(),
+                at_work: received::is_at_work(self.kernel(), &name, damaged.id())?,
+                damage: Some(damaged.why.to_string()),
+                name,
+                ..ReceiveState::default()
+            })
+        });
+        whole.chain(damaged).collect()
     }
 
     /// Gives up what is being received for a volume. Workers free what it holds.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while somebody sends it; the store's.
+    /// `NotFound`; `Busy` while somebody sends it, or while a change of this session that failed may still come to
+    /// it; the store's.
     pub fn abort_receive(&self, volume: &str) -> Result<()> {
         let mut all = received::receives(self.kernel())?;
-        all.retain(|receive| receive.coming.volume == volume);
-        if all.is_empty() {
+        all.whole.retain(|receive| receive.coming.volume == volume);
+        all.damaged.retain(|one| one.coming.as_ref().is_some_and(|one| one.volume == volume));
+        if all.whole.is_empty() && all.damaged.is_empty() {
             let what =
                 format!("nothing is being received for a volume '{}'", volume.escape_debug());
             return Err(Error::new(Kind::NotFound, what));
         }
-        all.iter().try_for_each(|receive| received::give_up(self.0, receive))
+        all.whole.iter().try_for_each(|receive| received::give_up(self.0, receive))?;
+        all.damaged.iter().try_for_each(|damaged| received::give_up_damaged(self.0, damaged))
     }
 
-    /// Gives up all receives for which nothing has come for so many days, and that nobody sends right now; gives the
-    /// names of their snapshots.
+    /// Gives up all receives for which nothing has come for so many days, and that nobody sends right now; those that
+    /// are damaged in any case, as nobody can go on with them. Gives the names of their snapshots.
     ///
     /// # Errors
     /// The store's.
     pub fn expire_receives(&self, days: u32) -> Result<Vec<String>> {
         let most_ms = u128::from(days) * 24 * 3600 * 1000;
         let now = self.kernel().store().time().as_millis();
+        let mut all = received::receives(self.kernel())?;
+        all.whole
+            .retain(|receive| now.saturating_sub(u128::from(receive.progress.heard_ms)) >= most_ms);
+        let whole = all
+            .whole
+            .iter()
+            .map(|receive| (receive.coming.full_name(), received::give_up(self.0, receive)));
+        let damaged = all
+            .damaged
+            .iter()
+            .map(|damaged| (damaged.full_name(), received::give_up_damaged(self.0, damaged)));
         let mut gone = Vec::new();
-        for receive in received::receives(self.kernel())? {
-            if now.saturating_sub(u128::from(receive.progress.heard_ms)) < most_ms {
-                continue;
-            }
-            match received::give_up(self.0, &receive) {
-                Ok(()) => gone.push(receive.coming.full_name()),
+        for (name, given_up) in whole.chain(damaged) {
+            match given_up {
+                Ok(()) => gone.push(name),
                 Err(busy) if busy.kind() == Kind::Busy => {}
                 Err(error) => return Err(error),
             }
@@ -145,16 +167,22 @@ impl<'s> Copies<'s> {
     }
 }
 
-/// Writes to a volume that is filled, some of which wait for their answers.
+/// Ranges that are to become zeroes, at most, before they do: each time all writes before are waited for.
+const ZEROES: usize = 256;
+
+/// Writes to a volume that is filled, some of which wait for their answers. No two of them, between two times that all is
+/// settled, are of one place.
 struct Filling<'v> {
     volume: &'v Volume,
     waiting: VecDeque<(Ticket, usize)>,
     bytes: usize,
+    /// What is to become zeroes.
+    zeroes: Vec<Range<u64>>,
 }
 
 impl<'v> Filling<'v> {
     fn new(volume: &'v Volume) -> Filling<'v> {
-        Filling { volume, waiting: VecDeque::new(), bytes: 0 }
+        Filling { volume, waiting: VecDeque::new(), bytes: 0, zeroes: Vec::new() }
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
@@ -165,6 +193,24 @@ impl<'v> Filling<'v> {
         self.waiting.push_back((ticket, data.len()));
         self.bytes += data.len();
         Ok(())
+    }
+
+    /// Makes a range zeroes, with others together: a trim waits for all writes before it.
+    fn zero(&mut self, range: Range<u64>) -> Result<()> {
+        match self.zeroes.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.zeroes.push(range),
+        }
+        if self.zeroes.len() < ZEROES { Ok(()) } else { self.settle() }
+    }
+
+    /// Reads what a range holds by now.
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let end = offset + into.len() as u64;
+        if self.zeroes.iter().any(|range| range.start < end && offset < range.end) {
+            self.settle()?;
+        }
+        self.volume.read_at(offset, into)
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
@@ -178,105 +224,11 @@ impl<'v> Filling<'v> {
         while !self.waiting.is_empty() {
             self.wait_for_one()?;
         }
+        // One that fails is tried again, and counts until then.
+        while let Some(range) = self.zeroes.last() {
+            self.volume.discard(range.start, range.end - range.start)?;
+            self.zeroes.pop();
+        }
         Ok(())
     }
-}
-
-/// A number that this session fills, as long as this lives.
-struct Busy<'s>(&'s Session, u64);
-
-impl<'s> Busy<'s> {
-    /// Nothing when this session fills it already.
-    fn of(session: &'s Session, id: u64) -> Option<Busy<'s>> {
-        session.leaving().filling().lock().insert(id).then_some(Busy(session, id))
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.leaving().filling().lock().remove(&self.1);
-    }
-}
-
-/// The lease of what is filled is renewed so many times while it lasts.
-const RENEWALS: u32 = 4;
-
-/// Keeps the locks of what is filled.
-struct Renewal<'k> {
-    kernel: &'k Kernel,
-    /// The number of what has a record of this session.
-    filled: Option<u64>,
-    last: Duration,
-}
-
-impl<'k> Renewal<'k> {
-    fn of(kernel: &'k Kernel, filled: Option<u64>) -> Renewal<'k> {
-        Renewal { kernel, filled, last: kernel.store().monotonic() }
-    }
-
-    /// Asks for more time when some of it is over.
-    ///
-    /// # Errors
-    /// `Busy` or `Stopped` when another session has it.
-    fn when_due(&mut self, volume: &Volume) -> Result<()> {
-        let (settings, now) = (self.kernel.settings(), self.kernel.store().monotonic());
-        let lease = settings.volume_lease.min(settings.lease);
-        if now.saturating_sub(self.last) * RENEWALS < lease {
-            return Ok(());
-        }
-        self.last = now;
-        self.renew(volume)
-    }
-
-    /// Asks for more time.
-    ///
-    /// # Errors
-    /// As [`when_due`](Self::when_due).
-    fn renew(&self, volume: &Volume) -> Result<()> {
-        if let Some(id) = self.filled {
-            let kept = Names::of(self.kernel).keep_filling(id);
-            kept.map_err(|why| failed("what is being filled", why))?;
-        }
-        volume.renew()
-    }
-}
-
-/// Ends the thread that keeps locks, also when the work panics.
-struct Kept<'k>(&'k Mutex<bool>, &'k Condvar);
-
-impl Drop for Kept<'_> {
-    fn drop(&mut self) {
-        *self.0.lock() = true;
-        self.1.notify_all();
-    }
-}
-
-/// Does some work, and keeps the locks of what is filled meanwhile, also while it waits for its stream: who
-/// finds one that ended shuts this whole session out. The work hears of a lost lock when it goes on.
-fn while_kept<T>(
-    kernel: &Kernel,
-    filled: Option<u64>,
-    volume: &Volume,
-    work: impl FnOnce() -> T,
-) -> T {
-    let settings = kernel.settings();
-    if !settings.renews_aside {
-        return work();
-    }
-    let every = settings.volume_lease.min(settings.lease) / RENEWALS;
-    let (is_over, over) = (Mutex::new(false), Condvar::new());
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let renewal = Renewal::of(kernel, filled);
-            let mut ended = is_over.lock();
-            while !*ended {
-                over.wait_for(&mut ended, every);
-                if !*ended {
-                    let _ = MutexGuard::unlocked(&mut ended, || renewal.renew(volume));
-                }
-            }
-        });
-        let _kept = Kept(&is_over, &over);
-        work()
-    })
 }

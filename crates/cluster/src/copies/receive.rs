@@ -10,12 +10,12 @@ use onefold_stream::{
     Begin, Content, Cursor, Form, Frame, MAGIC_BYTES, Next, StreamReader, Totals, read_up_to,
 };
 
-use super::{Busy, Copies, Filling, Renewal, while_kept};
+use super::{Copies, Filling};
 use crate::{
     format::BLOCK,
     layers::received::{self, Coming, Receive},
     rules::Rule,
-    volume::{Volume, leave_filled},
+    volume::{Renewal, Volume, leave_filled, while_kept},
 };
 
 /// A receive that was ended.
@@ -83,7 +83,7 @@ impl Copies<'_> {
         let coming = coming(&about, into.unwrap_or(&about.volume));
         let mut receive = received::begin(self.0, &coming, about.start, rollback)?;
         let busy = || Error::new(Kind::Busy, "somebody sends this snapshot here already");
-        let _busy = Busy::of(self.0, receive.id()).ok_or_else(busy)?;
+        let _filled = self.0.leaving().fill(receive.id()).ok_or_else(busy)?;
         let volume = received::attach(self.0, &receive)?;
         let done = while_kept(self.kernel(), None, &volume, || {
             self.take(&volume, &mut receive, &mut reader, look)?;
@@ -128,7 +128,7 @@ impl Copies<'_> {
                     return Err(error);
                 }
             };
-            apply(volume, &mut filling, &frame)?;
+            apply(&mut filling, &frame)?;
             cursor.at = frame.first + frame.blocks;
             if let Err(given_up) = look(cursor.at * u64::from(BLOCK)) {
                 self.note_rest(receive, &mut filling, &cursor);
@@ -167,15 +167,15 @@ fn coming(about: &Begin, volume: &str) -> Coming {
 }
 
 /// Writes a frame as a client would.
-fn apply(volume: &Volume, filling: &mut Filling<'_>, frame: &Frame) -> Result<()> {
+fn apply(filling: &mut Filling<'_>, frame: &Frame) -> Result<()> {
     let block = u64::from(BLOCK);
     let (offset, bytes) = (frame.first * block, frame.blocks * block);
     match &frame.content {
-        Content::Hole | Content::Zeroes => volume.discard(offset, bytes),
+        Content::Hole | Content::Zeroes => filling.zero(offset..offset + bytes),
         Content::Data(data) => filling.write(offset, data),
         Content::Repeat(as_at) => {
             let mut data = vec![0; bytes as usize];
-            volume.read_at(as_at * block, &mut data)?;
+            filling.read(as_at * block, &mut data)?;
             filling.write(offset, &data)
         }
         Content::Held(_) | Content::Lost => {

@@ -27,7 +27,8 @@ const EXTENTS: usize = 1024;
 /// The purpose of the key by which a sender tells contents apart.
 const CONTENTS: &str = "onefold 2026-11 contents that a stream of a cluster volume has sent";
 
-/// A stream that is about to be sent: the snapshots that it is made of, which are held until it ends.
+/// A stream that is about to be sent, and the snapshots that it is made of. Somebody may delete them meanwhile: then it
+/// ends with an error.
 pub struct Sending<'s> {
     kernel: &'s Kernel,
     volume: Volume,

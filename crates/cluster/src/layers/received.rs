@@ -22,7 +22,7 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
     Error, Kind, Result, checksum,
-    object::{Change, Guard, ReadPart, Refusal, Write},
+    object::{Change, Guard, ObjectName, ReadPart, Refusal, Write},
 };
 
 use super::{
@@ -37,11 +37,11 @@ use crate::{
         corrupt,
     },
     kernel::Kernel,
-    names::{Names, Old, Record},
+    names::{FILL, Names, Old, Record},
     replies::failed,
     rules::Rule,
     session::Session,
-    volume::{Mode, Purpose, Volume, attach_for, header, is_replica},
+    volume::{Mode, Purpose, Volume, attach_for, header, is_replica, parse_owner, while_kept},
 };
 
 /// The purpose of the key by which snapshots of a store get numbers that no other ones have.
@@ -157,6 +157,8 @@ pub(crate) struct Receive {
     pub(crate) coming: Coming,
     pub(crate) progress: Progress,
     pub(crate) record: Record,
+    /// Where the record is.
+    shard: ObjectName,
 }
 
 impl Receive {
@@ -189,44 +191,92 @@ fn coming(kernel: &Kernel, id: u64) -> Result<Option<Coming>, Refusal> {
     }
 }
 
-/// All receives of a store, by the names of their snapshots.
+/// A receive whose header can't be read: nothing goes on with it. It is given up as any other.
+#[derive(Clone, Debug)]
+pub(crate) struct Damaged {
+    /// What it was to become, where the header still says so.
+    pub(crate) coming: Option<Coming>,
+    pub(crate) why: Error,
+    record: Record,
+    shard: ObjectName,
+}
+
+impl Damaged {
+    /// Its number.
+    pub(crate) fn id(&self) -> u64 {
+        self.record.named.id
+    }
+
+    /// The size that its record says.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.record.named.bytes
+    }
+
+    /// The name of its snapshot, or else one that no snapshot has.
+    pub(crate) fn full_name(&self) -> String {
+        let coming = self.coming.as_ref().map(Coming::full_name);
+        coming.unwrap_or_else(|| format!("@{:x}", self.id()))
+    }
+}
+
+/// The receives of a store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Receives {
+    /// By the names of their snapshots.
+    pub(crate) whole: Vec<Receive>,
+    pub(crate) damaged: Vec<Damaged>,
+}
+
+/// All receives of a store. One that is damaged keeps the others from nothing.
 ///
 /// # Errors
-/// The store's; `Corrupt`.
-pub(crate) fn receives(kernel: &Kernel) -> Result<Vec<Receive>> {
-    let mut records = Vec::new();
-    Names::of(kernel)
-        .each_record(&mut |record| records.extend(record.is_received().then(|| record.clone())))?;
-    let mut all = Vec::new();
-    for record in records {
+/// The store's; `Corrupt` for the catalogue alone.
+pub(crate) fn receives(kernel: &Kernel) -> Result<Receives> {
+    let mut all = Receives::default();
+    let mut records = Names::of(kernel).unfinished()?.records;
+    records.retain(|(_, record)| record.is_received());
+    for (shard, record) in records {
         let id = record.named.id;
         let keys = vec![header::RECEIVED.to_vec(), header::CURSOR.to_vec()];
-        let read = kernel.read_one(&header::name(id), vec![ReadPart::Keys(keys)]);
-        let found = match read {
+        let found = match kernel.read_one(&header::name(id), vec![ReadPart::Keys(keys)]) {
             // It was given up meanwhile.
             Err(Refusal::Missing) => continue,
+            // In a sealed store somebody else has written it.
+            Err(Refusal::Failed(why)) if why.kind() == Kind::Corrupt => {
+                all.damaged.push(Damaged { coming: None, why, record, shard });
+                continue;
+            }
             read => read.map_err(|why| unread("what is being received", why))?,
         };
         let value = |key: &[u8]| {
             let found = found.pairs(0).0.iter().find(|(name, _)| name == key);
-            found.map(|(_, value)| value.as_slice())
+            found.map(|(_, value)| value.as_slice()).unwrap_or_default()
         };
-        let (Some(coming), Some(cursor)) = (value(header::RECEIVED), value(header::CURSOR)) else {
-            continue;
-        };
-        let decoded = Coming::decode(id, coming)
-            .and_then(|coming| Ok((coming, Progress::decode(id, cursor)?)))
-            .and_then(|(coming, progress)| match progress.cursor <= coming.blocks {
-                true => Ok((coming, progress)),
-                false => {
-                    let what = format_args!("volume {id:x} was received up to behind its end");
-                    Err(Refusal::Failed(corrupt(what)))
+        let coming = Coming::decode(id, value(header::RECEIVED));
+        let progress = coming.as_ref().map_err(Clone::clone).and_then(|coming| {
+            Progress::decode(id, value(header::CURSOR)).and_then(|progress| {
+                match progress.cursor <= coming.blocks {
+                    true => Ok(progress),
+                    false => {
+                        let what = format_args!("volume {id:x} was received up to behind its end");
+                        Err(Refusal::Failed(corrupt(what)))
+                    }
                 }
-            });
-        let (coming, progress) = decoded.map_err(|why| unread("what is being received", why))?;
-        all.push(Receive { coming, progress, record });
+            })
+        });
+        match (coming, progress) {
+            (Ok(coming), Ok(progress)) => {
+                all.whole.push(Receive { coming, progress, record, shard });
+            }
+            (coming, Err(why)) => {
+                let (coming, why) = (coming.ok(), unread("what is being received", why));
+                all.damaged.push(Damaged { coming, why, record, shard });
+            }
+            (Err(_), Ok(_)) => {}
+        }
     }
-    all.sort_by_key(|receive| (receive.coming.full_name(), receive.id()));
+    all.whole.sort_by_key(|receive| (receive.coming.full_name(), receive.id()));
+    all.damaged.sort_by_key(|damaged| (damaged.full_name(), damaged.id()));
     Ok(all)
 }
 
@@ -344,8 +394,9 @@ pub(crate) fn begin(
     let base = fits(kernel, coming, there, rollback)?;
     let over = base.as_ref().map_or(0, |base| base.named().id);
     let coming = Coming { over, ..coming.clone() };
-    let mut before = receives(kernel)?;
+    let Receives { whole: mut before, mut damaged } = receives(kernel)?;
     before.retain(|receive| receive.coming.volume == coming.volume);
+    damaged.retain(|one| one.coming.as_ref().is_some_and(|one| one.volume == coming.volume));
     let same =
         |receive: &&Receive| Coming { made_ms: coming.made_ms, ..receive.coming.clone() } == coming;
     match before.iter().find(same) {
@@ -357,9 +408,8 @@ pub(crate) fn begin(
             return Err(Error::new(Kind::InvalidInput, what));
         }
     }
-    for receive in &before {
-        give_up(session, receive)?;
-    }
+    before.iter().try_for_each(|receive| give_up(session, receive))?;
+    damaged.iter().try_for_each(|damaged| give_up_damaged(session, damaged))?;
     let say = |why| {
         failed(format_args!("'{}' can't be received", coming.full_name().escape_debug()), why)
     };
@@ -375,7 +425,7 @@ pub(crate) fn begin(
     match names.receives(&coming.volume, &record) {
         Ok(Some(record)) => {
             names.unlock_filled(record.named.id);
-            Ok(Receive { coming, progress, record })
+            Ok(Receive { shard: names.shard(&coming.volume), coming, progress, record })
         }
         Ok(None) => {
             let what = "what was to be received was given up meanwhile";
@@ -458,7 +508,8 @@ pub(crate) fn finish(
     match Names::of(kernel).find_finished(&coming.volume)? {
         Some(named) if named.what == What::Volume => {
             let old = attach_for(session, &coming.volume, &named, (Mode::Own, Purpose::Exchange))?;
-            let done = snapshots.make_ready(&old).and_then(|()| {
+            let done = while_kept(kernel, None, &old, || {
+                snapshots.make_ready(&old)?;
                 snapshots.step(&old, &coming.volume, Old::Goes, |named, table| {
                     exchange(session, volume.id(), receive, Some((named, table)), rollback)
                 })
@@ -528,33 +579,69 @@ fn cut_off(kernel: &Kernel, volume: &Volume, receive: &Receive) -> Result<()> {
 /// Gives up what is being received.
 ///
 /// # Errors
-/// `Busy` while somebody sends it; the store's.
-pub(crate) fn give_up(session: &Arc<Session>, receive: &Receive) -> Result<()> {
-    let kernel = session.kernel();
-    let name = receive.coming.full_name();
-    let say = |why| failed(format_args!("'{}' can't be given up", name.escape_debug()), why);
-    let id = receive.id();
-    let is_at_work = session.leaving().filling().lock().contains(&id)
-        || kernel.store().holder(&header::name(id), header::LOCK).map_err(say)?.is_some();
-    if is_at_work {
+/// `Busy` while somebody sends it, and when a write of this session may still come to it; the store's.
+pub(crate) fn give_up(session: &Session, receive: &Receive) -> Result<()> {
+    give_up_as(session, &receive.coming.full_name(), &receive.shard, &receive.record)
+}
+
+/// Gives up a receive that is damaged.
+///
+/// # Errors
+/// As [`give_up`].
+pub(crate) fn give_up_damaged(session: &Session, damaged: &Damaged) -> Result<()> {
+    give_up_as(session, &damaged.full_name(), &damaged.shard, &damaged.record)
+}
+
+fn give_up_as(session: &Session, name: &str, shard: &ObjectName, record: &Record) -> Result<()> {
+    let busy = || {
         let what =
             format!("somebody sends '{}' at this moment: end that first", name.escape_debug());
-        return Err(Error::new(Kind::Busy, what));
+        Error::new(Kind::Busy, what)
+    };
+    let _filled = session.leaving().fill(record.named.id).ok_or_else(busy)?;
+    abandon(session, shard, record).map_err(|why| match why {
+        Refusal::Busy => busy(),
+        why => failed(format_args!("'{}' can't be given up", name.escape_debug()), why),
+    })
+}
+
+/// Marks what is being received as deleted, while nobody can take it: whoever deletes it shuts its next owner out.
+/// `Busy` while somebody has it.
+fn abandon(session: &Session, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
+    let (kernel, id) = (session.kernel(), record.named.id);
+    let (names, header, settings) = (Names::of(kernel), header::name(id), kernel.settings());
+    match kernel.read_value(&header, header::OWNER) {
+        // A write of this session that failed, or its last step, may still come, and nobody shuts it out for that.
+        Ok(now) if parse_owner(&now) == Some((true, kernel.store().identity())) => {
+            return Err(Refusal::Busy);
+        }
+        Err(Refusal::Missing) => return Ok(()),
+        read => drop(read?),
     }
-    // Another one may have been faster.
-    Names::of(kernel)
-        .give_up_received(&receive.coming.volume, &receive.record)
-        .map(drop)
-        .map_err(say)
+    // A worker waits for this one. Otherwise it would shut this session out as the one that has the other lock.
+    kernel.lock_until_answered(&header, FILL, settings.lease)?;
+    let locked = kernel.lock_until_answered(&header, header::LOCK, settings.volume_lease);
+    let done = locked.and_then(|()| {
+        // Another one may have been faster; where all is gone, the locks made the header anew.
+        let gone = !names.abandon(shard, record)? && names.recorded_in(shard, id)?.is_none();
+        let remove =
+            || Write { object: header.clone(), guards: Vec::new(), changes: vec![Change::Remove] };
+        if gone { kernel.until_answered(&remove()).map(drop) } else { Ok(()) }
+    });
+    // Otherwise both end with their leases.
+    if kernel.store().unlock(&header, header::LOCK, &kernel.cookie()).is_ok() {
+        names.unlock_filled(id);
+    }
+    done
 }
 
 /// True while somebody receives it.
 ///
 /// # Errors
 /// The store's.
-pub(crate) fn is_at_work(kernel: &Kernel, receive: &Receive) -> Result<bool> {
-    let holder = kernel.store().holder(&header::name(receive.id()), header::LOCK);
-    holder.map(|holder| holder.is_some()).map_err(|why| unread(&receive.coming.full_name(), why))
+pub(crate) fn is_at_work(kernel: &Kernel, name: &str, id: u64) -> Result<bool> {
+    let holder = kernel.store().holder(&header::name(id), header::LOCK);
+    holder.map(|holder| holder.is_some()).map_err(|why| unread(name, why))
 }
 
 /// Makes a replica an ordinary volume.
@@ -569,7 +656,7 @@ pub(crate) fn promote(session: &Arc<Session>, name: &str) -> Result<()> {
     if !is_replica(kernel, named.id)? {
         return Err(Error::new(Kind::InvalidInput, "the volume is no replica"));
     }
-    if receives(kernel)?.iter().any(|receive| receive.coming.volume == name) {
+    if receives(kernel)?.whole.iter().any(|receive| receive.coming.volume == name) {
         let what = "a snapshot of the volume is being received: go on with that, or give it up by `onefold receive \
                     --abort`";
         return Err(Error::new(Kind::InvalidInput, what));

@@ -856,15 +856,24 @@ impl<'k> Names<'k> {
         Ok(done.then_some(next))
     }
 
-    /// Gives up what is being received for a volume of this name; false when it is another record by now.
-    pub(crate) fn give_up_received(&self, name: &str, record: &Record) -> Result<bool, Refusal> {
-        self.abandon(&shard_of(self.kernel, name), record)
+    /// The shard that a name belongs to.
+    pub(crate) fn shard(&self, name: &str) -> ObjectName {
+        shard_of(self.kernel, name)
     }
 
     /// The record of a number in the shard of a name.
     pub(crate) fn recorded(&self, name: &str, id: u64) -> Result<Option<Record>, Refusal> {
+        self.recorded_in(&shard_of(self.kernel, name), id)
+    }
+
+    /// The record of a number in a shard.
+    pub(crate) fn recorded_in(
+        &self,
+        shard: &ObjectName,
+        id: u64,
+    ) -> Result<Option<Record>, Refusal> {
         let key = key::numbered(RECORD, id);
-        let pairs = values(self.kernel, &shard_of(self.kernel, name), vec![key])?;
+        let pairs = values(self.kernel, shard, vec![key])?;
         let value = pairs.and_then(|pairs| pairs.into_iter().next());
         value.map(|(_, value)| Record::decode(&value).map_err(Refusal::Failed)).transpose()
     }

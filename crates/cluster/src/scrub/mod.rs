@@ -31,7 +31,7 @@ use crate::{
         Chunk, ObjectId, Reference,
         catalogue::{Named, What},
     },
-    names::{FILL, Names, Told},
+    names::{FILL, Names, Record, Told},
     proof,
     replies::failed,
     rules::Rule,
@@ -557,7 +557,7 @@ impl Scrub {
         told.extend(self.told_missing(&some)?);
         let done = page.next.is_none();
         if done {
-            told.extend(self.kept_layers()?);
+            told.extend(self.without_name()?);
         }
         told.into_iter().for_each(|sentence| self.report.tell(sentence));
         self.done = done;
@@ -565,35 +565,45 @@ impl Scrub {
         Ok(())
     }
 
-    /// A sentence for each object of a snapshot that should be there and is not.
-    fn kept_layers(&self) -> Result<Vec<String>, Refusal> {
+    /// A sentence for each object that should be there and is not, of a snapshot or of what is being received: these
+    /// have no name.
+    fn without_name(&self) -> Result<Vec<String>, Refusal> {
         let kernel = self.session.kernel();
         let object_bytes = u64::from(kernel.format().object_bytes);
-        let (mut kept, mut told) = (Vec::new(), Vec::new());
+        let (mut stay, mut told) = (Vec::new(), Vec::new());
         Names::of(kernel)
-            .each_record(&mut |record| kept.extend(record.is_kept().then_some(record.named)))
+            .each_record(&mut |record| stay.extend(stays(record).then(|| record.clone())))
             .map_err(Refusal::Failed)?;
-        for named in kept {
-            let objects = named.bytes.div_ceil(object_bytes);
-            let bits = Bits::read(self.session.kernel(), named.id)?;
+        for record in stay {
+            let (id, objects) = (record.named.id, record.named.bytes.div_ceil(object_bytes));
+            let bits = match Bits::read(kernel, id) {
+                Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => {
+                    told.push(error.to_string());
+                    continue;
+                }
+                read => read?,
+            };
             let objects = bits.all().take_while(|index| *index < objects);
-            // No volume has the name of a layer.
-            let missing = self.missing_of(named.id, LAYER, objects)?;
+            let missing = self.missing_of(id, LAYER, objects)?;
             // It may have been deleted meanwhile.
-            if !missing.is_empty() && self.stays(named.id)? {
-                told.extend(missing.iter().map(|what| format!("{what}; a snapshot needs it")));
+            if !missing.is_empty() && self.still_stays(id)? {
+                let needs = match record.is_received() {
+                    true => "what is being received needs it: give that up, and send it again",
+                    false => "a snapshot needs it",
+                };
+                told.extend(missing.iter().map(|what| format!("{what}; {needs}")));
             }
         }
         Ok(told)
     }
 
-    /// True while a layer is to stay.
-    fn stays(&self, id: u64) -> Result<bool, Refusal> {
-        let mut stays = false;
+    /// True while a number without a name is to stay.
+    fn still_stays(&self, id: u64) -> Result<bool, Refusal> {
+        let mut still = false;
         Names::of(self.session.kernel())
-            .each_record(&mut |record| stays |= record.named.id == id && record.is_kept())
+            .each_record(&mut |record| still |= record.named.id == id && stays(record))
             .map_err(Refusal::Failed)?;
-        Ok(stays)
+        Ok(still)
     }
 
     /// A sentence for each of these objects that is missing. After many it ends: a number of
@@ -680,6 +690,11 @@ impl Scrub {
             }
         })
     }
+}
+
+/// True for the record of a number without a name that no worker deletes.
+fn stays(record: &Record) -> bool {
+    record.is_kept() || record.is_received()
 }
 
 /// All numbers that have a name or a record; and those that several names have, some of them. Names that

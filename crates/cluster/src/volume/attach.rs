@@ -18,6 +18,7 @@ use super::{
     group_commit::GroupCommit,
     header::{self, Bits, Inline},
     inline::InlineWrites,
+    kept::while_kept,
     long_discards::LongDiscards,
     objects::Objects,
     ownership::Ownership,
@@ -284,7 +285,7 @@ pub(crate) fn attach_for(
         }
     };
     if !clean {
-        volume.rescan()?;
+        while_kept(session.kernel(), None, &volume, || volume.rescan())?;
     }
     Ok(volume)
 }

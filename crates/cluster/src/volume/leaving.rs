@@ -15,7 +15,7 @@ pub(crate) struct Leaving {
     may_be_left: Mutex<BTreeSet<u64>>,
     /// Layers of which the store says that this session owns them.
     owned: Mutex<Vec<Owned>>,
-    /// Volumes without a name that it receives or imports at this moment.
+    /// Volumes without a name that it receives, imports or gives up at this moment.
     filling: Mutex<BTreeSet<u64>>,
 }
 
@@ -33,9 +33,10 @@ impl Leaving {
         &self.may_be_left
     }
 
-    /// Volumes without a name that the session receives or imports at this moment.
-    pub(crate) fn filling(&self) -> &Mutex<BTreeSet<u64>> {
-        &self.filling
+    /// Says that the session fills a volume without a name, or gives it up, as long as the result lives. Nothing
+    /// when it does already.
+    pub(crate) fn fill(&self, id: u64) -> Option<Filled<'_>> {
+        self.filling.lock().insert(id).then_some(Filled(self, id))
     }
 
     /// Says that nobody owns a layer, whose owner was known by these comparisons, so that nobody shuts this session
@@ -60,6 +61,15 @@ impl Leaving {
         let mut owned = std::mem::take(&mut *self.owned.lock());
         owned.retain(|owned| !owned.leave(kernel));
         self.owned.lock().extend(owned);
+    }
+}
+
+/// A volume without a name that the session has.
+pub(crate) struct Filled<'s>(&'s Leaving, u64);
+
+impl Drop for Filled<'_> {
+    fn drop(&mut self) {
+        self.0.filling.lock().remove(&self.1);
     }
 }
 

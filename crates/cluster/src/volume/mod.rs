@@ -11,6 +11,7 @@
 //! | [`discard`] | trims: at once, or as long discards that are applied later and honoured at once |
 //! | [`hit_set`] | which chunks were read in which of the last seconds |
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
+//! | [`kept`] | locks that are kept while long work goes on |
 //! | [`kept_in_layers`] | those that are kept in layers are given back |
 //! | [`read`] | foreground reads |
 //! | [`entries`] | the entries that an object is read by, here or in a layer below |
@@ -34,6 +35,7 @@ mod group_commit;
 pub(crate) mod header;
 mod hit_set;
 mod inline;
+mod kept;
 pub(crate) mod kept_in_layers;
 mod leaving;
 mod long_discards;
@@ -59,6 +61,7 @@ pub use self::{attach::Mode, attached::Attached, serve::ClusterExports, trims_fi
 pub(crate) use self::{
     attach::{Purpose, attach_for, is_replica},
     entries::{entries_of, objects_of},
+    kept::{Renewal, while_kept},
     leaving::Leaving,
     ownership::{owner, parse_owner},
 };
@@ -110,9 +113,17 @@ pub(crate) fn complete(volume: &Volume) -> Result<()> {
 }
 
 /// Leaves a number that was filled, and has no name. Where nothing that failed may still come, nobody who deletes it, or
-/// goes on with it, has to shut this session out.
+/// goes on with it, has to shut this session out. Otherwise its header names this session as at work, and its lock ends
+/// with its lease: whoever takes it then shuts this session out first.
 pub(crate) fn leave_filled(volume: Volume) {
-    if settles(&volume) && complete(&volume).is_ok() {
+    // An operation that had no answer may still make a layer of it.
+    let may_be_left = |volume: &Volume| {
+        volume.objects.session().leaving().may_be_left().lock().contains(&volume.id)
+    };
+    if !settles(&volume) || may_be_left(&volume) {
+        return;
+    }
+    if complete(&volume).is_ok() {
         // What has no answer is tried again.
         let _ = resign(volume);
     } else {

@@ -533,6 +533,9 @@ pub struct ReceiveLine {
     /// True when somebody sends it right now.
     #[serde(default)]
     pub at_work: bool,
+    /// What is damaged of it: it can only be given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
 }
 
 impl ReceiveLine {
@@ -561,6 +564,7 @@ impl From<ReceiveState> for ReceiveLine {
             token: receive.token.to_string(),
             heard_ms: receive.heard_ms,
             at_work: receive.at_work,
+            damage: None,
         }
     }
 }
@@ -574,6 +578,7 @@ impl From<onefold_cluster::ReceiveState> for ReceiveLine {
             token: receive.token.to_string(),
             heard_ms: receive.heard_ms,
             at_work: receive.at_work,
+            damage: receive.damage,
         }
     }
 }
