@@ -57,6 +57,8 @@ pub struct CopyPlan {
     pub wanted: Vec<Snapshot>,
     /// Chosen snapshots that are here, listed or forgotten.
     pub present: u64,
+    /// Those of them that are forgotten.
+    pub forgotten: u64,
     /// Those that are not here, and come before one which both archives have.
     pub passed: u64,
     /// Those that are not here, come behind all that both archives have, and are no newer than one of their set
@@ -133,7 +135,10 @@ pub fn plan_copy(from: &Archive, to: &Tables, choice: &CopyChoice, now: u64) -> 
         }
         if let Ok(here) = to.snapshots.get(snapshot.id) {
             match is_copy(from, here, snapshot) {
-                true => plan.present += 1,
+                true => {
+                    plan.present += 1;
+                    plan.forgotten += u64::from(here.forgotten.is_some());
+                }
                 false => plan.others.push(snapshot.id),
             }
             continue;

@@ -266,6 +266,32 @@ fn a_set_with_backups_of_its_own_in_the_second_archive_is_told_of() {
 }
 
 #[test]
+fn an_old_snapshot_that_is_copied_late_is_told_and_dates_name_the_newest() {
+    let desk = Desk::new();
+    desk.ok("create archive a --no-encryption");
+    fs::create_dir(desk.path("tree")).unwrap();
+    let backup = |content: &[u8]| {
+        fs::write(desk.path("tree/file"), content).unwrap();
+        json(&desk.ok("backup a tree --set web --json"))
+    };
+    let old = backup(b"old");
+    // The times of snapshots are whole seconds.
+    while backup(b"new")["ended"] == old["ended"] {}
+    desk.ok("create archive b --no-encryption");
+    desk.ok("copy a b web");
+    let id = old["id"].as_str().unwrap();
+    let said = desk.run(&format!("copy a b {id}"));
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    assert!(said.err.contains("TO has newer snapshots of 'web'"), "{said:?}");
+    let out = restored(&desk, "b", "web@2099-01-01", "out");
+    assert_eq!(fs::read(out.join("file")).unwrap(), b"new");
+    desk.ok(&format!("forget b {id}"));
+    let said = desk.ok(&format!("copy a b {id}"));
+    assert!(said.contains("1 in the trash of TO") && said.contains("onefold undelete"), "{said}");
+    assert_eq!(copy(&desk, &format!("a b {id}"))["present_forgotten"], 1);
+}
+
+#[test]
 fn what_can_t_be_a_copy_is_refused() {
     let desk = desk_with_two();
     desk.fails("copy a a", 1, &["one archive"]);

@@ -57,12 +57,7 @@ impl Judge {
                 known.iter().try_for_each(|(of, at)| self.page(*at, *of))
             }
             Event::Known(known) => known.iter().try_for_each(|(of, at)| self.page(*at, *of)),
-            Event::Chunks(all) => all.iter().try_for_each(|&(at, of, bytes)| {
-                match self.chunk(at, of, ContainerKind::Data)? == u64::from(bytes) {
-                    true => Ok(()),
-                    false => Err(missing()),
-                }
-            }),
+            Event::Chunks(_) => Err(refused("chunks are named within a process alone")),
             Event::File(entry, stat, taken) => {
                 self.entry(entry, stat, is_bare_file(entry))?;
                 match taken {

@@ -10,7 +10,8 @@
 //! | 7 other, 8 link | an entry, a stat |
 //! | 9 checkpoint | its id (16) |
 //! | 10 end | how many were left out (8) |
-//! | 11 chunks | how many (4), and for each where it is and its fingerprint (23), and its bytes (4) |
+//!
+//! Chunks that are here already are named within a process alone: kind 11 is refused.
 //!
 //! Known pages are how many (4), and their references. Entries, stats and file maps are those of
 //! tree nodes.
@@ -64,12 +65,8 @@ impl Event {
             Event::End(left_out) => {
                 w.u8(10).u64(*left_out);
             }
-            Event::Chunks(all) => {
-                w.u8(11).u32(all.len() as u32);
-                for &(address, fingerprint, bytes) in all {
-                    TreeNodeRef { address, fingerprint }.encode(&mut w);
-                    w.u32(bytes);
-                }
+            Event::Chunks(_) => {
+                w.u8(11);
             }
         }
         w.0
@@ -108,14 +105,6 @@ impl Event {
             8 => Event::Link(named(TreeEntry::decode(r)?)?, Stat::decode(r)?),
             9 => Event::Checkpoint(SnapshotId(r.array()?)),
             10 => Event::End(r.u64()?),
-            11 => {
-                let count = r.count(REFERENCE + 4, 0)?;
-                let one = |_| {
-                    let TreeNodeRef { address, fingerprint } = TreeNodeRef::decode(r)?;
-                    Ok((address, fingerprint, r.u32()?))
-                };
-                Event::Chunks((0..count).map(one).collect::<Result<_>>()?)
-            }
             _ => return Err(corrupt("an event of an unknown kind")),
         };
         r.end()?;
@@ -215,7 +204,6 @@ mod tests {
             Event::Link(entry, stat),
             Event::Checkpoint(SnapshotId([1; 16])),
             Event::End(2),
-            Event::Chunks(vec![(address, Fingerprint([3; 16]), 4)]),
         ];
         for event in all {
             let bytes = event.encode();

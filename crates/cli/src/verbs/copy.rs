@@ -43,8 +43,8 @@ const NO_KEY: &str = "none";
 /// Copies snapshots from one archive to another, as for a second site
 ///
 /// A copy has the id, the set, the host, the times, the tags and the state of its snapshot. Of each set of
-/// each host those are copied that FROM lists behind the newest one which both archives have: what was
-/// forgotten in TO does not come back. Nothing is ever removed from TO, which has a policy of its own.
+/// each host those are copied that FROM lists behind the newest one which both archives have: what TO
+/// forgot before that one does not come back. Nothing is ever removed from TO, which has a policy of its own.
 ///
 /// Each archive is a directory, ssh://USER@HOST/PATH, s3://BUCKET/PREFIX or bucket:DIR. FROM is only read.
 /// Each chunk is compared with its fingerprint before it is stored. Content that the copy before has
@@ -145,6 +145,8 @@ struct Done {
     gone: Vec<String>,
     /// Hosts and sets of which a snapshot could not be read this time.
     waiting: BTreeSet<(String, String)>,
+    /// Hosts and sets of which TO had a newer snapshot than one that was copied.
+    stored_late: BTreeSet<(String, String)>,
     /// Snapshots that wait for an earlier one of theirs.
     waits: u64,
     /// Streams whose names others have.
@@ -320,7 +322,12 @@ fn store(
             Ok(made.map_err(|it| failure = Some(it)).ok())
         })?;
         match (made, failure) {
-            (Some((made, counts)), _) => copied(options, made, counts, done),
+            (Some((made, counts)), _) => {
+                copied(options, made, counts, done);
+                if has_newer(&tables, snapshot) {
+                    done.stored_late.insert(series);
+                }
+            }
             (None, Some(failure)) => left_out(options, from, snapshot, failure, done)?,
             (None, None) => {}
         }
@@ -333,6 +340,12 @@ fn store(
             options.to.display()
         ))),
     }
+}
+
+/// Names of snapshots and policies go by the order in which an archive stored them.
+fn has_newer(to: &Tables, than: &Snapshot) -> bool {
+    let of_series = |one: &&Snapshot| (&one.host, &one.set) == (&than.host, &than.set);
+    to.snapshots.listed().filter(of_series).any(|one| one.ended > than.ended)
 }
 
 /// Copies streams that TO does not have.
@@ -522,6 +535,14 @@ fn tell(
     done: &Done,
     took: Duration,
 ) -> Result<(), Failure> {
+    for (host, set) in &done.stored_late {
+        warn(&format!(
+            "TO has newer snapshots of '{}' of host '{}' than one that was stored behind them now: SET and SET~N go \
+             by that order, and SET@DATE by the dates",
+            set.escape_debug(),
+            host.escape_debug()
+        ));
+    }
     if options.json {
         let wanted = plan.wanted.iter().map(snapshots::json).collect::<Vec<_>>();
         let mut report = json!({
@@ -529,6 +550,7 @@ fn tell(
             "streams": done.streams,
             "failed": done.failed,
             "present": plan.present,
+            "present_forgotten": plan.forgotten,
             "passed": plan.passed,
             "blocked": plan.blocked.iter().map(snapshots::json).collect::<Vec<_>>(),
             "gone": done.gone,
@@ -571,6 +593,12 @@ fn tell(
     }
     told += if options.dry_run { " would be copied" } else { " copied" };
     told += &format!(", {} there before", grouped(plan.present + done.streams_present));
+    if plan.forgotten > 0 && !options.snapshots.is_empty() {
+        told += &format!(
+            "; {} in the trash of TO: `onefold undelete` lists what is there again",
+            grouped(plan.forgotten)
+        );
+    }
     if plan.passed > 0 {
         told += &format!(
             "; {} not copied that FROM lists before one which both have: --all copies them",
@@ -629,5 +657,141 @@ fn judge(plan: &CopyPlan, done: &Done) -> Result<(), Failure> {
              of its set: name it once FROM is mended",
             if n == 1 { "one was".to_owned() } else { format!("{} were", grouped(n)) }
         ))),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+mod tests {
+    use clap::Parser;
+    use onefold_archive::{
+        Attributes, BackupRequest, Compression, Event, FileMap, Format, Known, Stat, TreeEntry,
+        TreeWhat, backup,
+    };
+    use onefold_backend::Directory;
+    use onefold_core::Files;
+    use onefold_testbed::{Rng, VirtualFiles, files::Layout};
+
+    use super::*;
+
+    /// The segment in which the first archive has its content.
+    const SEGMENT: &str = "segment-00000001";
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn format(id: u8) -> Format {
+        let format = Format::new([id; 16], [id; 32], [id; 16]).with_features();
+        Format { reserve_bytes: 0, compression: Compression::None, ..format }
+    }
+
+    fn content(number: u8) -> Vec<u8> {
+        let mut bytes = vec![0; 200_000];
+        Rng::new(number.into()).fill(&mut bytes);
+        bytes
+    }
+
+    fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+        TreeEntry {
+            name: name.into(),
+            what,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            link: 0,
+            is_in_part: false,
+            attributes: Attributes::default(),
+        }
+    }
+
+    fn store_snapshot(archive: &Arc<Archive>, set: &str, number: u8) {
+        let request = BackupRequest {
+            id: SnapshotId([number; 16]),
+            set: set.into(),
+            host: "host".into(),
+            now: 1_000 + u64::from(number),
+            ..BackupRequest::default()
+        };
+        backup(archive, &request, false, &Gauge::default(), |feeder| {
+            let root = entry("", TreeWhat::Directory(None));
+            feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+            feeder.bytes(&content(number))?;
+            let file = entry("file", TreeWhat::File(0, FileMap::default()));
+            feeder.event(Event::File(file, Stat::default(), None))?;
+            feeder.event(Event::End(0))
+        })
+        .unwrap();
+    }
+
+    fn bytes_of(files: &VirtualFiles) -> Vec<u8> {
+        let file = files.open(SEGMENT).unwrap();
+        let mut bytes = vec![0; file.bytes().unwrap() as usize];
+        file.read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn open(files: &VirtualFiles) -> Arc<Archive> {
+        Arc::new(Archive::open(Arc::new(files.clone()), true, Settings::default()).unwrap())
+    }
+
+    /// The disk can't read a sector of the content of a snapshot from now on.
+    fn spoil(files: &VirtualFiles, number: u8) {
+        let (whole, wanted) = (bytes_of(files), content(number));
+        let first = (0..whole.len()).find(|&at| whole[at..].starts_with(&wanted[..64])).unwrap();
+        let file = files.open(SEGMENT).unwrap();
+        let mut pick = Rng::new(1);
+        for _ in 0..1_000 {
+            assert!(files.damage(SEGMENT, true, &mut pick));
+            if file.read_at(first as u64, &mut vec![0; 100_000]).is_err() {
+                return;
+            }
+            files.mend();
+        }
+        panic!("the content of one in four is never hit");
+    }
+
+    #[test]
+    fn what_could_not_be_read_for_now_keeps_newer_ones_of_its_set_waiting() {
+        let files = VirtualFiles::new(Layout::default(), Rng::new(1));
+        Archive::create(&files, &format(1)).unwrap();
+        let from = open(&files);
+        for (number, set) in [(1, "web"), (2, "web"), (3, "web"), (4, "mail")] {
+            store_snapshot(&from, set, number);
+        }
+        drop(from);
+        spoil(&files, 2);
+        let from = open(&files);
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("to");
+        Archive::create(&Directory::create(&to).unwrap(), &format(2)).unwrap();
+        let Line { options } = Line::parse_from(["copy", "from", to.to_str().unwrap()]);
+        let directory = ArchiveDir::look(&to).unwrap();
+        let copy = |from: &Arc<Archive>, ids: Option<u8>| {
+            let ids = ids.map(|number| vec![SnapshotId([number; 16])]);
+            let (mut done, choice) = (Done::default(), CopyChoice { ids, ..CopyChoice::default() });
+            store(&options, &directory, (from, &choice), &[], &mut done).unwrap();
+            let copied = done.copied.iter().map(|one| one["id"].as_str().unwrap()[..2].to_owned());
+            (copied.collect::<Vec<_>>(), done)
+        };
+        let (copied, done) = copy(&from, None);
+        assert_eq!(
+            (&copied[..], done.failed.len(), done.waits),
+            (&["01".into(), "04".into()][..], 1, 1)
+        );
+        let told = format!("{:?}", judge(&CopyPlan::default(), &done).unwrap_err());
+        assert!(told.contains("the next copy tries them again"), "{told}");
+        // It is no different the next time.
+        let (copied, done) = copy(&from, None);
+        assert_eq!((copied.len(), done.failed.len(), done.waits), (0, 1, 1));
+        // The disk can read it again.
+        files.mend();
+        let (copied, done) = copy(&open(&files), None);
+        assert_eq!((&copied[..], done.waits), (&["02".into(), "03".into()][..], 0));
+        judge(&CopyPlan::default(), &done).unwrap();
     }
 }

@@ -271,7 +271,11 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
     {
         let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
         let sets = sets_called(set)?;
-        found.extend(sets.iter().filter_map(|set| set.iter().rfind(before).copied()));
+        // An old snapshot that was copied by its name stands behind newer ones.
+        let last = |set: &Vec<&'a Snapshot>| {
+            set.iter().filter(before).max_by_key(|snapshot| snapshot.ended).copied()
+        };
+        found.extend(sets.iter().filter_map(last));
     }
     match of_id {
         Some(of_id) if found.is_empty() || text.len() >= SHOWN_DIGITS => found.push(of_id?),

@@ -314,7 +314,6 @@ pub(crate) fn event_examples() -> Vec<Vec<u8>> {
         Event::Link(file(), Stat::default()),
         Event::Checkpoint(SnapshotId([5; 16])),
         Event::End(3),
-        Event::Chunks(vec![(node_ref(1).address, Fingerprint([6; 16]), 700)]),
     ];
     events.iter().map(Event::encode).collect()
 }
