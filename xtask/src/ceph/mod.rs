@@ -4,6 +4,7 @@ mod cluster;
 mod copies;
 mod own;
 mod proof;
+mod release;
 mod rights;
 
 use std::{path::PathBuf, time::Duration};
@@ -136,13 +137,18 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             }
             Ok(true)
         }
-        ["test"] => {
-            let tally = test(proof::LONG)?;
-            println!("{} passed, {} failed", tally.passed, tally.failed);
-            Ok(tally.failed == 0)
-        }
-        _ => bail!("cargo xtask ceph start|stop|status|test"),
+        ["test"] => report(proof::LONG),
+        ["test", "--short"] => report(proof::SHORT),
+        ["test", "--release", release] => release::test(release, "test"),
+        ["test", "--short", "--release", release] => release::test(release, "test --short"),
+        _ => bail!("cargo xtask ceph start|stop|status|test [--short] [--release 18]"),
     }
+}
+
+fn report(extent: proof::Extent) -> Result<bool> {
+    let tally = test(extent)?;
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
 }
 
 /// The step of the tests: the short form.
