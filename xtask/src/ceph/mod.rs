@@ -1,5 +1,6 @@
 //! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
 
+mod chaos;
 mod cluster;
 mod copies;
 mod own;
@@ -26,6 +27,9 @@ const OSDS: usize = 6;
 
 /// Size of each.
 const GIGABYTES: usize = 4;
+
+/// Minutes of chaos.
+const CHAOS_MINUTES: u64 = 60;
 
 /// Longest that the tests of the object store may take.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -139,9 +143,16 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         }
         ["test"] => report(proof::LONG),
         ["test", "--short"] => report(proof::SHORT),
+        ["chaos"] => chaos::run(CHAOS_MINUTES, 1),
+        ["chaos", "--minutes", minutes] => chaos::run(minutes.parse()?, 1),
+        ["chaos", "--minutes", minutes, "--seed", seed] => {
+            chaos::run(minutes.parse()?, seed.parse()?)
+        }
         ["test", "--release", release] => release::test(release, "test"),
         ["test", "--short", "--release", release] => release::test(release, "test --short"),
-        _ => bail!("cargo xtask ceph start|stop|status|test [--short] [--release 18]"),
+        _ => bail!(
+            "cargo xtask ceph start|stop|status|test [--short] [--release 18]|chaos [--minutes N [--seed N]]"
+        ),
     }
 }
 

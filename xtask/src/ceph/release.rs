@@ -15,9 +15,11 @@ use crate::{
 /// Releases of Ceph, and those of Debian that have them.
 const RELEASES: [(&str, &str); 1] = [("18", "trixie")];
 
-/// All that the tests use there.
-const PACKAGES: &str = "ceph-mon,ceph-mgr,ceph-osd,ceph-common,librados2,fio,libnbd-bin,qemu-utils,qemu-block-extra,\
-                        ca-certificates,gcc,libc6-dev,procps";
+/// What the root begins with.
+const BEGINNING: &str = "ca-certificates,gcc,libc6-dev";
+
+/// All that the tests use there beside.
+const PACKAGES: &str = "ceph-mon ceph-mgr ceph-osd ceph-common librados2 fio libnbd-bin qemu-utils qemu-block-extra procps";
 
 /// Longest that a program may take to say where something is.
 const SOON: std::time::Duration = std::time::Duration::from_secs(60);
@@ -29,12 +31,15 @@ pub(super) fn test(release: &str, arguments: &str) -> Result<bool> {
         bail!("Debian's packages of Ceph {release} are not known here, but those of {known} are");
     };
     println!("==> Debian's release {debian} with Ceph {release}");
-    let root = Debian::of(debian, &format!("ceph-{release}"), PACKAGES)?;
+    let root = Debian::of(debian, &format!("ceph-{release}"), BEGINNING)?;
     let shared = shared()?;
     let tools = path(&shared.tools).to_owned();
     let script = format!(
         "set -euo pipefail
 export HOME=/root PATH={tools}/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_HOME='{}' CARGO_NET_OFFLINE=true
+export DEBIAN_FRONTEND=noninteractive
+apt-get update --quiet=2
+apt-get install --quiet=2 --yes --no-install-recommends {PACKAGES} >/dev/null
 ceph --version | tee /dev/stderr | grep --quiet 'version {release}\\.'
 cd '{}'
 exec cargo xtask ceph {arguments}
