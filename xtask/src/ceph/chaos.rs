@@ -19,12 +19,13 @@ use rustix::process::Signal;
 
 use super::{
     GIGABYTES, OSDS,
-    cluster::Cluster,
+    cluster::{self, Cluster},
     proof::{LEASE, LIMIT, Site},
     rights, scratch,
 };
 use crate::{
     nbd::Client,
+    packages,
     product::{Build, Onefold, Server, uri},
     program::{Running, program, run as run_program},
 };
@@ -375,7 +376,8 @@ fn fio(site: &Site<'_>, socket: &Path, volume: usize) -> Result<()> {
 
 /// Runs it for so many minutes.
 pub(super) fn run(minutes: u64, seed: u64) -> Result<bool> {
-    println!("    {}", super::cluster::ensure_installed()?);
+    println!("    {}", packages::ensure()?);
+    println!("    {}", cluster::ensure_installed()?);
     let scratch = scratch()?;
     let cluster = Cluster::create(&scratch.file("c"), OSDS, GIGABYTES)?;
     for pool in ["meta-2", "chunks-2"] {
