@@ -301,7 +301,8 @@ impl Cluster {
             .create(true)
             .append(true)
             .open(self.folder.join("log/start.log"))?;
-        command.stdout(log.try_clone()?).stderr(log);
+        // Debian's Ceph 18 looks for its classes of objects from here on.
+        command.current_dir("/").stdout(log.try_clone()?).stderr(log);
         let status = command.status().with_context(|| format!("starting {name}"))?;
         ensure!(status.success(), "{name} did not start ({status})");
         Ok(())
