@@ -52,15 +52,23 @@ TimeoutStartSec=900
 /// Longest that a system may run that was started.
 const BOOT_LIMIT: Duration = Duration::from_secs(1000);
 
-/// A bare Debian 12 in a directory, removed when this is dropped.
+/// Debian's release whose packages everything is tested with.
+const RELEASE: &str = "bookworm";
+
+/// A bare Debian in a directory, removed when this is dropped.
 pub(crate) struct Debian {
     place: PathBuf,
     _guard: Guard,
 }
 
 impl Debian {
-    /// Makes it with these packages, separated by commas.
+    /// Makes Debian 12 with these packages, separated by commas.
     pub(crate) fn make(name: &str, packages: &str) -> Result<Debian> {
+        Debian::of(RELEASE, name, packages)
+    }
+
+    /// The same with another release.
+    pub(crate) fn of(release: &str, name: &str, packages: &str) -> Result<Debian> {
         if !machine::is_root() {
             bail!("a chroot needs root");
         }
@@ -81,7 +89,7 @@ impl Debian {
         command.args([
             "--variant=minbase",
             &format!("--include={packages}"),
-            "bookworm",
+            release,
             path(&place),
         ]);
         run_program(command, LIMIT)?;
@@ -96,12 +104,22 @@ impl Debian {
 
     /// Runs a script in it, as the superuser; returns whether that succeeded.
     pub(crate) fn run(&self, script: &str) -> Result<bool> {
+        self.run_with(script, &[])
+    }
+
+    /// The same with directories of this machine, each at its own path.
+    pub(crate) fn run_with(&self, script: &str, shared: &[PathBuf]) -> Result<bool> {
         fs::write(self.place.join("root/inside"), script)?;
-        let outside = format!(
-            "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs \
-             sysfs '{0}/sys'; exec chroot '{0}' /bin/bash /root/inside",
-            path(&self.place)
+        let place = path(&self.place);
+        let mut outside = format!(
+            "set -e; mount --rbind /dev '{place}/dev'; mount -t proc proc '{place}/proc'; mount -t sysfs \
+             sysfs '{place}/sys'; "
         );
+        for directory in shared.iter().map(|directory| path(directory)) {
+            fs::create_dir_all(format!("{place}{directory}"))?;
+            outside += &format!("mount --bind '{directory}' '{place}{directory}'; ");
+        }
+        outside += &format!("exec chroot '{place}' /bin/bash /root/inside");
         Ok(show(apart(&[], &outside), LIMIT)?.status.success())
     }
 

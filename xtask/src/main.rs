@@ -55,7 +55,7 @@ cargo xtask guests [--kills N] [--seconds N]
                      clones, with a server that is killed; root
 cargo xtask structure [--all]       circles of files, and what else makes the code hard to read; \
                      --all names them
-cargo xtask ceph start|stop|status|test
+cargo xtask ceph start|stop|status|test [--short] [--release 18]|chaos [--minutes N [--seed N]]
                                     a real Ceph cluster on this host, and what the cluster engine \
                      must do on it
 cargo xtask bench block [--quick] [--only TEXT]

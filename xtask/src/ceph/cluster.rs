@@ -291,7 +291,7 @@ impl Cluster {
     }
 
     /// Starts a daemon unless it runs; it goes to the background by itself.
-    fn daemon(&self, name: &str) -> Result<()> {
+    pub(crate) fn daemon(&self, name: &str) -> Result<()> {
         if self.process(name).is_some() {
             return Ok(());
         }
@@ -301,7 +301,8 @@ impl Cluster {
             .create(true)
             .append(true)
             .open(self.folder.join("log/start.log"))?;
-        command.stdout(log.try_clone()?).stderr(log);
+        // Debian's Ceph 18 looks for its classes of objects from here on.
+        command.current_dir("/").stdout(log.try_clone()?).stderr(log);
         let status = command.status().with_context(|| format!("starting {name}"))?;
         ensure!(status.success(), "{name} did not start ({status})");
         Ok(())
@@ -338,6 +339,14 @@ impl Cluster {
                 let _ = kill_process(process, Signal::KILL);
             }
             thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Sends a daemon a signal; waits for its end when that kills it.
+    pub(crate) fn signal(&self, name: &str, signal: Signal) {
+        match signal {
+            Signal::KILL => self.end(name, signal),
+            _ => drop(self.process(name).map(|process| kill_process(process, signal))),
         }
     }
 

@@ -1,9 +1,11 @@
 //! `cargo xtask ceph`: a real Ceph cluster on this host, and what Onefold must do on it.
 
+mod chaos;
 mod cluster;
 mod copies;
 mod own;
 mod proof;
+mod release;
 mod rights;
 
 use std::{path::PathBuf, time::Duration};
@@ -25,6 +27,9 @@ const OSDS: usize = 6;
 
 /// Size of each.
 const GIGABYTES: usize = 4;
+
+/// Minutes of chaos.
+const CHAOS_MINUTES: u64 = 60;
 
 /// Longest that the tests of the object store may take.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -136,13 +141,25 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             }
             Ok(true)
         }
-        ["test"] => {
-            let tally = test(proof::LONG)?;
-            println!("{} passed, {} failed", tally.passed, tally.failed);
-            Ok(tally.failed == 0)
+        ["test"] => report(proof::LONG),
+        ["test", "--short"] => report(proof::SHORT),
+        ["chaos"] => chaos::run(CHAOS_MINUTES, 1),
+        ["chaos", "--minutes", minutes] => chaos::run(minutes.parse()?, 1),
+        ["chaos", "--minutes", minutes, "--seed", seed] => {
+            chaos::run(minutes.parse()?, seed.parse()?)
         }
-        _ => bail!("cargo xtask ceph start|stop|status|test"),
+        ["test", "--release", release] => release::test(release, "test"),
+        ["test", "--short", "--release", release] => release::test(release, "test --short"),
+        _ => bail!(
+            "cargo xtask ceph start|stop|status|test [--short] [--release 18]|chaos [--minutes N [--seed N]]"
+        ),
     }
+}
+
+fn report(extent: proof::Extent) -> Result<bool> {
+    let tally = test(extent)?;
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
 }
 
 /// The step of the tests: the short form.

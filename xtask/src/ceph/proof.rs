@@ -50,7 +50,7 @@ const SMALL: usize = 96 << 20;
 const CACHE_BYTES: u64 = 64 << 20;
 
 /// Longest that one client may take.
-const LIMIT: Duration = Duration::from_secs(480);
+pub(super) const LIMIT: Duration = Duration::from_secs(480);
 
 /// Longest until a standby writes for a client after the other server was killed.
 const TAKEN_OVER: Duration = Duration::from_secs(15);
@@ -62,22 +62,22 @@ const HANDED_OVER: Duration = Duration::from_secs(8);
 const FULL: Duration = Duration::from_secs(180);
 
 /// Longest that the lock of a killed process on what it deletes stays, and a little more.
-const LEASE: Duration = Duration::from_secs(33);
+pub(super) const LEASE: Duration = Duration::from_secs(33);
 
 /// Longest that one waits for what comes sooner or later.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A store on the cluster, and what is served of it.
-struct Site<'a> {
-    cluster: &'a Cluster,
+pub(super) struct Site<'a> {
+    pub(super) cluster: &'a Cluster,
     /// As a user who has the rights that are needed every day.
-    onefold: Onefold,
+    pub(super) onefold: Onefold,
     /// As the user who makes stores.
-    maker: Onefold,
-    store: String,
-    folder: PathBuf,
+    pub(super) maker: Onefold,
+    pub(super) store: String,
+    pub(super) folder: PathBuf,
     /// Bytes of the file `image`.
-    image: usize,
+    pub(super) image: usize,
 }
 
 /// Runs the proof on a replicated chunk pool, and a shorter one on an erasure-coded pool.
@@ -137,7 +137,7 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch, extent: Extent) -> Resul
 }
 
 impl Site<'_> {
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
@@ -146,12 +146,12 @@ impl Site<'_> {
         Copies { cluster, onefold, store, folder }
     }
 
-    fn on_store(&self, verb: &[&str], more: &[&str]) -> Result<String> {
+    pub(super) fn on_store(&self, verb: &[&str], more: &[&str]) -> Result<String> {
         let arguments = [verb, &[&self.store], more].concat();
         self.onefold.verb(arguments)
     }
 
-    fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
+    pub(super) fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
         let store = self.store.split('#').next().unwrap_or_default();
         let pools =
             ["create", "cluster", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
@@ -209,7 +209,7 @@ impl Site<'_> {
     }
 
     /// A worker that load does not slow down.
-    fn worker(&self) -> Result<Running> {
+    pub(super) fn worker(&self) -> Result<Running> {
         let fast = ["--cold", "1", "--low-iops", "1000000", "--low-bytes", "100G"];
         let mut command = self.onefold.command([&["worker", &self.store], &fast[..]].concat());
         let log = fs::OpenOptions::new().create(true).append(true).open(self.file("worker.log"))?;
@@ -306,7 +306,7 @@ impl Site<'_> {
     }
 
     /// Nothing is dirty any more, and a second repair finds nothing to do. Gives the status.
-    fn clean(&self) -> Result<Value> {
+    pub(super) fn clean(&self) -> Result<Value> {
         self.cluster.wait_clean()?;
         self.on_store(&["worker"], &["--once", "--cold", "0"])?;
         // Killed servers and workers may have left references that nobody has a use for.

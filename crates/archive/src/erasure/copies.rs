@@ -37,21 +37,31 @@ const HOLES_MAX: u64 = 1 << 30;
 const EXPANDED_MAX: u64 = 16;
 
 /// Makes the file on all copies.
+///
+/// # Errors
+/// `Exists` when it is there on a copy on this host, or on more copies than hosts may lie; `NoSpace`; those of too few
+/// copies.
 pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
-    let mut copies = BTreeMap::new();
-    for n in shared.writable_copies()? {
-        let files = shared.directory(n)?;
-        let is_far = shared.is_far(n);
-        let made = match files.create(name) {
-            // A crash may have left it there alone, and what another host says is there keeps no name.
-            Err(error) if error.kind() == Kind::Exists && is_far => {
-                files.remove(name).and_then(|()| files.create(name))
-            }
-            made => made,
-        };
-        match made {
+    let (mut copies, mut taken) = (BTreeMap::new(), Vec::new());
+    let (far, here): (Vec<usize>, Vec<usize>) =
+        shared.writable_copies()?.into_iter().partition(|&n| shared.is_far(n));
+    for n in here.into_iter().chain(far) {
+        match shared.directory(n)?.create(name) {
             Ok(file) => drop(copies.insert(n, file)),
-            Err(error) if error.kind() == Kind::Exists && !is_far => return Err(error),
+            Err(error) if error.kind() == Kind::Exists => {
+                taken.push(n);
+                if !shared.is_far(n) || taken.len() > shared.code.parity() {
+                    return Err(error);
+                }
+            }
+            Err(error) => drop(shared.failed(n, error)?),
+        }
+    }
+    // A crash may have left it there alone, and what few other hosts say is there keeps no name.
+    for n in taken {
+        let files = shared.directory(n)?;
+        match files.remove(name).and_then(|()| files.create(name)) {
+            Ok(file) => drop(copies.insert(n, file)),
             Err(error) => drop(shared.failed(n, error)?),
         }
     }
@@ -171,8 +181,9 @@ pub(super) fn compare(shared: &Shared) -> Result<()> {
                 changes.insert(frame.sequence, frame.checksum);
             }
         };
-        // Copies with a damaged label are behind all others.
-        let (reached, is_damaged) = how_far(shared, &**files, &mut keep).unwrap_or_default();
+        // Copies with a damaged label are behind all others, and no copy to believe.
+        let told = how_far(shared, &**files, &mut keep);
+        let (reached, is_damaged) = told.unwrap_or_else(|_| (Reached::default(), true));
         found.push((FoundCopy { node, reached, is_damaged }, changes));
     }
     let believed = believed(&found, shared.far, shared.code.parity());
@@ -230,8 +241,14 @@ pub(super) fn level(shared: &Shared) -> Result<()> {
             return Err(Error::new(Kind::Corrupt, why));
         }
         // They stay until all are level: on a full disk this is tried again.
-        let (mut best, others): (Vec<FoundCopy>, Vec<FoundCopy>) =
-            state.copies.iter().cloned().partition(|copy| copy.node == from);
+        // One that is further than those that are believed stays as it is.
+        let is_kept = |copy: &&FoundCopy| state.ahead >> copy.node & 1 == 1;
+        let (mut best, others): (Vec<FoundCopy>, Vec<FoundCopy>) = state
+            .copies
+            .iter()
+            .filter(|copy| !is_kept(copy))
+            .cloned()
+            .partition(|copy| copy.node == from);
         let Some(best) = best.pop() else { return Ok(()) };
         (best, others)
     };

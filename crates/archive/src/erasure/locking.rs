@@ -73,7 +73,7 @@ pub(super) fn lock(
             Err(error) if error.kind() == Kind::Busy => return Err(error),
             // Who may only read can't make the file, nor can a full disk.
             Err(_) if !is_copy && hold == Hold::Shared => {}
-            Err(error) if is_copy => drop((shared.lose(n), error)),
+            Err(_) if is_copy => shared.lose(n),
             Err(error) => drop(shared.failed(n, error)?),
         }
     }

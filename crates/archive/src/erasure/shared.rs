@@ -175,9 +175,9 @@ impl Shared {
     pub(super) fn fence(&self, name: &str, locks: Vec<(usize, Box<dyn Lock>)>) -> u64 {
         let _looking = self.looking.lock();
         let id = self.fences.lock().begin(name, locks);
-        let here = self.state.lock().here;
+        let here = self.here();
         let within = fence::within(&self.fences, &self.directories, here, |_, _| ());
-        self.state.lock().here &= within;
+        self.state.lock().here &= within | !here;
         id
     }
 

@@ -617,18 +617,24 @@ impl PendingSync for SegmentSync {
 
 impl File for Segment {
     fn bytes(&self) -> Result<u64> {
-        let mut most = 0;
+        let (mut most, mut failed) = (None, None);
         for column in 0..self.code().columns() {
             if self.shared.here() >> self.node(column) & 1 == 1
                 && let Ok(file) = self.column(column, false)
             {
-                let bytes = match file.bytes() {
-                    Err(_) if self.shared.is_far(self.node(column)) => continue,
-                    told => told?,
-                };
-                most = most.max(bytes.saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64);
+                match file.bytes() {
+                    Ok(bytes) => most = most.max(Some(bytes)),
+                    Err(error) if self.shared.is_far(self.node(column)) => failed = Some(error),
+                    Err(error) => return Err(error),
+                }
             }
         }
+        let most = match (most, failed) {
+            (None, Some(error)) => return Err(error),
+            (most, _) => {
+                most.unwrap_or(0).saturating_sub(HEADER_BYTES as u64) / STORED_BYTES as u64
+            }
+        };
         // Another host may tell any length.
         Ok(most.saturating_mul(self.row_bytes()))
     }

@@ -9,6 +9,7 @@
 //! | [`connection`] | monitors, locks, listings |
 //! | [`operation`] | compound operations in flight |
 //! | [`pool_info`] | a pool according to the cluster's map |
+//! | [`release`] | the release of a cluster, and those that were tried |
 //! | [`pools`] | the pools of a cluster, and the place of a store among them |
 //!
 //! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an
@@ -25,6 +26,7 @@ mod library;
 mod operation;
 mod pool_info;
 mod pools;
+mod release;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -44,6 +46,7 @@ use parking_lot::Mutex;
 pub use connection::{Connection, last_reply};
 pub use pool_info::PoolInfo;
 pub use pools::{Location, TIMEOUT};
+pub use release::TRIED;
 
 use self::{
     connection::{Cursor, PoolIo},

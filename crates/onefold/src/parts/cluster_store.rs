@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -178,11 +178,18 @@ impl Backing {
             Backing::Folder { store, .. } => Arc::new(store.session()),
             Backing::Rados(_, location, timeout) => {
                 let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
+                warn_of_untried(&connection);
                 let (metadata, chunks) = connection.find(location)?;
                 Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
             }
         })
     }
+}
+
+/// Tells once whoever works with a cluster whose release was not tried.
+pub fn warn_of_untried(connection: &Connection) {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| connection.untried().iter().for_each(|sentence| operator::warn(sentence)));
 }
 
 /// A store with a session. The session goes before the store.

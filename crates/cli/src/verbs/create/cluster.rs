@@ -14,7 +14,11 @@ use onefold_core::object::{ObjectStore, PoolKind};
 use serde_json::json;
 
 use super::encryption::{NOT_ENCRYPTED, NewKeys, new_keys};
-use onefold::parts::{address::is_away, cluster_store::Url, operator};
+use onefold::parts::{
+    address::is_away,
+    cluster_store::{Url, warn_of_untried},
+    operator,
+};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
@@ -173,6 +177,7 @@ fn make(options: &Options, format: &Format, keys: Option<&mut NewKeys>) -> Resul
         }
         (Url::Rados(_, location), Some(metadata), Some(chunks)) if metadata != chunks => {
             let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+            warn_of_untried(&connection);
             let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
             connection.check_pools(&[&metadata, &chunks], options.force)?;
             let store = RadosObjects::new(connection.clone(), &metadata, &chunks)?;

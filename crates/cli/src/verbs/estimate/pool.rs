@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::verbs::portion::{self, Pace, Portion};
-use onefold::parts::cluster_store::Url;
+use onefold::parts::cluster_store::{Url, warn_of_untried};
 use onefold_console::{
     failure::Failure,
     output,
@@ -292,6 +292,7 @@ pub(super) fn estimate(
         return Err(Failure::usage("a pool is that of a Ceph cluster, rados:[CONF]"));
     };
     let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+    warn_of_untried(&connection);
     let pool = connection.pool(pool)?;
     let store = RadosObjects::reader(connection, &pool)?;
     // Who may not ask for the counts may read the pool all the same.
