@@ -104,11 +104,16 @@ impl Debian {
 
     /// Runs a script in it, as the superuser; returns whether that succeeded.
     pub(crate) fn run(&self, script: &str) -> Result<bool> {
-        self.run_with(script, &[])
+        self.run_apart(script, &[], &[])
     }
 
-    /// The same with directories of this machine, each at its own path.
+    /// The same with directories of this machine, each at its own path. All processes that the script starts, also
+    /// those that go to the background, end with it.
     pub(crate) fn run_with(&self, script: &str, shared: &[PathBuf]) -> Result<bool> {
+        self.run_apart(script, shared, &["--pid", "--fork", "--kill-child"])
+    }
+
+    fn run_apart(&self, script: &str, shared: &[PathBuf], more: &[&str]) -> Result<bool> {
         fs::write(self.place.join("root/inside"), script)?;
         let place = path(&self.place);
         let mut outside = format!(
@@ -120,7 +125,7 @@ impl Debian {
             outside += &format!("mount --bind '{directory}' '{place}{directory}'; ");
         }
         outside += &format!("exec chroot '{place}' /bin/bash /root/inside");
-        Ok(show(apart(&[], &outside), LIMIT)?.status.success())
+        Ok(show(apart(more, &outside), LIMIT)?.status.success())
     }
 
     /// Starts it, with systemd as its first process and a network that leads nowhere, and runs a
