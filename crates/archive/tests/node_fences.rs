@@ -37,6 +37,8 @@ struct Ends {
     /// What the other end answers to each change, if not that it was done.
     refuses: Mutex<Option<Kind>>,
     locks: Mutex<(u64, HashMap<u64, Box<dyn Lock>>)>,
+    /// What happens before the writer's lock is asked for the next time.
+    before_lock: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Line {
@@ -85,6 +87,10 @@ impl Files for Line {
         self.there()?.sync_names()
     }
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
+        let happens = self.0.before_lock.lock().take_if(|_| name == "lock-writer");
+        if let Some(happens) = happens {
+            happens();
+        }
         let lock = self.there()?.lock(name, hold, wait)?;
         let locks = &mut *self.0.locks.lock();
         locks.0 += 1;
@@ -172,8 +178,8 @@ impl Hosts {
     fn line(&self, name: &str) -> Line {
         let files = Directory::open(&self.0.path().join(name), true).unwrap();
         let [is_cut, is_mute, is_long] = Default::default();
-        let (refuses, locks) = Default::default();
-        Line(Arc::new(Ends { files, is_cut, is_mute, is_long, refuses, locks }))
+        let (refuses, locks, before_lock) = Default::default();
+        Line(Arc::new(Ends { files, is_cut, is_mute, is_long, refuses, locks, before_lock }))
     }
 
     fn lines(&self) -> Vec<Line> {
@@ -263,6 +269,25 @@ fn a_node_that_shows_itself_behind_the_lock_is_locked_or_left_alone() {
     assert_eq!(kind(busy), Some(Kind::Busy), "its lock was taken when it came");
     drop(held);
     drop(other.lock("lock-writer", Hold::Alone, false).unwrap());
+}
+
+#[test]
+fn a_node_that_shows_itself_while_the_others_are_locked_is_locked_as_well() {
+    let hosts = Hosts::new();
+    let lines = hosts.lines();
+    lines[2].0.is_mute.store(true, Relaxed);
+    let first = Hosts::process_on(lines, true).unwrap();
+    let (line, archive) = (first.lines[2].clone(), first.archive.clone());
+    *first.lines[4].0.before_lock.lock() = Some(Box::new(move || {
+        line.0.is_mute.store(false, Relaxed);
+        archive.refresh().unwrap();
+    }));
+    let held = Ingest::begin(&first.archive, false, false).unwrap();
+    assert_eq!(first.nodes.absent(), [], "it counts");
+    let busy = hosts.line("n2").lock("lock-writer", Hold::Alone, false).map(drop);
+    assert_eq!(kind(busy), Some(Kind::Busy), "so it is locked");
+    drop(held);
+    drop(hosts.line("n2").lock("lock-writer", Hold::Alone, false).unwrap());
 }
 
 #[test]
