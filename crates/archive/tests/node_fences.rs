@@ -37,7 +37,7 @@ struct Ends {
     /// What the other end answers to each change, if not that it was done.
     refuses: Mutex<Option<Kind>>,
     locks: Mutex<(u64, HashMap<u64, Box<dyn Lock>>)>,
-    /// What happens before the writer's lock is asked for the next time.
+    /// What happens before the importer's lock is asked for the next time.
     before_lock: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -87,7 +87,7 @@ impl Files for Line {
         self.there()?.sync_names()
     }
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
-        let happens = self.0.before_lock.lock().take_if(|_| name == "lock-writer");
+        let happens = self.0.before_lock.lock().take_if(|_| name == "lock-importer");
         if let Some(happens) = happens {
             happens();
         }
@@ -282,12 +282,13 @@ fn a_node_that_shows_itself_while_the_others_are_locked_is_locked_as_well() {
         line.0.is_mute.store(false, Relaxed);
         archive.refresh().unwrap();
     }));
-    let held = Ingest::begin(&first.archive, false, false).unwrap();
+    // An import into the index does not look at the nodes again behind its lock.
+    let held = first.nodes.lock("lock-importer", Hold::Alone, false).unwrap();
     assert_eq!(first.nodes.absent(), [], "it counts");
-    let busy = hosts.line("n2").lock("lock-writer", Hold::Alone, false).map(drop);
+    let busy = hosts.line("n2").lock("lock-importer", Hold::Alone, false).map(drop);
     assert_eq!(kind(busy), Some(Kind::Busy), "so it is locked");
     drop(held);
-    drop(hosts.line("n2").lock("lock-writer", Hold::Alone, false).unwrap());
+    drop(hosts.line("n2").lock("lock-importer", Hold::Alone, false).unwrap());
 }
 
 #[test]
