@@ -85,12 +85,12 @@ fn content(volume: usize, block: u64, version: u32) -> [u8; BLOCK] {
     bytes
 }
 
-/// What the blocks of one volume may hold.
+/// The versions that the blocks of one volume may hold.
 struct Model {
     volume: usize,
-    /// What was flushed last; 0 for zeroes.
+    /// The version that was flushed last; 0 for zeroes.
     flushed: Vec<u32>,
-    /// What was written since, or may have been: true when it was answered.
+    /// The versions that were written since, or may have been: true when the write was answered.
     since: BTreeMap<u64, Vec<(u32, bool)>>,
     version: u32,
 }
@@ -164,13 +164,13 @@ impl Model {
     }
 }
 
-/// What all threads see.
+/// The state that all threads see.
 struct Stage<'a> {
     site: &'a Site<'a>,
     socket: std::path::PathBuf,
     /// The clients' time is over.
     is_over: AtomicBool,
-    /// What went wrong first.
+    /// The first failure.
     failed: Mutex<Option<String>>,
 }
 
@@ -235,7 +235,7 @@ impl Stage<'_> {
     }
 }
 
-/// What can happen.
+/// The events.
 const EVENTS: [&str; 10] = [
     "a disk is killed",
     "a disk is stopped",
@@ -249,7 +249,7 @@ const EVENTS: [&str; 10] = [
     "a server is stopped",
 ];
 
-/// What happens beside clients.
+/// The processes to which events happen, and which ones did.
 struct Chaos<'a> {
     site: &'a Site<'a>,
     chance: Chance,

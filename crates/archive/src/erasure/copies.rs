@@ -176,7 +176,7 @@ pub(super) fn compare(shared: &Shared) -> Result<()> {
         let files = shared.directory(node)?;
         let mut changes = HashMap::new();
         let mut keep = |frame: &Frame<'_>| {
-            // Who may not lie is not compared change by change.
+            // Without other hosts copies need not be compared change by change.
             if shared.far != 0 {
                 changes.insert(frame.sequence, frame.checksum);
             }

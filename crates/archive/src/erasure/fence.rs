@@ -89,7 +89,7 @@ pub(super) fn within(
             };
             match lock_on(&**files, &name, Hold::Alone, false) {
                 Ok(lock) => {
-                    // Who had the fence may have ended it meanwhile.
+                    // The fence may have ended meanwhile.
                     if let Some(fence) = fences.lock().all.iter_mut().find(|fence| fence.id == id) {
                         fence.locks.push((n, lock));
                     }

@@ -294,7 +294,7 @@ pub(super) fn doubted(found: &[Option<NodeLabel>], suspects: u64, parity: usize)
     if singles.is_empty() || is_sound(0) {
         return 0;
     }
-    // What nobody else has seen is doubted first.
+    // The label that no other node has seen is doubted first.
     let generation = |&n: &usize| found[n].as_ref().map(NodeLabel::generation);
     singles.sort_by_key(|n| std::cmp::Reverse(generation(n)));
     let singles: Vec<u64> = singles.into_iter().map(|n| 1 << n).collect();

@@ -60,7 +60,7 @@ pub(super) fn lock(
     wait: bool,
 ) -> Result<Box<dyn Lock>> {
     let (copies, mut locks) = (shared.copies_mask(), Vec::new());
-    // What the commit lock guards is copies. Labels of other nodes follow from those.
+    // The commit lock guards copies. Labels of other nodes follow from those.
     let is_everywhere = name != COMMIT && shared.settings.keeps(Rule::EveryNodeLocked);
     let wanted = if is_everywhere { u64::MAX } else { copies };
     // Always in this order, so that two processes never wait for each other.
@@ -68,10 +68,10 @@ pub(super) fn lock(
         let is_copy = copies >> n & 1 == 1;
         match lock_node(shared, n, name, hold, wait) {
             Ok(lock) => locks.push((n, lock)),
-            // Nobody has this one for so long.
+            // No process has this one for so long.
             Err(error) if error.kind() == Kind::Busy && wait && !is_fence(name) => shared.lose(n),
             Err(error) if error.kind() == Kind::Busy => return Err(error),
-            // Who may only read can't make the file, nor can a full disk.
+            // A reader without the right to write can't make the file, nor can anybody on a full disk.
             Err(_) if !is_copy && hold == Hold::Shared => {}
             Err(_) if is_copy => shared.lose(n),
             Err(error) => drop(shared.failed(n, error)?),

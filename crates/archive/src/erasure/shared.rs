@@ -235,7 +235,7 @@ impl Shared {
         others != 0
     }
 
-    /// What the failure of a change on a node leads to: the node is left out. A full disk stops the change, since
+    /// Leaves a node out on which a change failed. A full disk stops the change, since
     /// nothing is wrong with its node; one on another host does not with `--degraded`, since its host may lie.
     ///
     /// # Errors

@@ -129,7 +129,7 @@ pub(super) fn layout(shared: &Shared, name: &str) -> Result<Layout> {
             .and_then(|bytes| Layout::decode(shared, segment, None, &bytes));
         match found {
             Ok(layout) if !shared.is_far(n) => return Ok(layout),
-            // Whoever has a column is among the nodes.
+            // A node that has a column is among the nodes of its header.
             Ok(layout) if layout.column_of(n).is_none() => {}
             Ok(layout) => {
                 let at =
@@ -498,8 +498,8 @@ impl Segment {
         Ok(done)
     }
 
-    /// What was done on the node of a column; `None` when that is on another host and failed: it is left out, and the
-    /// others go on.
+    /// The result of work on the node of a column; `None` when the node is on another host and failed: it is left out,
+    /// and the others go on.
     fn of_node<T>(&self, column: usize, done: Result<T>) -> Result<Option<T>> {
         let node = self.node(column);
         match done {
