@@ -2,7 +2,7 @@
 //! full and pools change, while clients write to four volumes and fio to four others. Nothing may be lost, and all is
 //! clean in the end.
 //!
-//! Each block that a client writes tells its volume, its place and a version. What was flushed must be read later,
+//! Each block that a client writes tells its volume, its place and a version. A version that was flushed must be read later,
 //! or something that was written since. A client whose server is gone connects again, as those of virtual machines do.
 
 use std::{

@@ -15,7 +15,7 @@ use crate::{
 /// Releases of Ceph, and those of Debian that have them.
 const RELEASES: [(&str, &str); 1] = [("18", "trixie")];
 
-/// What the root begins with.
+/// The packages that the root begins with.
 const BEGINNING: &str = "ca-certificates,gcc,libc6-dev";
 
 /// All that the tests use there beside.
@@ -24,7 +24,7 @@ const PACKAGES: &str = "ceph-mon ceph-mgr ceph-osd ceph-common librados2 fio lib
 /// Longest that a program may take to say where something is.
 const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Runs `cargo xtask ceph ARGUMENTS` with that release. What was built here is used there.
+/// Runs `cargo xtask ceph ARGUMENTS` with that release. The programs that were built here are used there.
 pub(super) fn test(release: &str, arguments: &str) -> Result<bool> {
     let Some((_, debian)) = RELEASES.iter().find(|(known, _)| *known == release) else {
         let known = RELEASES.map(|(known, _)| known).join(", ");
