@@ -14,7 +14,7 @@ use std::{
 
 use onefold_archive::{
     Absent, Archive, Collection, Format, Ingest, NodeLabel, Nodes, Replacement, Settings, Spread,
-    replace_nodes as replace,
+    rebuild_chunk_index, replace_nodes as replace,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
@@ -612,4 +612,24 @@ fn waits_long_enough() -> bool {
     static TIMES: AtomicU32 = AtomicU32::new(0);
     std::thread::sleep(std::time::Duration::from_millis(5));
     TIMES.fetch_add(1, Relaxed) < 20
+}
+
+#[test]
+fn rule_02_no_name_that_a_host_tells_uses_up_the_numbers_of_index_files() {
+    let hosts = Hosts::new();
+    let bytes = noise(1, 300_000);
+    support::put(&hosts.process().archive, "stream", &bytes).unwrap();
+    for number in [u64::MAX, u64::MAX - 1, 1 << 60] {
+        std::fs::write(hosts.0.path().join(format!("n1/index-{number}")), b"").unwrap();
+    }
+    let process = hosts.process();
+    for n in 0..3 {
+        rebuild_chunk_index(&process.archive, &mut |_, _| {}).unwrap();
+        let names = process.nodes.names().unwrap();
+        let number = |name: &String| name.strip_prefix("index-")?.parse::<u64>().ok();
+        let numbers: Vec<u64> = names.iter().filter_map(number).filter(|n| *n < 1 << 32).collect();
+        assert_eq!(numbers.len(), 1, "{names:?}");
+        support::put(&process.archive, &format!("more-{n}"), &noise(2 + n, 300_000)).unwrap();
+    }
+    assert_eq!(support::get(&process.archive, "stream").unwrap(), bytes);
 }

@@ -232,6 +232,9 @@ pub(super) fn may_merge(archive: &Archive, files: &[IndexFile]) -> Result<bool> 
     Ok(are_read && lost_among(archive, files)? == 0)
 }
 
+/// Numbers from here on no program gives to a file.
+const MADE_UP: u64 = 1 << 60;
+
 /// A number that no index file has or had when the log was shorter, so that no file of an older copy of
 /// the directory passes for a new one. Files that nothing names are removed, but for the one that a
 /// merge is making.
@@ -245,7 +248,10 @@ pub(super) fn next_number(archive: &Archive, tables: &Tables, merging: Option<u6
         else {
             continue;
         };
-        highest = highest.max(number);
+        // A name that somebody made uses up no numbers.
+        if number < MADE_UP {
+            highest = highest.max(number);
+        }
         let is_named = tables.index.files.iter().any(|file| file.number == number);
         if !is_named && merging != Some(number) {
             match archive.files.remove(&name) {
