@@ -589,29 +589,28 @@ fn rule_02_a_column_that_one_host_forges_moves_those_of_others_nowhere() {
 }
 
 #[test]
-fn a_lock_of_another_host_is_waited_for() {
+fn a_lock_of_another_host_is_asked_for_until_it_is_free() {
     let hosts = Hosts::new();
-    let process = hosts.process();
-    let other = hosts.process();
-    let held =
-        process.archive.refresh().map(|_| process.lines[1].lock("lock-commit", Hold::Alone, false));
-    let held = held.unwrap().unwrap();
+    let (process, other) = (hosts.process(), hosts.process());
+    let held = process.lines[1].lock("lock-importer", Hold::Alone, false).unwrap();
+    let at_once = other.nodes.lock("lock-importer", Hold::Alone, false).map(drop).unwrap_err();
+    assert_eq!(at_once.kind(), Kind::Busy);
+    assert!(at_once.to_string().contains("node 1"), "{at_once}");
+    let has_it = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| support::put(&other.archive, "stream", &noise(1, 30_000)));
-        // It asks more than once before it is given.
-        while !waits.is_finished() && waits_long_enough() {}
+        let waits = scope.spawn(|| {
+            let lock = other.nodes.lock("lock-importer", Hold::Alone, true);
+            has_it.store(true, Relaxed);
+            lock.map(drop)
+        });
+        for _ in 0..20 {
+            assert!(!has_it.load(Relaxed), "another process has it");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
         drop(held);
         waits.join().unwrap().unwrap();
     });
     assert_eq!(other.nodes.absent(), []);
-}
-
-/// True twenty times, some milliseconds each.
-fn waits_long_enough() -> bool {
-    use std::sync::atomic::AtomicU32;
-    static TIMES: AtomicU32 = AtomicU32::new(0);
-    std::thread::sleep(std::time::Duration::from_millis(5));
-    TIMES.fetch_add(1, Relaxed) < 20
 }
 
 #[test]

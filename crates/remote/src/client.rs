@@ -62,6 +62,8 @@ struct Connection {
     next_handle: AtomicU32,
     /// True for names that the directory's owner can have made: others are not told.
     is_own: fn(&str) -> bool,
+    /// True for the names of locks that others may have any time.
+    may_last: fn(&str) -> bool,
     /// Dropped to end the thread that says that this side is there.
     _quiet: mpsc::Sender<()>,
 }
@@ -83,11 +85,11 @@ pub fn connect(
     name: &str,
     is_own: fn(&str) -> bool,
 ) -> Result<(RemoteFiles, Greeting)> {
-    connect_for(input, output, name, is_own, (PATIENCE, Box::new(|| ())))
+    connect_for(input, output, name, is_own, (PATIENCE, Box::new(|| ()), |_| true))
 }
 
-/// The same with the time that the answer to anything but a wait for a lock may take, and what ends the streams after
-/// that: the connection is over then.
+/// The same with the time that an answer may take, what ends the streams after that, when the connection is over, and for
+/// which locks others may make this side wait any time.
 ///
 /// # Errors
 /// As [`connect`].
@@ -96,7 +98,7 @@ pub fn connect_for(
     output: Box<dyn Write + Send>,
     name: &str,
     is_own: fn(&str) -> bool,
-    (patience, give_up): (Duration, Box<dyn Fn() + Send>),
+    (patience, give_up, may_last): (Duration, Box<dyn Fn() + Send>, fn(&str) -> bool),
 ) -> Result<(RemoteFiles, Greeting)> {
     let greeting = Greeting::receive(&mut *input)?;
     let calls = Arc::new(Mutex::new(Calls::default()));
@@ -108,6 +110,7 @@ pub fn connect_for(
         next_call: AtomicU64::new(1),
         next_handle: AtomicU32::new(1),
         is_own,
+        may_last,
         _quiet: quiet,
     });
     let failed = |e| Error::from_io("can't take answers", e);
@@ -230,7 +233,8 @@ impl Connection {
             if let Some(error) = &calls.ended {
                 return Err(error.clone());
             }
-            let may_last = matches!(request, Request::Lock { wait: true, .. });
+            let may_last =
+                matches!(request, Request::Lock { wait: true, name, .. } if (self.may_last)(name));
             let since = (!may_last).then(Instant::now);
             calls.waiting.insert(id, Waiting { tell: send, since });
         }

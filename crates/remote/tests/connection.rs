@@ -479,7 +479,8 @@ fn a_far_side_that_never_answers_and_takes_nothing_is_left() {
     let ends = near.try_clone().unwrap();
     let give_up = Box::new(move || ends.shutdown(std::net::Shutdown::Both).unwrap());
     let (input, output) = (Box::new(near.try_clone().unwrap()), Box::new(near));
-    let patience = (Duration::from_millis(100), give_up as Box<dyn Fn() + Send>);
+    let give_up = give_up as Box<dyn Fn() + Send>;
+    let patience = (Duration::from_millis(100), give_up, (|_| true) as fn(&str) -> bool);
     let (files, _) = connect_for(input, output, "far", |_| true, patience).unwrap();
     let calls: Vec<JoinHandle<Result<Vec<String>>>> = (0..4)
         .map(|n| {
@@ -502,9 +503,10 @@ fn a_far_side_that_never_answers_and_takes_nothing_is_left() {
 }
 
 #[test]
-fn a_wait_for_a_lock_may_take_any_time() {
+fn a_wait_for_a_lock_may_take_any_time_unless_nobody_keeps_that_one_for_long() {
     let (_dir, files) = directory();
     files.create("lock").unwrap();
+    files.create("brief").unwrap();
     let (near, far) = UnixStream::pair().unwrap();
     let offered: Arc<dyn Files> = files.clone();
     let far = std::thread::spawn(move || {
@@ -512,7 +514,9 @@ fn a_wait_for_a_lock_may_take_any_time() {
         answer(offer(offered), &Greeting::of(Right::Manage), &far, output, &Pulse::default())
     });
     let output = Box::new(Closing(near.try_clone().unwrap()));
-    let patience = (Duration::from_millis(20), Box::new(|| ()) as Box<dyn Fn() + Send>);
+    let give_up = Box::new(|| ()) as Box<dyn Fn() + Send>;
+    let patience =
+        (Duration::from_millis(20), give_up, (|name| name != "brief") as fn(&str) -> bool);
     let (remote, _) = connect_for(Box::new(near), output, "far", |_| true, patience).unwrap();
     let held = files.lock("lock", Hold::Alone, false).unwrap();
     let of_thread = remote.clone();
@@ -521,6 +525,10 @@ fn a_wait_for_a_lock_may_take_any_time() {
     drop(held);
     wait.join().unwrap().unwrap();
     assert!(!remote.has_ended());
-    drop(remote);
+    let held = files.lock("brief", Hold::Alone, false).unwrap();
+    let error = remote.lock("brief", Hold::Alone, true).map(drop).unwrap_err();
+    assert!(error.to_string().contains("has not answered"), "{error}");
+    assert!(remote.has_ended());
+    drop((held, remote));
     far.join().unwrap().unwrap();
 }

@@ -41,8 +41,7 @@ fn is_fence(name: &str) -> bool {
     [WRITER, COLLECTOR, IMPORTER].contains(&name)
 }
 
-/// How long a node on another host may refuse a lock that is waited for. Processes hold most of them for moments, and
-/// one that writes for longer is told.
+/// How long a node on another host may refuse a lock of those who write, which may be held for hours.
 const REFUSED_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// How often such a node is asked, at first and at most.
@@ -68,8 +67,6 @@ pub(super) fn lock(
         let is_copy = copies >> n & 1 == 1;
         match lock_node(shared, n, name, hold, wait) {
             Ok(lock) => locks.push((n, lock)),
-            // No process has this one for so long.
-            Err(error) if error.kind() == Kind::Busy && wait && !is_fence(name) => shared.lose(n),
             Err(error) if error.kind() == Kind::Busy => return Err(error),
             // A reader without the right to write can't make the file, nor can anybody on a full disk.
             Err(_) if !is_copy && hold == Hold::Shared => {}
@@ -88,8 +85,8 @@ pub(super) fn lock(
     Ok(Box::new(Fenced { shared: shared.clone(), id }))
 }
 
-/// Locks `name` on one node. One on another host is asked again and again instead of being waited for: its answer may
-/// never come.
+/// Locks `name` on one node. The locks of those who write are asked for again and again on another host, and not waited
+/// for: the answer may never come. It comes soon for all others, or the connection ends.
 fn lock_node(
     shared: &Shared,
     n: usize,
@@ -98,7 +95,7 @@ fn lock_node(
     wait: bool,
 ) -> Result<Box<dyn Lock>> {
     let files = &**shared.directory(n)?;
-    if !shared.is_far(n) {
+    if !shared.is_far(n) || !is_fence(name) {
         return lock_on(files, name, hold, wait);
     }
     let (begun, (mut pause, most)) = (Instant::now(), ASKED_EVERY);

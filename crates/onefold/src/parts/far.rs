@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_archive::is_archive_file;
+use onefold_archive::{is_archive_file, is_commit_lock, is_epoch_lock};
 use onefold_core::{Error, Kind, Result};
 use onefold_remote::{Greeting, PATIENCE, RemoteFiles, connect_for};
 use parking_lot::Mutex;
@@ -289,7 +289,10 @@ fn greeted(
     let shown = address.to_string();
     let take = move || {
         let (output, input) = (Box::new(output), Box::new(input));
-        let greeted = connect_for(output, input, &shown, is_archive_file, (PATIENCE, give_up));
+        // Processes hold these for moments. The locks of those who write may be held for hours.
+        let may_last = |name: &str| !is_commit_lock(name) && !is_epoch_lock(name);
+        let bounds = (PATIENCE, give_up, may_last as fn(&str) -> bool);
+        let greeted = connect_for(output, input, &shown, is_archive_file, bounds);
         // Who gave up ends the program, and the stream with it.
         let _ = tell.send(greeted);
     };
