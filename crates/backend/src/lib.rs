@@ -72,6 +72,7 @@ pub mod spared;
 pub mod sparse;
 pub mod systemd;
 pub mod tree;
+pub mod ublk;
 
 pub use beneath::{Stands, Word};
 pub use claim_file::{CLAIM, claim_file, claim_is_held};

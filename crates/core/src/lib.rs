@@ -17,6 +17,7 @@ pub mod error;
 pub mod files;
 pub mod fingerprint;
 pub mod hex;
+pub mod host_device;
 pub mod key_memory;
 pub mod letters;
 pub mod object;
